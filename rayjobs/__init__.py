@@ -1,0 +1,48 @@
+"""The Azure ML v1 training workflow on any Ray cluster, with a queue that tells the truth.
+
+Names are imported on first use, so that ``import rayjobs`` stays cheap and, inside a job,
+needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+# name → module that defines it. Inside a job only `rayjobs.injob` is ever imported.
+_LAZY = {
+    "Run": "rayjobs.run_context",
+    "Workspace": "rayjobs.workspace",
+    "Experiment": "rayjobs.experiment",
+    "ScriptRunConfig": "rayjobs.configs",
+    "PyTorch": "rayjobs.estimators",
+    "Estimator": "rayjobs.estimators",
+    "JobSpec": "rayjobs.spec",
+    "checkpoint": "rayjobs.injob",
+}
+
+if TYPE_CHECKING:
+    from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.estimators import Estimator as Estimator
+    from rayjobs.estimators import PyTorch as PyTorch
+    from rayjobs.experiment import Experiment as Experiment
+    from rayjobs.run_context import Run as Run
+    from rayjobs.spec import JobSpec as JobSpec
+    from rayjobs.workspace import Workspace as Workspace
+
+
+def __getattr__(name: str) -> Any:
+    where = _LAZY.get(name)
+    if where is None:
+        raise AttributeError(f"module 'rayjobs' has no attribute {name!r}")
+    if name == "checkpoint":
+        return importlib.import_module("rayjobs.injob.checkpoint")
+    value = getattr(importlib.import_module(where), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

@@ -1,0 +1,152 @@
+"""Every error of rayjobs that a user can meet.
+
+RayjobsError
+├── SpecError            the spec is wrong (all problems at once)            exit code 2
+├── UsageError           the call or command is wrong                        exit code 2
+├── NotFoundError        no such job, file, metric, target                   exit code 3
+├── CannotBePlacedError  can never fit on the target                         exit code 4
+├── UnreachableError     store, target or cluster cannot be reached          exit code 5
+│   ├── StoreError       the store cannot be read or written
+│   │   ├── StoreBusyError    another process holds its lock
+│   │   ├── StoreFullError    its disk is full
+│   │   └── StoreVersionError client and store do not match
+│   └── TargetError      a compute target cannot be started or reached
+├── TransitionError      the state table has no such step
+├── SnapshotError        the source directory cannot be packed, or a snapshot is not whole
+├── PrepareError         a node could not prepare an attempt (carries a failure class)
+└── JobFailedError       a job ended otherwise than Completed                exit code 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class RayjobsError(Exception):
+    """Base of all errors of rayjobs; `exit_code` is what the command line exits with."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, **values: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.values = values
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray carries errors between processes: keyword values must survive pickling.
+        return _rebuild, (type(self), self.message, self.values)
+
+
+def _rebuild(kind: type[RayjobsError], message: str, values: dict[str, Any]) -> RayjobsError:
+    return kind(message, **values)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a spec.
+
+    Attributes:
+        path: Where, e.g. ``resources.gpus``; empty for the spec as a whole.
+        message: What is wrong, with the value that was given.
+        remedy: What to write instead.
+    """
+
+    path: str
+    message: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        at = f"{self.path}: " if self.path else ""
+        return f"{at}{self.message}" + (f" {self.remedy}" if self.remedy else "")
+
+
+class SpecError(RayjobsError):
+    """A spec is wrong; `problems` lists everything at once."""
+
+    exit_code = 2
+
+    def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
+        listed = tuple(problems)
+        text = message or (
+            f"the job's spec has {len(listed)} problem{'s' if len(listed) != 1 else ''}"
+        )
+        full = "\n".join([f"{text}:", *(f"  - {problem}" for problem in listed)])
+        super().__init__(full if listed else text, problems=listed)
+        self.problems = listed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_spec_error, (self.message.split(":\n", 1)[0], self.problems)
+
+
+def _rebuild_spec_error(message: str, problems: tuple[Problem, ...]) -> SpecError:
+    return SpecError(message, problems=problems)
+
+
+class UsageError(RayjobsError):
+    """The call or the command line is wrong."""
+
+    exit_code = 2
+
+
+class NotFoundError(RayjobsError):
+    """What was named does not exist."""
+
+    exit_code = 3
+
+
+class CannotBePlacedError(RayjobsError):
+    """The job asks for more than the target can ever have."""
+
+    exit_code = 4
+
+
+class UnreachableError(RayjobsError):
+    """A store, target or cluster cannot be reached."""
+
+    exit_code = 5
+
+
+class StoreError(UnreachableError):
+    """The store cannot be read or written."""
+
+
+class StoreBusyError(StoreError):
+    """Another process holds the store's lock."""
+
+
+class StoreFullError(StoreError):
+    """The disk of the store is full."""
+
+
+class StoreVersionError(StoreError):
+    """The store was written by a newer (or too old) version."""
+
+
+class TargetError(UnreachableError):
+    """A compute target cannot be started or reached."""
+
+
+class TransitionError(RayjobsError):
+    """The state table has no such step, or the job is no longer where the caller saw it."""
+
+
+class SnapshotError(RayjobsError):
+    """A source directory cannot be packed, or a stored snapshot is not whole."""
+
+    exit_code = 2
+
+
+class PrepareError(RayjobsError):
+    """A node could not prepare an attempt; `failure_class` says whose fault it is."""
+
+    def __init__(self, message: str, *, failure_class: str = "system") -> None:
+        super().__init__(message, failure_class=failure_class)
+        self.failure_class = failure_class
+
+
+class JobFailedError(RayjobsError):
+    """A job ended otherwise than Completed (raised by ``wait_for_completion``)."""

@@ -1,0 +1,67 @@
+"""Why a job failed: classes, and the record that `show`, `wait` and the API print."""
+
+from __future__ import annotations
+
+import signal as signals
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class FailureClass(StrEnum):
+    """Whose fault an end is; each class has its own retry budget."""
+
+    USER = "user"
+    TIME_LIMIT = "time_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    STALLED = "stalled"
+    ENVIRONMENT = "environment"
+    DATA = "data"
+    STORAGE = "storage"
+    NODE_LOST = "node_lost"
+    PREEMPTED = "preempted"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The root cause of an end in one line, with the facts behind it.
+
+    Attributes:
+        message: One sentence for people.
+        rank: First failing rank; None when no rank failed (a node could not prepare).
+        exit_code: Of that rank; None when it died of a signal.
+        signal: Number of that signal.
+        lines: The lines of the log that matter, oldest first.
+    """
+
+    failure_class: FailureClass
+    message: str
+    rank: int | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    lines: tuple[str, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as plain JSON data."""
+        return {**asdict(self), "failure_class": str(self.failure_class), "lines": [*self.lines]}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Failure:
+        """Return the record written by `to_dict`; unknown keys of later versions are dropped."""
+        return cls(
+            failure_class=FailureClass(data["failure_class"]),
+            message=data["message"],
+            rank=data.get("rank"),
+            exit_code=data.get("exit_code"),
+            signal=data.get("signal"),
+            lines=tuple(data.get("lines", ())),
+        )
+
+
+def signal_name(number: int) -> str:
+    """Return the signal's name, e.g. ``SIGKILL``, or its number where it has none."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

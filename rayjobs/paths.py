@@ -1,0 +1,162 @@
+"""Every file and folder name that rayjobs uses, in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+WORKSPACE_DIR = ".rayjobs"
+DRIVER_LOG = "azureml-logs/70_driver_log.txt"
+
+
+def home() -> Path:
+    """Return the machine-wide folder of this user: ``$RAYJOBS_HOME``, else the data folder."""
+    chosen = os.environ.get("RAYJOBS_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    import platformdirs  # only where no home is named: saves its import elsewhere
+
+    return Path(platformdirs.user_data_dir("rayjobs"))
+
+
+def runtime_dir(of: Path | None = None) -> Path:
+    """Return a short folder (0700) for sockets: their paths may have 107 bytes at most.
+
+    One per user and home, so that two homes never meet.
+    """
+    root = of or home()
+    digest = hashlib.sha256(str(root).encode()).hexdigest()[:10]
+    folder = Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = folder.lstat()
+    if info.st_uid != os.getuid() or (info.st_mode & 0o077):
+        raise PermissionError(
+            f"{folder} belongs to somebody else or is open to others; remove it, or set "
+            f"RAYJOBS_HOME to another folder"
+        )
+    return folder
+
+
+def short_socket(kind: str, key: str, *, of: Path | None = None) -> Path:
+    """Return the socket path for `key`, short whatever the key's length."""
+    digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+    return runtime_dir(of) / f"{kind}-{digest}.sock"
+
+
+@dataclass(frozen=True)
+class TargetPaths:
+    """Files of one compute target below the home."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, name: str, *, under: Path | None = None) -> TargetPaths:
+        """Return the paths of the target called `name`."""
+        return cls((under or home()) / "targets" / name)
+
+    @property
+    def record(self) -> Path:
+        """What the target is (JSON)."""
+        return self.root / "target.json"
+
+    @property
+    def token(self) -> Path:
+        """Ray's token, 0600."""
+        return self.root / "token"
+
+    @property
+    def lock(self) -> Path:
+        """Held while the target is being started or stopped."""
+        return self.root / "lock"
+
+    @property
+    def head(self) -> Path:
+        """The running head: ports, addresses, process identities (JSON)."""
+        return self.root / "head.json"
+
+    @property
+    def progress(self) -> Path:
+        """Stage lines of a start in progress, read by waiting clients."""
+        return self.root / "starting.log"
+
+    @property
+    def workspaces(self) -> Path:
+        """One small JSON file for each workspace that the target serves."""
+        return self.root / "workspaces"
+
+    @property
+    def log(self) -> Path:
+        """What the target actor, agents, keeper and warm interpreters say."""
+        return self.root / "log"
+
+
+@dataclass(frozen=True)
+class NodePaths:
+    """Scratch of a node: snapshots, attempts, caches."""
+
+    root: Path
+
+    @property
+    def snapshots(self) -> Path:
+        """Unpacked snapshots by digest."""
+        return self.root / "snapshots"
+
+    @property
+    def data_cache(self) -> Path:
+        """Downloaded inputs."""
+        return self.root / "data"
+
+    def attempt(self, job: str, attempt: int, node: int = 0) -> AttemptPaths:
+        """Return the folder of one attempt's part on this node."""
+        suffix = f"-n{node}" if node else ""
+        return AttemptPaths(self.root / "attempts" / job / f"a{attempt}{suffix}")
+
+
+@dataclass(frozen=True)
+class AttemptPaths:
+    """Files of one attempt on one node (see docs/architecture.md)."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        """What the host is to do."""
+        return self.root / "plan.json"
+
+    @property
+    def host(self) -> Path:
+        """Who the host is."""
+        return self.root / "host.json"
+
+    @property
+    def exit(self) -> Path:
+        """The exit record."""
+        return self.root / "exit.json"
+
+    @property
+    def work(self) -> Path:
+        """The script's working directory."""
+        return self.root / "work"
+
+    @property
+    def tmp(self) -> Path:
+        """The script's TMPDIR."""
+        return self.root / "tmp"
+
+    def driver_log(self, rank: int) -> Path:
+        """What the rank printed."""
+        return self.root / "log" / f"driver_{rank}.log"
+
+    def metrics(self, rank: int) -> Path:
+        """What the rank logged."""
+        return self.root / "metrics" / f"rank-{rank}.jsonl"
+
+
+def driver_log_name(rank: int, world_size: int) -> str:
+    """Return the stored name of a rank's log.
+
+    Source: Azure ML's classic layout (one process: no rank in the name).
+    """
+    return DRIVER_LOG if world_size == 1 else f"azureml-logs/70_driver_log_{rank}.txt"

@@ -1,0 +1,162 @@
+"""What happened: frozen records of jobs, attempts, allocations, events, metrics and files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from rayjobs.failures import Failure
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A spec with its place in the queue.
+
+    Attributes:
+        id: Job id and run id.
+        serial: Order of submission within the workspace (FIFO).
+        experiment: Name the job was submitted under.
+        attempt: Number of the latest attempt; 0 before the first. The fencing token.
+        reason: Why the job is in its state, for people.
+        cancel_requested_at: When somebody asked for its end; a request, not a state.
+        actual: Where the priority now in force differs from the spec's, see `priority`.
+        kind: "job", or "sweep" and others for parents that run nothing themselves.
+    """
+
+    id: str
+    serial: int
+    experiment: str
+    spec: JobSpec
+    state: JobState
+    attempt: int = 0
+    reason: str = ""
+    priority: int = 0
+    target: str = "local"
+    user: str = ""
+    kind: str = "job"
+    parent: str | None = None
+    snapshot: str | None = None
+    submitted_at: datetime
+    changed_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    not_before: datetime | None = None
+    cancel_requested_at: datetime | None = None
+    failure: Failure | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+class AllocationState(StrEnum):
+    """Where an allocation is."""
+
+    CREATING = "creating"  # recorded; the placement group may or may not exist yet
+    HELD = "held"  # an attempt has it
+    IDLE = "idle"  # free to be handed on
+    DRAINING = "draining"  # its ranks are not proven dead: never handed on
+    RELEASED = "released"  # removed; kept as a record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Allocation:
+    """A placement group with its own row.
+
+    Attributes:
+        name: ``rj-<target>-<random>``; recorded before the group is created.
+        shape: ``{"nodes": n, "cpus": per node, "gpus": per node, "memory": bytes per node}``;
+            equal shapes may be handed on.
+        nodes: Ray node ids, one per bundle, once known.
+        gpus: GPU ids per bundle, once known.
+    """
+
+    name: str
+    target: str
+    shape: Mapping[str, float]
+    state: AllocationState
+    job: str | None = None
+    attempt: int | None = None
+    nodes: tuple[str, ...] = ()
+    gpus: tuple[tuple[str, ...], ...] = ()
+    changed_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One execution of a job.
+
+    Attributes:
+        hosts: Identity and place of each node's attempt host:
+            ``{"node": 0, "node_id", "pid", "start_time", "boot_id", "root", "socket",
+            "marker"}`` (see docs/architecture.md).
+        exits: Exit records, one per node.
+        cold_reason: Why its ranks did not come from a warm interpreter; None when they did.
+    """
+
+    job: str
+    number: int
+    allocation: str | None
+    created_at: datetime
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    hosts: tuple[Mapping[str, Any], ...] = ()
+    exits: tuple[Mapping[str, Any], ...] = ()
+    cold_reason: str | None = None
+    outcome: str = ""
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One line of a job's history."""
+
+    serial: int
+    job: str
+    at: datetime
+    kind: str
+    message: str
+    attempt: int = 0
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricPoint:
+    """One record that a rank logged.
+
+    Attributes:
+        sequence: Number of the record in its rank's file, from 0; (attempt, rank, sequence)
+            is the key, so a batch may be sent twice.
+        value: A number, or JSON data for lists, rows, tables and images.
+        step: The script's own step; None where it gave none.
+    """
+
+    attempt: int
+    rank: int
+    sequence: int
+    name: str
+    value: Any
+    step: int | None
+    at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file of a run, visible once its row is (the publish).
+
+    Attributes:
+        name: As users know it: ``outputs/model.pt``, ``azureml-logs/70_driver_log.txt``.
+        size: Bytes.
+        digest: ``sha256:…`` of the bytes.
+        blob: Key in the blob store.
+    """
+
+    name: str
+    attempt: int
+    size: int
+    digest: str
+    blob: str
+    stored_at: datetime

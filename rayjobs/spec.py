@@ -1,0 +1,201 @@
+"""What to run: the validated, immutable, versioned JobSpec. What happened to it is in `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from rayjobs.failures import FailureClass
+
+Backend = Literal["none", "gloo", "nccl", "mpi"]
+InputMode = Literal["mount", "download", "direct"]
+OutputMode = Literal["upload", "mount"]
+
+ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+INPUT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+
+
+class Model(BaseModel):
+    """Base of all parts of a spec: frozen, closed, whole numbers are not text."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+
+class Resources(Model):
+    """What one process needs.
+
+    Attributes:
+        cpus: Logical CPUs per process.
+        gpus: GPUs per process; 0.5 means that two processes share a device.
+        memory_gib: Memory limit per process in GiB; None sets no limit.
+    """
+
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
+    gpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+
+
+class Distribution(Model):
+    """How many processes on how many nodes, and how they talk."""
+
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    processes_per_node: Annotated[int, Field(ge=1, le=1024)] = 1
+    backend: Backend = "none"
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.processes_per_node
+
+
+class Input(Model):
+    """A named input: a path in a datastore, or a dataset's version.
+
+    Attributes:
+        source: ``datastore/path``, or ``dataset:NAME[:VERSION]``.
+        mode: mount, download, or direct (the job gets the object, no files).
+        path_on_compute: Where the files appear; None lets the node choose.
+    """
+
+    source: Annotated[str, Field(min_length=1)]
+    mode: InputMode = "mount"
+    path_on_compute: str | None = None
+
+
+class Output(Model):
+    """A named output that is stored in a datastore at the end.
+
+    Attributes:
+        destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
+    """
+
+    destination: str = "workspaceblobstore/dataset/{run-id}/{output-name}"
+    mode: OutputMode = "upload"
+    overwrite: bool = False
+
+
+class SecretRef(Model):
+    """A secret by reference: its value is read on the target, at start, and stored nowhere.
+
+    Attributes:
+        env: Name of the environment variable of the target that holds it. Must begin with
+            ``RAYJOBS_SECRET_`` on the target, so that a spec cannot read just any variable.
+        file: Or the path of a file on the target's node, readable by its user.
+    """
+
+    env: Annotated[str, Field(pattern=ENVIRONMENT_NAME)] | None = None
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SecretRef:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give exactly one of `env` and `file`")
+        if self.env is not None and not self.env.startswith("RAYJOBS_SECRET_"):
+            raise ValueError(f"the variable {self.env!r} must begin with RAYJOBS_SECRET_")
+        return self
+
+
+class Dependency(Model):
+    """Another job that must have ended before this one starts."""
+
+    job: Annotated[str, Field(min_length=1)]
+    when: Literal["ok", "any"] = "ok"
+
+
+class Retries(Model):
+    """How often an attempt that ended in a failure class is tried again."""
+
+    user: Annotated[int, Field(ge=0, le=100)] = 0
+    time_limit: Annotated[int, Field(ge=0, le=100)] = 0
+    out_of_memory: Annotated[int, Field(ge=0, le=100)] = 0
+    stalled: Annotated[int, Field(ge=0, le=100)] = 0
+    environment: Annotated[int, Field(ge=0, le=100)] = 0
+    data: Annotated[int, Field(ge=0, le=100)] = 1
+    storage: Annotated[int, Field(ge=0, le=100)] = 1
+    node_lost: Annotated[int, Field(ge=0, le=100)] = 3
+    preempted: Annotated[int, Field(ge=0, le=1000)] = 100
+    system: Annotated[int, Field(ge=0, le=100)] = 2
+
+    def budget(self, failure_class: FailureClass) -> int:
+        """Return how many retries the class has."""
+        return int(getattr(self, str(failure_class)))
+
+
+class JobSpec(Model):
+    """One job: what to run, with what, where, for how long.
+
+    Attributes:
+        script: Entry script, relative to `source_directory`; excludes `command`.
+        command: Shell text that is run once per node instead of a script.
+        arguments: The script's own arguments; ``$NAME`` is expanded per process, no shell.
+        source_directory: Folder that is packed into the snapshot. None: the script's folder
+            was not given (a spec that only names a snapshot).
+        environment: Path of a Python interpreter or virtual environment on the target;
+            None uses the target's own.
+        max_duration_s: Limit of one attempt in seconds, from its start.
+        resume_from: A run id, a local path, or ``datastore/path`` with a checkpoint.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        stall_timeout_s: End the attempt when nothing is heard for so long; None never.
+        preemptible: May be stopped and queued again for a job of higher priority.
+    """
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=JOB_NAME)] = "job"
+    display_name: str | None = None
+    script: str | None = None
+    command: str | None = None
+    arguments: tuple[str, ...] = ()
+    source_directory: str | None = None
+    environment: str | None = None
+    environment_variables: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], str] = Field(
+        default_factory=dict
+    )
+    secrets: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], SecretRef] = Field(
+        default_factory=dict
+    )
+    distribution: Distribution = Distribution()
+    resources: Resources = Resources()
+    inputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Input] = Field(default_factory=dict)
+    outputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Output] = Field(
+        default_factory=dict
+    )
+    resume_from: str | None = None
+    max_duration_s: Annotated[float, Field(gt=0)] | None = 2_592_000.0
+    grace_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    stall_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    retries: Retries = Retries()
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    tags: Mapping[str, str] = Field(default_factory=dict)
+    depends_on: tuple[Dependency, ...] = ()
+    target: str = "local"
+    preemptible: bool = False
+    cold: bool = False
+    log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
+
+    @model_validator(mode="after")
+    def _one_entry(self) -> JobSpec:
+        if (self.script is None) == (self.command is None):
+            raise ValueError("give exactly one of `script` and `command`")
+        return self
+
+    @property
+    def entry(self) -> str:
+        """The script or the command, for display."""
+        return self.script or self.command or ""
+
+    def to_json(self) -> str:
+        """Return the spec as one JSON object; defaults are written, so old records stay true."""
+        return self.model_dump_json()
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a spec, for editors (shipped as rayjobs/job.schema.json)."""
+    schema = JobSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "rayjobs job"
+    return schema

@@ -1,0 +1,66 @@
+"""States of a job and the only steps between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class JobState(StrEnum):
+    """Where a job is. A state is a fact; a request ("please cancel") is a field."""
+
+    QUEUED = "Queued"  # waits for its place
+    PROVISIONING = "Provisioning"  # the policy named it; its allocation is being made
+    PREPARING = "Preparing"  # its nodes unpack the snapshot and bring the inputs
+    RUNNING = "Running"  # its attempt host has been started
+    FINALIZING = "Finalizing"  # its ranks have ended; files are being stored
+    COMPLETED = "Completed"
+    FAILED = "Failed"
+    CANCELED = "Canceled"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the job never moves again."""
+        return self in FINAL
+
+    @property
+    def is_live(self) -> bool:
+        """Whether an attempt of the job holds (or is about to hold) a place."""
+        return self in LIVE
+
+
+S = JobState
+
+FINAL = frozenset({S.COMPLETED, S.FAILED, S.CANCELED})
+LIVE = frozenset({S.PROVISIONING, S.PREPARING, S.RUNNING, S.FINALIZING})
+
+# Back to Queued from any live state: retry, preemption, lost node, put-back.
+NEXT: Mapping[JobState, frozenset[JobState]] = MappingProxyType(
+    {
+        S.QUEUED: frozenset({S.PROVISIONING, S.CANCELED, S.FAILED}),
+        S.PROVISIONING: frozenset({S.PREPARING, S.QUEUED, S.CANCELED, S.FAILED}),
+        S.PREPARING: frozenset({S.RUNNING, S.QUEUED, S.CANCELED, S.FAILED}),
+        S.RUNNING: frozenset({S.FINALIZING, S.QUEUED, S.CANCELED, S.FAILED}),
+        S.FINALIZING: frozenset({S.COMPLETED, S.FAILED, S.CANCELED, S.QUEUED}),
+        S.COMPLETED: frozenset(),
+        S.FAILED: frozenset(),
+        S.CANCELED: frozenset(),
+    }
+)
+
+# Shown by `wait_for_completion(show_output=True)`; source: Azure ML v1's stages.
+STAGES: Mapping[JobState, str] = MappingProxyType(
+    {
+        S.QUEUED: "Queued",
+        S.PROVISIONING: "Scaling",
+        S.PREPARING: "Preparing",
+        S.RUNNING: "Running",
+        S.FINALIZING: "Post-processing",
+    }
+)
+
+
+def may_move(old: JobState, new: JobState) -> bool:
+    """Return whether the table has a step from `old` to `new`."""
+    return new in NEXT[old]

@@ -1,0 +1,1 @@
+"""The store: the only part of rayjobs that knows SQL."""

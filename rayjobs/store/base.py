@@ -1,0 +1,267 @@
+"""What every store promises.
+
+A store is one workspace's truth. All methods block, are safe from threads, and are each one
+transaction. What is conditional on an attempt's number is the *publish*: a call that comes
+late (from an attempt that is no longer the job's newest) changes nothing and returns False.
+Everything goes in and out as records or JSON data, so that the protocol can be carried by HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from rayjobs.failures import Failure
+from rayjobs.records import Allocation, Attempt, Event, Job, MetricPoint, StoredFile
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+
+
+class Store(Protocol):
+    """Records of one workspace.
+
+    Raises (all methods):
+        StoreBusyError: another process kept the lock for longer than the busy timeout.
+        StoreFullError: the disk is full; nothing was changed.
+        StoreVersionError: the store's schema is newer than this code.
+    """
+
+    # -- jobs ------------------------------------------------------------------------------
+    def submit(
+        self,
+        spec: JobSpec,
+        *,
+        experiment: str,
+        snapshot: str | None,
+        user: str,
+        idempotency_key: str | None = None,
+        parent: str | None = None,
+        kind: str = "job",
+        job_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> tuple[Job, bool]:
+        """Write one job durably (fsync) as Queued; return it and whether it is new.
+
+        With a key that exists, the job of the first call is returned unchanged and the flag
+        is False; a different spec or snapshot under the same key raises UsageError.
+        """
+        ...
+
+    def job(self, job_id: str) -> Job:
+        """Return a job. Raises NotFoundError."""
+        ...
+
+    def find(self, text: str) -> Job:
+        """Return the job whose id is, begins with, or has a random tail beginning with `text`.
+
+        A name that only one job has is accepted too. Raises NotFoundError (with near names),
+        UsageError when several match (lists them).
+        """
+        ...
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+    ) -> list[Job]:
+        """Return jobs that match all that is given."""
+        ...
+
+    def counts(self) -> dict[JobState, int]:
+        """Return how many jobs are in each state (states without jobs are left out)."""
+        ...
+
+    def start(self, job_id: str, *, attempt: int, allocation: str) -> Attempt | None:
+        """Start the job that the policy named: Queued → Provisioning, attempt + 1.
+
+        One conditional statement on state Queued, the given (current) attempt number and no
+        cancel request; None when the job is no longer so (two targets never start one job).
+        """
+        ...
+
+    def move(
+        self, job_id: str, *, attempt: int, old: JobState, new: JobState, reason: str = ""
+    ) -> bool:
+        """Move a live job one step, if it still is in `old` with this attempt.
+
+        Not for final states (`finish`) nor for Queued (`requeue`).
+        """
+        ...
+
+    def set_hosts(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        hosts: Sequence[Mapping[str, Any]],
+        cold_reason: str | None = None,
+    ) -> bool:
+        """Record who runs an attempt (and why it is cold)."""
+        ...
+
+    def record_exit(
+        self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]
+    ) -> bool:
+        """Keep the exit records of an attempt. Idempotent."""
+        ...
+
+    def finish(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        state: JobState,
+        reason: str = "",
+        failure: Failure | None = None,
+        outcome: str = "",
+    ) -> bool:
+        """Write the one final state durably (fsync); also ends the attempt's row.
+
+        False when the job is final already or has a newer attempt. From Queued (a cancel
+        before any attempt, a failed parent) pass the current attempt number.
+        """
+        ...
+
+    def requeue(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        reason: str,
+        outcome: str,
+        failure: Failure | None = None,
+        not_before: datetime | None = None,
+    ) -> bool:
+        """Put a live job back to Queued at its old place; ends the attempt's row."""
+        ...
+
+    def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
+        """Ask for a job's end and return its state now.
+
+        A Queued job is Canceled at once; a live one keeps its state and gets the request;
+        a final one is left as it is. Idempotent.
+        """
+        ...
+
+    def update(
+        self,
+        job_id: str,
+        *,
+        priority: int | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        display_name: str | None = None,
+    ) -> Job:
+        """Change what may change: priority of a job that is not final, tags (None removes),
+        properties (add-only: another value raises UsageError)."""
+        ...
+
+    # -- attempts and allocations ------------------------------------------------------------
+    def attempts(self, job_id: str) -> list[Attempt]:
+        """Return a job's attempts, oldest first."""
+        ...
+
+    def live(self, target: str) -> list[tuple[Job, Attempt]]:
+        """Return the jobs of a target that are live, with their newest attempt."""
+        ...
+
+    def add_allocation(
+        self, name: str, *, target: str, shape: Mapping[str, float]
+    ) -> Allocation:
+        """Record an allocation as CREATING, before its group is created."""
+        ...
+
+    def place_allocation(
+        self, name: str, *, nodes: Sequence[str], gpus: Sequence[Sequence[str]]
+    ) -> bool:
+        """Record where a created group is, CREATING → IDLE."""
+        ...
+
+    def hold_allocation(self, name: str, *, job: str, attempt: int) -> bool:
+        """IDLE → HELD by one conditional update (this is also the hand-over)."""
+        ...
+
+    def free_allocation(self, name: str, *, job: str, attempt: int, proven: bool) -> bool:
+        """HELD by this attempt → IDLE, or → DRAINING when its ranks are not proven dead."""
+        ...
+
+    def release_allocation(self, name: str) -> bool:
+        """Any state but RELEASED → RELEASED (its group has been removed)."""
+        ...
+
+    def allocations(self, target: str, *, released: bool = False) -> list[Allocation]:
+        """Return a target's allocations, oldest first; released ones only when asked."""
+        ...
+
+    # -- history, metrics, files -------------------------------------------------------------
+    def add_event(
+        self,
+        job_id: str,
+        kind: str,
+        message: str,
+        *,
+        attempt: int = 0,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add a line to a job's history (state changes add their own)."""
+        ...
+
+    def events(self, job_id: str, *, after: int = 0) -> list[Event]:
+        """Return a job's history after a serial, oldest first."""
+        ...
+
+    def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
+        """Keep a batch; repeated keys are ignored. Returns how many were new.
+
+        Points of an attempt older than the job's are kept, but hidden by `metrics`.
+        """
+        ...
+
+    def metrics(
+        self, job_id: str, *, name: str | None = None, all_attempts: bool = False
+    ) -> list[MetricPoint]:
+        """Return points in the order they were logged (attempt, rank, sequence).
+
+        Of points with a step, a newer attempt hides an older one's from its own first step
+        of that name on, unless `all_attempts`.
+        """
+        ...
+
+    def publish_files(self, job_id: str, *, attempt: int, files: Sequence[StoredFile]) -> bool:
+        """Make files visible, if `attempt` is still the job's newest and the job is not final.
+
+        A name that exists is replaced (a newer attempt's file, a longer log).
+        """
+        ...
+
+    def files(self, job_id: str) -> list[StoredFile]:
+        """Return a run's visible files by name."""
+        ...
+
+    # -- the store itself ----------------------------------------------------------------------
+    def claim_target(self, target: str, *, epoch: str) -> int:
+        """Note that a target actor serves this store now; returns its number, growing."""
+        ...
+
+    def target_epoch(self, target: str) -> tuple[int, str] | None:
+        """Return the number and name of the actor that claimed the target last."""
+        ...
+
+    def meta(self, key: str) -> str | None:
+        """Return a value of the store's own (workspace id, schema version, …)."""
+        ...
+
+    def set_meta(self, key: str, value: str) -> None:
+        """Set a value of the store's own."""
+        ...
+
+    def close(self) -> None:
+        """Release connections; the store may not be used afterwards."""
+        ...
