@@ -1,0 +1,1 @@
+"""From a job's attempt to processes on a node."""

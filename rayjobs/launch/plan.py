@@ -1,0 +1,205 @@
+"""Launchers turn a spec and an attempt's places into the plans that attempt hosts carry out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rayjobs.paths import NodePaths, short_socket
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+
+# What a rank inherits from the node's own environment: nothing else, so that neither Ray's
+# token nor a user's credentials reach a script by accident.
+INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TERM", "SHELL")
+INHERITED_PREFIXES = ("NVIDIA_", "CUDA_HOME", "CUDA_PATH")
+
+DEFAULT_PIDS_MAX = 16_384
+
+
+@dataclass(frozen=True)
+class Place:
+    """One node of an attempt.
+
+    Attributes:
+        node_id: Ray's node id.
+        address: Where other nodes reach it.
+        root: The node's scratch folder.
+        gpus: GPU ids of the bundle there.
+        base_environment: The node agent's own variables, from which a few are inherited.
+    """
+
+    node: int
+    node_id: str
+    address: str
+    root: Path
+    gpus: tuple[str, ...] = ()
+    base_environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class AttemptContext:
+    """What a launcher must know besides the spec."""
+
+    job: Job
+    attempt: int
+    places: tuple[Place, ...]
+    markers: tuple[str, ...]
+    workspace_name: str
+    workspace_path: str
+    master_port: int | None = None
+    inputs: tuple[Mapping[str, str], ...] = ()  # per node: input name → path there
+    resume_path: str | None = None
+    injob_path: str = ""
+    python: str = ""
+
+
+class Launcher(Protocol):
+    """Plans one way of starting ranks. Pure: `--dry-run` prints the same plan."""
+
+    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+        """Return one host plan per node (see docs/architecture.md, plan.json)."""
+        ...
+
+
+class SingleLauncher:
+    """One process on one node."""
+
+    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+        """Return the plan of the one host."""
+        return [host_plan(context, place, [{}]) for place in context.places[:1]]
+
+
+def launcher_for(spec: JobSpec) -> Launcher:
+    """Return what starts the ranks of a spec."""
+    return SingleLauncher()
+
+
+def host_plan(
+    context: AttemptContext, place: Place, rank_environments: Sequence[Mapping[str, str]]
+) -> dict[str, Any]:
+    """Return plan.json of one node; `rank_environments` has one entry per local rank."""
+    spec = context.job.spec
+    per_node = spec.distribution.processes_per_node
+    first_rank = place.node * per_node
+    attempt_paths = NodePaths(place.root).attempt(context.job.id, context.attempt, place.node)
+    memory_gib = spec.resources.memory_gib
+    return {
+        "version": 1,
+        "job": context.job.id,
+        "attempt": context.attempt,
+        "node": place.node,
+        "node_count": spec.distribution.nodes,
+        "marker": context.markers[place.node],
+        "root": str(attempt_paths.root),
+        "socket": str(short_socket("host", context.markers[place.node])),
+        "kind": "script" if spec.script is not None else "command",
+        "argv": [spec.script, *spec.arguments] if spec.script is not None else [],
+        "command": spec.command,
+        "python": context.python,
+        "cold": "the job asked for it (--cold)" if spec.cold else None,
+        "env": rank_environment(context, place),
+        "ranks": [
+            {
+                "rank": first_rank + local,
+                "local_rank": local,
+                "env": {
+                    **rank_variables(spec, place.node, local),
+                    **extra,
+                },
+            }
+            for local, extra in enumerate(rank_environments)
+        ],
+        "grace_s": spec.grace_s,
+        "max_duration_s": spec.max_duration_s,
+        "memory_bytes": None if memory_gib is None else int(memory_gib * per_node * 2**30),
+        "pids_max": DEFAULT_PIDS_MAX,
+        "log_cap_bytes": None if spec.log_cap_mib is None else int(spec.log_cap_mib * 2**20),
+        "threads": max(1, int(spec.resources.cpus)) if spec.resources.cpus else None,
+        "injob_path": context.injob_path,
+    }
+
+
+def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:
+    """Return the variables that tell a rank its number.
+
+    Source: torch's ``env://`` names and Open MPI's, both set in every distributed job.
+    """
+    distribution = spec.distribution
+    rank = node * distribution.processes_per_node + local_rank
+    if distribution.world_size == 1:
+        return {"AZ_BATCHAI_TASK_INDEX": "0"}
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(distribution.world_size),
+        "LOCAL_WORLD_SIZE": str(distribution.processes_per_node),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(distribution.world_size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(distribution.processes_per_node),
+        "AZ_BATCHAI_TASK_INDEX": str(rank),
+    }
+
+
+def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
+    """Return what all ranks of a node see: an allow-list, the job's own, and ours (§9)."""
+    job = context.job
+    attempt_paths = NodePaths(place.root).attempt(job.id, context.attempt, place.node)
+    work = attempt_paths.work
+    environment = {
+        name: value
+        for name, value in place.base_environment.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    environment.update(job.spec.environment_variables)
+    environment.update(
+        {
+            "TMPDIR": str(attempt_paths.tmp),
+            "CUDA_VISIBLE_DEVICES": ",".join(place.gpus),
+            "RAYJOBS_RUN_ID": job.id,
+            "RAYJOBS_ATTEMPT": str(context.attempt),
+            "RAYJOBS_OUTPUTS": str(work / "outputs"),
+            "RAYJOBS_ATTEMPT_DIR": str(attempt_paths.root),
+            "RAYJOBS_METRICS_DIR": str(attempt_paths.root / "metrics"),
+            "RAYJOBS_EXPERIMENT": job.experiment,
+            "RAYJOBS_WORKSPACE_NAME": context.workspace_name,
+            "AZUREML_RUN_ID": job.id,
+            "AZUREML_ROOT_RUN_ID": job.id,
+            "AZUREML_ARM_SUBSCRIPTION": "local",
+            "AZUREML_ARM_RESOURCEGROUP": "local",
+            "AZUREML_ARM_WORKSPACE_NAME": context.workspace_name,
+            "AZUREML_ARM_PROJECT_NAME": job.experiment,
+            "AZUREML_OUTPUT_DIRECTORY": str(work / "outputs"),
+            "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
+        }
+    )
+    if context.master_port is not None and context.places:
+        master = context.places[0].address
+        environment |= {
+            "MASTER_ADDR": master,
+            "MASTER_PORT": str(context.master_port),
+            "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{master}:{context.master_port}",
+            "AZ_BATCH_MASTER_NODE": f"{master}:{context.master_port}",
+        }
+    if context.resume_path is not None:
+        environment["RAYJOBS_RESUME_FROM"] = context.resume_path
+        environment["AZUREML_DATAREFERENCE_MODEL_LOCATION"] = context.resume_path
+    inputs = context.inputs[place.node] if place.node < len(context.inputs) else {}
+    for name, path in inputs.items():
+        environment |= input_variables(name, path)
+    return environment
+
+
+def input_variables(name: str, path: str) -> dict[str, str]:
+    """Return the variables by which a script finds an input.
+
+    Source: Azure ML v1 (`AZUREML_DATAREFERENCE_<name>`, and the plain name).
+    """
+    upper = re.sub(r"\W", "_", name).upper()
+    return {f"AZUREML_DATAREFERENCE_{name}": path, name: path, f"RAYJOBS_INPUT_{upper}": path}
