@@ -1,7 +1,7 @@
-"""What every test gets: a clean environment, short folders of its own, and proof that nothing stays.
+"""What every test gets: a clean environment, short own folders, and proof that nothing stays.
 
-The run has one root folder with a short name (a Unix socket's path may have 107 bytes). Everything a
-test makes lives below it, so a process that mentions the root in its environment, command line or
+The run has one root folder with a short name (a Unix socket's path may have 107 bytes). Everything
+a test makes lives below it, so a process that mentions the root in its environment, command line or
 working directory was started by this run; at the end there must be none.
 """
 
@@ -76,17 +76,10 @@ def pytest_configure(config: pytest.Config) -> None:
     _clean_environment(_session_root)
 
 
-class _HandRootToWorkers:
-    """Known to pytest only where pytest-xdist is, which defines the hook."""
-
-    @pytest.hookimpl(optionalhook=True)
-    def pytest_configure_node(self, node: object) -> None:
-        node.workerinput["rayjobs_root"] = str(_session_root)  # type: ignore[attr-defined]
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if not _is_worker(session.config):
-        session.config.pluginmanager.register(_HandRootToWorkers(), "rayjobs-root-for-workers")
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: object) -> None:
+    """A hook of pytest-xdist: the workers learn the run's root from the one who made it."""
+    node.workerinput["rayjobs_root"] = str(_session_root)  # type: ignore[attr-defined]
 
 
 # --- one server, one worker ----------------------------------------------------------------------
@@ -101,6 +94,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(group))
                 break
     items.sort(key=lambda item: not item.get_closest_marker("ray"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Stop rather than start a Ray per worker: some pytest and xdist pairs part groups silently."""
+    if not _is_worker(session.config) or session.config.getvalue("dist") != "loadgroup":
+        return
+    for item in session.items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(
+                f"{item.nodeid} belongs to a group, but pytest-xdist does not keep it together. "
+                "Install the versions of requirements/dev.txt (make setup)."
+            )
 
 
 # --- folders -------------------------------------------------------------------------------------
@@ -155,7 +160,7 @@ def _ancestors() -> set[int]:
 
 
 def _processes_below(root: Path) -> Iterator[tuple[int, str]]:
-    """(pid, command line) of the processes that mention `root`; zombies have ended and do not count."""
+    """(pid, command line) of processes that mention `root`; zombies show nothing any more."""
     wanted, own = os.fsencode(root), _ancestors()
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) in own:
@@ -204,7 +209,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             longrepr=f"these processes were left by the tests, and had to be ended:\n{listing}",
             when="teardown",
         )
-        session.config.hook.pytest_logreport(report=report)
+        session.config.hook.pytest_runtest_logreport(report=report)
         if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):

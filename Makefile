@@ -1,0 +1,43 @@
+# Each target does its own set-up. `make help` lists them.
+SHELL := /bin/bash
+PYTHON := .venv/bin/python
+WORKERS ?= 2
+PYTEST_ARGS ?=
+SOAK_ARGS ?=
+BENCH_ARGS ?=
+
+# A test run or a demo inside somebody's activated environment must not see it.
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench soak clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## virtual environment, Python packages, system packages where allowed
+	@tools/setup.sh
+
+demo: setup ## train on real digits through the queue: live lines, metrics, stored files
+	@$(PYTHON) examples/demo.py
+
+test: check ## everything CI runs: checks and all tests
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+check: setup ## format, lint, types, layers, texts, links
+	@tools/check.sh
+
+format: setup ## put the code in order
+	@.venv/bin/ruff format .
+	@.venv/bin/ruff check --fix .
+
+bench: setup ## measure, with the peer beside it
+	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
+
+soak: setup ## the slow tests, again and again
+	@$(PYTHON) -m pytest -m slow --durations=15 $(SOAK_ARGS)
+
+clean: ## remove what set-up, tests, demo and bench made
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \
+		build dist demo-output bench-output soak-output
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,1 @@
+"""Storage and data: datastores, references, datasets. Knows nothing of jobs."""

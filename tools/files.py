@@ -1,0 +1,34 @@
+"""The project's own text files, as git sees them."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def project_files(*suffixes: str) -> Iterator[Path]:
+    """Tracked files, and new ones that git does not ignore; all of them when no suffix is named."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+    ).stdout
+    for name in sorted({part.decode() for part in listing.split(b"\0") if part}):
+        path = ROOT / name
+        if path.is_file() and not path.is_symlink() and (not suffixes or path.suffix in suffixes):
+            yield path
+
+
+def read_text(path: Path) -> str | None:
+    """The file's text; None for a binary one."""
+    data = path.read_bytes()
+    if b"\0" in data:
+        return None
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,119 @@
+#!/usr/bin/env bash
+# Makes .venv/ with everything the tests and the demo need, and the system packages of tools/apt.txt.
+# Safe to run again and again: nothing is done twice as long as its inputs are the same.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+ROOT=$PWD
+VENV=$ROOT/.venv
+STAMP=$VENV/.rayjobs-setup
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+
+# Two runs at once (a test run and a demo) must not install into one folder together.
+if command -v flock >/dev/null; then
+    mkdir -p "$VENV"
+    exec 9>"$VENV/.rayjobs-setup.lock"
+    flock 9
+fi
+
+# --- system packages ------------------------------------------------------------------------------
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+    while read -r package _; do
+        [[ -z $package || $package == \#* ]] && continue
+        state=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+        [[ $state == installed ]] || missing+=("$package")
+    done <tools/apt.txt
+fi
+if ((${#missing[@]})); then
+    as_root=()
+    may_install=false
+    if ((EUID == 0)); then
+        may_install=true
+    elif command -v sudo >/dev/null && sudo -n true 2>/dev/null; then
+        may_install=true
+        as_root=(sudo -n)
+    fi
+    installed=false
+    if $may_install && command -v apt-get >/dev/null; then
+        say "installing system packages: ${missing[*]}"
+        log=$(mktemp)
+        for _ in 1 2 3; do
+            if "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get update -q >"$log" 2>&1 &&
+                "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+                    apt-get install -q -y --no-install-recommends "${missing[@]}" >>"$log" 2>&1; then
+                installed=true
+                break
+            fi
+            sleep 2
+        done
+        $installed || tail -n 5 "$log" >&2
+        rm -f "$log"
+    fi
+    $installed || say "these system packages are missing; what needs them says so: ${missing[*]}" \
+        "(install them with: sudo apt-get install ${missing[*]})"
+fi
+
+# --- virtual environment --------------------------------------------------------------------------
+
+python=""
+for candidate in ${PYTHON:-} python3 python3.11 python3.12 python3.13; do
+    if command -v "$candidate" >/dev/null &&
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+if [[ -z $python ]]; then
+    say "no Python of 3.11 or newer was found. Install one, or name it: PYTHON=/path/to/python3.11 make setup"
+    exit 1
+fi
+
+# The checkout's place counts too: the editable install and the scripts name it.
+key=$({
+    cat pyproject.toml requirements/dev.txt tools/setup.sh
+    printf '%s\n' "$ROOT"
+    "$python" -VV
+} | sha256sum | cut -d' ' -f1)
+
+if [[ -x $VENV/bin/python && -x $VENV/bin/rayjobs && -f $STAMP && $(<"$STAMP") == "$key" ]]; then
+    exit 0
+fi
+rm -f "$STAMP"
+
+if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    say "making the virtual environment .venv with $("$python" -V)"
+    if ! "$python" -m venv "$VENV"; then
+        say "python3 -m venv failed. On Debian and Ubuntu its parts are in the package python3-venv."
+        exit 1
+    fi
+fi
+
+# tried three times: one dropped connection among some gigabytes is nothing unusual
+again() {
+    local try
+    for try in 1 2 3; do
+        "$@" && return 0
+        ((try < 3)) && say "that failed; trying again" && sleep 3
+    done
+    return 1
+}
+
+if ! "$VENV/bin/uv" --version >/dev/null 2>&1; then
+    "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check uv ||
+        say "uv cannot be installed; going on with pip, which takes longer"
+fi
+say "installing the Python packages of requirements/dev.txt (some gigabytes when nothing is cached)"
+export UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-180}
+if "$VENV/bin/uv" --version >/dev/null 2>&1 &&
+    again "$VENV/bin/uv" pip install --quiet --python "$VENV/bin/python" \
+        -r requirements/dev.txt -e .; then
+    :
+else
+    again "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -r requirements/dev.txt -e .
+fi
+
+printf '%s\n' "$key" >"$STAMP"
+say "ready: .venv/bin/rayjobs"

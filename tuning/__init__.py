@@ -1,0 +1,1 @@
+"""Sweeps: search spaces, samplers, early termination; built on Ray Tune."""
