@@ -1,0 +1,376 @@
+"""HyperDrive's ten parameter expressions: validated values that draw from a given generator.
+
+Source: ``azureml.train.hyperdrive.parameter_expressions``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from tuning.errors import problem
+
+_MAX_EXPONENT = 709.0  # math.exp overflows just above
+_MAX_SIGMAS = 8.6  # a Gaussian made of 53-bit uniforms never lies further out
+
+
+@dataclass(frozen=True)
+class Expression(ABC):
+    """One parameter's distribution. Equal expressions are equal values; all are immutable."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def args(self) -> list[Any]:
+        """The arguments of the wire form."""
+
+    @abstractmethod
+    def draw(self, rng: random.Random) -> Any:
+        """Return one value, drawn from `rng` alone."""
+
+    def to_wire(self) -> list[Any]:
+        """Return ``[name, [args]]``, plain JSON data."""
+        return [self.name, self.args]
+
+
+@dataclass(frozen=True)
+class Choice(Expression):
+    """One of `options`, each with the same probability; an option given twice counts twice."""
+
+    name: ClassVar[str] = "choice"
+    options: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if not self.options:
+            raise problem("", "choice() has no options.", "Give at least one, e.g. choice(16, 32).")
+        for option in self.options:
+            try:
+                json.dumps(option, allow_nan=False)
+            except (TypeError, ValueError):
+                raise problem(
+                    "",
+                    f"the option {option!r} of choice cannot be written as JSON.",
+                    "Use numbers, text, booleans, or lists and dicts of them.",
+                ) from None
+
+    @property
+    def args(self) -> list[Any]:
+        """One list with all options."""
+        return [list(self.options)]
+
+    def draw(self, rng: random.Random) -> Any:
+        """Return one of the options."""
+        return self.options[rng.randrange(len(self.options))]
+
+
+@dataclass(frozen=True)
+class RandInt(Expression):
+    """A whole number in [0, upper)."""
+
+    name: ClassVar[str] = "randint"
+    upper: int
+
+    def __post_init__(self) -> None:
+        if not _is_whole(self.upper) or self.upper < 1:
+            raise problem(
+                "",
+                f"randint's upper bound is {self.upper!r}.",
+                "Give a whole number of at least 1; values are 0 … upper - 1.",
+            )
+
+    @property
+    def args(self) -> list[Any]:
+        """The upper bound, which is itself never drawn."""
+        return [self.upper]
+
+    def draw(self, rng: random.Random) -> int:
+        """Return a whole number in [0, upper)."""
+        return rng.randrange(self.upper)
+
+
+@dataclass(frozen=True)
+class Uniform(Expression):
+    """A real number between two bounds."""
+
+    name: ClassVar[str] = "uniform"
+    min_value: float
+    max_value: float
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.name, min_value=self.min_value, max_value=self.max_value)
+        if self.min_value >= self.max_value:
+            raise problem(
+                "",
+                f"{self.name} needs min_value < max_value, and {self.min_value!r} is not less "
+                f"than {self.max_value!r}.",
+                "Swap the bounds, or use choice() for a single value.",
+            )
+
+    @property
+    def args(self) -> list[Any]:
+        """Both bounds."""
+        return [self.min_value, self.max_value]
+
+    def draw(self, rng: random.Random) -> float:
+        """Return a real number in [min_value, max_value]."""
+        return rng.uniform(self.min_value, self.max_value)
+
+
+@dataclass(frozen=True)
+class QUniform(Uniform):
+    """``round(uniform / q) * q``: a multiple of the whole number q, always an int."""
+
+    name: ClassVar[str] = "quniform"
+    q: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_step(self.name, self.q)
+
+    @property
+    def args(self) -> list[Any]:
+        """Both bounds and the step."""
+        return [self.min_value, self.max_value, self.q]
+
+    @property
+    def indices(self) -> tuple[int, int]:
+        """The smallest and largest multiple: values are ``k * q`` for k between them."""
+        return round(self.min_value / self.q), round(self.max_value / self.q)
+
+    def draw(self, rng: random.Random) -> int:
+        """Return a multiple of q."""
+        return _quantised(super().draw(rng), self.q)
+
+
+@dataclass(frozen=True)
+class LogUniform(Uniform):
+    """``exp(uniform(min, max))``: the bounds are natural logarithms."""
+
+    name: ClassVar[str] = "loguniform"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_exponent(self.name, self.max_value)
+
+    def draw(self, rng: random.Random) -> float:
+        """Return a real number in [exp(min_value), exp(max_value)]."""
+        return math.exp(super().draw(rng))
+
+
+@dataclass(frozen=True)
+class QLogUniform(LogUniform):
+    """``round(exp(uniform(min, max)) / q) * q``."""
+
+    name: ClassVar[str] = "qloguniform"
+    q: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_step(self.name, self.q)
+
+    @property
+    def args(self) -> list[Any]:
+        """Both bounds and the step."""
+        return [self.min_value, self.max_value, self.q]
+
+    def draw(self, rng: random.Random) -> int:
+        """Return a multiple of q."""
+        return _quantised(super().draw(rng), self.q)
+
+
+@dataclass(frozen=True)
+class Normal(Expression):
+    """A real number from a Gaussian with mean mu and standard deviation sigma."""
+
+    name: ClassVar[str] = "normal"
+    mu: float
+    sigma: float
+
+    def __post_init__(self) -> None:
+        _check_numbers(self.name, mu=self.mu, sigma=self.sigma)
+        if self.sigma < 0:
+            raise problem(
+                "",
+                f"{self.name}'s sigma is {self.sigma!r}.",
+                "A standard deviation is 0 or more.",
+            )
+
+    @property
+    def args(self) -> list[Any]:
+        """Mean and standard deviation."""
+        return [self.mu, self.sigma]
+
+    def draw(self, rng: random.Random) -> float:
+        """Return a real number."""
+        return rng.gauss(self.mu, self.sigma)
+
+
+@dataclass(frozen=True)
+class QNormal(Normal):
+    """``round(normal(mu, sigma) / q) * q``."""
+
+    name: ClassVar[str] = "qnormal"
+    q: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_step(self.name, self.q)
+
+    @property
+    def args(self) -> list[Any]:
+        """Mean, standard deviation and step."""
+        return [self.mu, self.sigma, self.q]
+
+    def draw(self, rng: random.Random) -> int:
+        """Return a multiple of q."""
+        return _quantised(super().draw(rng), self.q)
+
+
+@dataclass(frozen=True)
+class LogNormal(Normal):
+    """``exp(normal(mu, sigma))``."""
+
+    name: ClassVar[str] = "lognormal"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_exponent(self.name, self.mu + _MAX_SIGMAS * self.sigma)
+
+    def draw(self, rng: random.Random) -> float:
+        """Return a positive real number."""
+        return math.exp(super().draw(rng))
+
+
+@dataclass(frozen=True)
+class QLogNormal(LogNormal):
+    """``round(exp(normal(mu, sigma)) / q) * q``."""
+
+    name: ClassVar[str] = "qlognormal"
+    q: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_step(self.name, self.q)
+
+    @property
+    def args(self) -> list[Any]:
+        """Mean, standard deviation and step."""
+        return [self.mu, self.sigma, self.q]
+
+    def draw(self, rng: random.Random) -> int:
+        """Return a multiple of q."""
+        return _quantised(super().draw(rng), self.q)
+
+
+# Every expression by its name in the wire form.
+KINDS: Mapping[str, type[Expression]] = MappingProxyType(
+    {
+        kind.name: kind
+        for kind in (
+            Choice,
+            RandInt,
+            Uniform,
+            QUniform,
+            LogUniform,
+            QLogUniform,
+            Normal,
+            QNormal,
+            LogNormal,
+            QLogNormal,
+        )
+    }
+)
+
+
+def choice(*options: Any) -> Choice:
+    """Return one of `options`, equally likely; one list, tuple or range stands for its items.
+
+    Raises:
+        SweepError: no options, or one that is not JSON data.
+    """
+    if len(options) == 1 and isinstance(options[0], list | tuple | range):
+        return Choice(tuple(options[0]))
+    return Choice(tuple(options))
+
+
+def randint(upper: int) -> RandInt:
+    """Return a whole number in [0, upper)."""
+    return RandInt(upper)
+
+
+def uniform(min_value: float, max_value: float) -> Uniform:
+    """Return a real number between the bounds."""
+    return Uniform(min_value, max_value)
+
+
+def quniform(min_value: float, max_value: float, q: int) -> QUniform:
+    """Return ``round(uniform(min_value, max_value) / q) * q``."""
+    return QUniform(min_value, max_value, q)
+
+
+def loguniform(min_value: float, max_value: float) -> LogUniform:
+    """Return ``exp(uniform(min_value, max_value))``."""
+    return LogUniform(min_value, max_value)
+
+
+def qloguniform(min_value: float, max_value: float, q: int) -> QLogUniform:
+    """Return ``round(exp(uniform(min_value, max_value)) / q) * q``."""
+    return QLogUniform(min_value, max_value, q)
+
+
+def normal(mu: float, sigma: float) -> Normal:
+    """Return a Gaussian number."""
+    return Normal(mu, sigma)
+
+
+def qnormal(mu: float, sigma: float, q: int) -> QNormal:
+    """Return ``round(normal(mu, sigma) / q) * q``."""
+    return QNormal(mu, sigma, q)
+
+
+def lognormal(mu: float, sigma: float) -> LogNormal:
+    """Return ``exp(normal(mu, sigma))``."""
+    return LogNormal(mu, sigma)
+
+
+def qlognormal(mu: float, sigma: float, q: int) -> QLogNormal:
+    """Return ``round(exp(normal(mu, sigma)) / q) * q``."""
+    return QLogNormal(mu, sigma, q)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_numbers(name: str, **values: object) -> None:
+    for argument, value in values.items():
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        if not good or not math.isfinite(value):  # type: ignore[arg-type]  # a number by now
+            raise problem(
+                "", f"{name}'s {argument} is {value!r}.", "Give a finite number, not text."
+            )
+
+
+def _check_step(name: str, q: object) -> None:
+    if not _is_whole(q) or q < 1:  # type: ignore[operator]  # an int by now
+        raise problem("", f"{name}'s q is {q!r}.", "Give a whole number of at least 1.")
+
+
+def _check_exponent(name: str, exponent: float) -> None:
+    if exponent > _MAX_EXPONENT:
+        raise problem(
+            "",
+            f"{name} would draw numbers up to exp({exponent:g}), more than a float can hold.",
+            "The arguments are natural logarithms: for values up to 0.1 write log(0.1) = -2.3.",
+        )
+
+
+def _quantised(value: float, q: int) -> int:
+    return round(value / q) * q

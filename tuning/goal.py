@@ -1,0 +1,43 @@
+"""PrimaryMetricGoal: which of two values of the metric is the better one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from enum import StrEnum
+
+
+class PrimaryMetricGoal(StrEnum):
+    """Whether the primary metric is to become large or small.
+
+    Source: ``azureml.train.hyperdrive.PrimaryMetricGoal``.
+    """
+
+    MAXIMIZE = "MAXIMIZE"
+    MINIMIZE = "MINIMIZE"
+
+    @classmethod
+    def _missing_(cls, value: object) -> PrimaryMetricGoal | None:
+        # "maximize", "max" and "maximise" are what people write in a file.
+        text = str(value).strip().lower()
+        if text in {"maximize", "maximise", "max"}:
+            return cls.MAXIMIZE
+        if text in {"minimize", "minimise", "min"}:
+            return cls.MINIMIZE
+        return None
+
+    @property
+    def sign(self) -> int:
+        """1 where larger is better, -1 where smaller is: ``sign * value`` is always maximised."""
+        return 1 if self is PrimaryMetricGoal.MAXIMIZE else -1
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Return whether `value` is strictly better than `other` (both finite)."""
+        return self.sign * value > self.sign * other
+
+    def best(self, values: Iterable[float]) -> float | None:
+        """Return the best finite value, None where there is none (NaN and infinity never count)."""
+        finite = [value for value in values if math.isfinite(value)]
+        if not finite:
+            return None
+        return max(finite) if self is PrimaryMetricGoal.MAXIMIZE else min(finite)

@@ -1,0 +1,174 @@
+"""What every sampler promises, and samplings as plain data."""
+
+from __future__ import annotations
+
+import difflib
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from rayjobs.errors import Problem
+from tuning.errors import SweepError, joined, problem
+from tuning.goal import PrimaryMetricGoal
+from tuning.space import SearchSpace, parse_space
+from tuning.trials import TrialRecord
+
+
+class Sampler(Protocol):
+    """Chooses parameters. Everything it knows can be rebuilt from the trial table.
+
+    Not safe for several threads: one driver owns it.
+    """
+
+    def suggest(self, trial_number: int) -> dict[str, Any] | None:
+        """Return the parameters of a trial, None where there is nothing left to try.
+
+        Asked again for a number, it returns the same parameters.
+        """
+        ...
+
+    def tell(self, trial_number: int, value: float | None) -> None:
+        """Learn the result of a trial; None for one without. Told again, nothing changes."""
+        ...
+
+    def replay(self, records: Iterable[TrialRecord]) -> None:
+        """Learn every recorded trial, final or not, that is not known yet.
+
+        After it, a fresh sampler suggests what the one that made the records would have.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Sampling(ABC):
+    """How parameters are chosen: immutable, comparable, plain data through `to_dict`.
+
+    Attributes:
+        space: The search space.
+        properties: ``seed`` (whole number) makes the choice repeatable; without it one is
+            drawn here, once, and recorded.
+
+    Raises:
+        SweepError: the space or the properties are wrong, or the sampling cannot use an
+            expression in the space.
+    """
+
+    kind: ClassVar[str]
+    known_properties: ClassVar[tuple[str, ...]] = ("seed",)
+
+    space: SearchSpace
+    properties: Mapping[str, Any] = field(default_factory=dict)
+
+    def __init__(
+        self,
+        parameter_space: Mapping[str, Any],
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        settings = dict(properties or {})
+        problems: list[Problem] = []
+        for name in settings:
+            if name not in self.known_properties:
+                problems.append(
+                    Problem(
+                        f"properties.{name}",
+                        f"{type(self).__name__} has no property {name!r}.",
+                        f"It knows {', '.join(self.known_properties)}.",
+                    )
+                )
+        seed = settings.get("seed")
+        if seed is None:
+            settings["seed"] = secrets.randbits(31)
+        elif not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+            problems.append(
+                Problem("properties.seed", f"the seed is {seed!r}.", "Give a whole number ≥ 0.")
+            )
+        try:
+            space = parse_space(parameter_space)
+        except SweepError as found:
+            problems.extend(joined("parameters", found))
+        else:
+            object.__setattr__(self, "space", space)
+            problems.extend(joined("parameters", SweepError(problems=self._misfits(space))))
+        problems.extend(self._bad_properties(settings))
+        if problems:
+            raise SweepError(problems=problems)
+        object.__setattr__(self, "properties", settings)
+
+    @property
+    def seed(self) -> int:
+        """The seed, given or drawn."""
+        return int(self.properties["seed"])
+
+    @property
+    def size(self) -> int | None:
+        """How many different trials there are; None where the number has no bound."""
+        return None
+
+    @abstractmethod
+    def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
+        """Return a fresh sampler that knows no trial."""
+
+    def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
+        """Return what is allowed but unwise in these limits, one sentence each."""
+        return ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data that `parse_sampling` reads back."""
+        return {"type": self.kind, "parameters": self.space.to_wire(), **self.properties}
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.space, self.seed))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.space, dict(self.properties))
+
+    def _misfits(self, space: SearchSpace) -> list[Problem]:
+        return []
+
+    def _bad_properties(self, properties: Mapping[str, Any]) -> list[Problem]:
+        return []
+
+
+def parse_sampling(given: object) -> Sampling:
+    """Return the sampling in `given`: itself, or what `to_dict` wrote.
+
+    Raises:
+        SweepError: lists everything wrong with it.
+    """
+    from tuning.samplers.bayesian import BayesianParameterSampling
+    from tuning.samplers.grid import GridParameterSampling
+    from tuning.samplers.random_search import RandomParameterSampling
+
+    if isinstance(given, Sampling):
+        return given
+    kinds: dict[str, type[Sampling]] = {
+        kind.kind: kind
+        for kind in (RandomParameterSampling, GridParameterSampling, BayesianParameterSampling)
+    }
+    if not isinstance(given, Mapping):
+        raise problem(
+            "",
+            f"a sampling is a mapping, and {given!r} is not.",
+            "Write e.g. {type: random, seed: 7, parameters: {--lr: [loguniform, [-9, -2]]}}.",
+        )
+    name = given.get("type", "random")
+    if name not in kinds:
+        near = difflib.get_close_matches(str(name), kinds, n=1)
+        raise problem(
+            "type",
+            f"there is no sampling {name!r}.",
+            f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
+        )
+    settings = {key: value for key, value in given.items() if key not in {"type", "parameters"}}
+    try:
+        return kinds[name](given.get("parameters", {}), settings)
+    except SweepError as found:
+        # In a file the properties stand beside `parameters`.
+        raise SweepError(
+            problems=[
+                Problem(one.path.removeprefix("properties."), one.message, one.remedy)
+                for one in found.problems
+            ]
+        ) from None

@@ -1,0 +1,128 @@
+"""BayesianParameterSampling: what it accepts; the search itself is Optuna's, through Tune."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.errors import Problem
+from tuning.expressions import Choice, QUniform, Uniform
+from tuning.goal import PrimaryMetricGoal
+from tuning.samplers.base import Sampler, Sampling
+from tuning.space import SearchSpace
+
+MAX_POINTS = 100_000  # of one quniform
+ALGORITHMS = ("tpe", "gp")
+
+
+class BayesianParameterSampling(Sampling):
+    """Learn from the trials so far which parameters are worth trying.
+
+    Only choice (all text or all numbers), uniform and quniform (whole bounds, at most 100000
+    points) may be used, and no early termination policy: a stopped trial teaches nothing.
+
+    Properties: ``seed``; ``algorithm``, "tpe" (the default) or "gp", a Gaussian process, which
+    imports torch.
+
+    Source: ``azureml.train.hyperdrive.BayesianParameterSampling``.
+    """
+
+    kind = "bayesian"
+    known_properties = ("seed", "algorithm")
+
+    @property
+    def algorithm(self) -> str:
+        """The searcher, "tpe" or "gp"."""
+        return str(self.properties.get("algorithm", "tpe"))
+
+    def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
+        """Return a sampler.
+
+        Raises:
+            TuningDependencyError: Optuna (or, for "gp", scipy) is not installed.
+        """
+        from tuning.samplers.optuna_search import OptunaSampler
+
+        return OptunaSampler(self.space, goal=goal, seed=self.seed, algorithm=self.algorithm)
+
+    def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
+        """Return Azure ML's two recommendations where the limits do not follow them."""
+        found = []
+        if total < 20 * len(self.space):
+            found.append(
+                f"Bayesian sampling of {len(self.space)} parameters is worth its while from "
+                f"{20 * len(self.space)} trials on (20 for each parameter); this sweep has "
+                f"{total}."
+            )
+        if concurrent > 20:
+            found.append(
+                f"with {concurrent} trials at a time Bayesian sampling learns little between "
+                f"them; 20 or fewer are advised."
+            )
+        return tuple(found)
+
+    def _misfits(self, space: SearchSpace) -> list[Problem]:
+        found = []
+        for key, expression in space.items():
+            if isinstance(expression, Choice):
+                kinds = {isinstance(option, str) for option in expression.options}
+                numbers = all(
+                    isinstance(option, str | int | float) for option in expression.options
+                )
+                if len(kinds) > 1 or not numbers:
+                    found.append(
+                        Problem(
+                            key,
+                            f"Bayesian sampling needs the options of a choice to be all text or "
+                            f"all numbers, got {list(expression.options)!r}.",
+                            "Write all of them as text, or use random sampling.",
+                        )
+                    )
+            elif isinstance(expression, QUniform):
+                found.extend(_quniform_misfits(key, expression))
+            elif type(expression) is not Uniform:
+                found.append(
+                    Problem(
+                        key,
+                        f"Bayesian sampling cannot use {expression.name}.",
+                        "It knows choice, uniform and quniform; for a learning rate search its "
+                        "logarithm with uniform, or use random sampling.",
+                    )
+                )
+        return found
+
+    def _bad_properties(self, properties: Mapping[str, Any]) -> list[Problem]:
+        algorithm = properties.get("algorithm", "tpe")
+        if algorithm in ALGORITHMS:
+            return []
+        return [
+            Problem(
+                "properties.algorithm",
+                f"there is no algorithm {algorithm!r}.",
+                f"Use one of {', '.join(ALGORITHMS)}.",
+            )
+        ]
+
+
+def _quniform_misfits(key: str, expression: QUniform) -> list[Problem]:
+    bounds = (expression.min_value, expression.max_value)
+    if not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
+        return [
+            Problem(
+                key,
+                f"Bayesian sampling needs quniform's arguments to be whole numbers, "
+                f"got {expression.args!r}.",
+                "Round the bounds.",
+            )
+        ]
+    low, high = expression.indices
+    if high - low + 1 > MAX_POINTS:
+        return [
+            Problem(
+                key,
+                f"quniform has {high - low + 1} points; Bayesian sampling takes at most "
+                f"{MAX_POINTS}.",
+                "Raise q, narrow the bounds, or use uniform.",
+            )
+        ]
+    return []

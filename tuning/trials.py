@@ -1,0 +1,86 @@
+"""TrialRecord: one row of a sweep's trial table, the truth that a restarted driver goes by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from tuning.goal import PrimaryMetricGoal
+
+
+class TrialState(StrEnum):
+    """Where a trial is."""
+
+    PLANNED = "Planned"  # its parameters are recorded; its job may or may not be submitted yet
+    RUNNING = "Running"  # its job is submitted (queued or running: the job's state tells)
+    COMPLETED = "Completed"
+    FAILED = "Failed"  # its job failed, or it never reported the primary metric
+    CANCELED = "Canceled"  # stopped by the policy, by a limit or by somebody
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trial never moves again."""
+        return self in FINAL
+
+
+FINAL = frozenset({TrialState.COMPLETED, TrialState.FAILED, TrialState.CANCELED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRecord:
+    """One trial of a sweep.
+
+    Attributes:
+        number: From 0, in order of planning; also the idempotency key of its job.
+        parameters: Sampled values by key as given.
+        values: The primary metric's reports so far, oldest first; the n-th is interval n.
+            NaN and infinities are kept: they are reports too.
+        job_id: None until the job is submitted.
+        reason: Why it was stopped or failed, with the numbers; empty for the rest.
+        judged: How many of `values` the policy has already judged, so that no restart judges
+            an interval again with what was reported later.
+        stop_requested: A stop was decided and recorded; the job may still be ending.
+        metric_names: Every metric name it reported, for the message of a misspelt one.
+        started_at: When its job was submitted.
+        ended_at: When it became final.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    state: TrialState = TrialState.PLANNED
+    values: tuple[float, ...] = ()
+    job_id: str | None = None
+    reason: str = ""
+    judged: int = 0
+    stop_requested: bool = False
+    metric_names: tuple[str, ...] = field(default=())
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the trial never moves again."""
+        return self.state.is_final
+
+    @property
+    def diverged(self) -> bool:
+        """Whether any report was NaN or infinite."""
+        return not all(math.isfinite(value) for value in self.values)
+
+    def best(self, goal: PrimaryMetricGoal) -> float | None:
+        """Return its best finite value over its history, None where there is none."""
+        return goal.best(self.values)
+
+    def told(self, goal: PrimaryMetricGoal) -> float | None:
+        """Return what the sampler learns from a final trial: its best value if it completed.
+
+        None for a failed, stopped or diverged one: the sampler counts it as without a result.
+        """
+        if self.state is not TrialState.COMPLETED or not self.values:
+            return None
+        # A trial whose last report diverged is no example to follow.
+        return self.best(goal) if math.isfinite(self.values[-1]) else None
