@@ -1,0 +1,83 @@
+"""`cluster.yaml` is one that Ray's cluster launcher takes, and safe as it stands."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> dict[str, Any]:
+    loaded = yaml.safe_load((ROOT / "cluster.yaml").read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def ray_schema() -> dict[str, Any]:
+    spec = importlib.util.find_spec("ray")  # finds the folder, does not import Ray
+    assert spec is not None and spec.submodule_search_locations
+    path = Path(spec.submodule_search_locations[0]) / "autoscaler" / "ray-schema.json"
+    loaded = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(loaded, dict)
+    return loaded
+
+
+def test_is_valid_by_rays_own_schema(cluster: dict[str, Any], ray_schema: dict[str, Any]) -> None:
+    jsonschema.validate(cluster, ray_schema)
+
+
+def test_rays_schema_refuses_a_misspelt_key(
+    cluster: dict[str, Any], ray_schema: dict[str, Any]
+) -> None:
+    with pytest.raises(jsonschema.ValidationError, match="max_worker"):
+        jsonschema.validate({**cluster, "max_worker": 3}, ray_schema)
+
+
+def test_jobs_stay_off_the_head(cluster: dict[str, Any]) -> None:
+    head = cluster["available_node_types"][cluster["head_node_type"]]
+    assert head["resources"]["CPU"] == 0
+    assert head["max_workers"] == 0
+
+
+def test_node_types_fit_into_the_cluster(cluster: dict[str, Any]) -> None:
+    for name, node_type in cluster["available_node_types"].items():
+        assert node_type["min_workers"] <= node_type["max_workers"], name
+        assert node_type["max_workers"] <= cluster["max_workers"], name
+
+
+def test_every_start_asks_for_the_token_and_shows_no_dashboard(cluster: dict[str, Any]) -> None:
+    starts = [
+        command
+        for key in ("head_start_ray_commands", "worker_start_ray_commands")
+        for command in cluster[key]
+        if "ray start" in command
+    ]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token" in command for command in starts)
+    assert "--dashboard-host=127.0.0.1" in starts[0]
+    assert any("auth_token" in target for target in cluster["file_mounts"])
+
+
+def test_holds_no_keys(cluster: dict[str, Any]) -> None:
+    text = json.dumps(cluster)
+    assert not re.search(r"AKIA[0-9A-Z]{16}|aws_secret|password", text, re.IGNORECASE)
+
+
+def test_names_the_versions_of_this_checkout(cluster: dict[str, Any]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    pins = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    ray_version = re.search(r"^ray==(\S+)", pins, re.MULTILINE)
+    assert ray_version is not None
+    assert f":{ray_version.group(1)}-" in cluster["docker"]["image"]
+    assert any(f"=={project['version']}" in command for command in cluster["setup_commands"])

@@ -1,0 +1,120 @@
+"""The package as a whole: what it imports, what it is called, what it ships."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rayjobs
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("ray", "torch", "torchvision", "pandas", "pyarrow", "numpy")
+
+
+def _heavy_modules_after(code: str) -> list[str]:
+    """Which heavy packages a fresh interpreter has imported after running `code`."""
+    script = (
+        "import json, sys\n"
+        f"{code}\n"
+        f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert isinstance(found, list)
+    return found
+
+
+@pytest.fixture(scope="module")
+def pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_import_rayjobs_is_light() -> None:
+    assert _heavy_modules_after("import rayjobs") == []
+
+
+@pytest.mark.parametrize("command", [[], ["submit"], ["ls"], ["logs"], ["show"]])
+def test_help_is_light(command: list[str]) -> None:
+    code = (
+        f"sys.argv = ['rayjobs', *{command!r}, '--help']\n"
+        "import contextlib, io\n"
+        "from rayjobs.__main__ import run\n"
+        "printed = io.StringIO()\n"
+        "code = 'returned'\n"
+        "with contextlib.redirect_stdout(printed):\n"
+        "    try:\n"
+        "        code = run()\n"
+        "    except SystemExit as exc:\n"
+        "        code = exc.code\n"
+        "assert not code, code\n"
+        "assert 'Usage' in printed.getvalue(), printed.getvalue()\n"
+    )
+    assert _heavy_modules_after(code) == []
+
+
+def test_version_is_the_installed_one(pyproject: dict[str, Any]) -> None:
+    assert rayjobs.__version__ == pyproject["project"]["version"]
+    assert rayjobs.__version__ == importlib.metadata.version("rayjobs")
+
+
+def test_every_shipped_folder_is_a_typed_package(pyproject: dict[str, Any]) -> None:
+    shipped = pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert shipped == ["rayjobs", "tuning", "datastore"]
+    for name in shipped:
+        assert (ROOT / name / "__init__.py").is_file()
+        assert (ROOT / name / "py.typed").is_file()
+
+
+def test_every_folder_with_modules_is_a_package(pyproject: dict[str, Any]) -> None:
+    """A forgotten `__init__.py` works in the checkout and is missing after an installation."""
+    for name in pyproject["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]:
+        folders = {path.parent for path in (ROOT / name).rglob("*.py")}
+        # alembic loads migrations by path; they are files, not a package
+        bare = [
+            str(folder.relative_to(ROOT))
+            for folder in folders
+            if not (folder / "__init__.py").is_file() and "migrations" not in folder.parts
+        ]
+        assert bare == []
+
+
+def test_no_shipped_file_is_ignored_by_git() -> None:
+    """The wheel leaves out what git ignores: a schema or a migration must not be among it."""
+    listing = subprocess.run(
+        [
+            "git",
+            "ls-files",
+            "--others",
+            "--ignored",
+            "--exclude-standard",
+            "--",
+            "rayjobs",
+            "tuning",
+            "datastore",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if listing.returncode != 0:  # not a git checkout: an unpacked sdist holds what was shipped
+        return
+    left_out = [name for name in listing.stdout.splitlines() if "__pycache__" not in name]
+    assert left_out == []
+
+
+def test_the_licence_is_the_one_declared(pyproject: dict[str, Any]) -> None:
+    assert pyproject["project"]["license"] == "Apache-2.0"
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert importlib.metadata.metadata("rayjobs")["License-Expression"] == "Apache-2.0"
