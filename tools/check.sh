@@ -24,7 +24,7 @@ step() {
 step format "$BIN/ruff" format --check --quiet .
 step lint "$BIN/ruff" check --quiet .
 step types "$BIN/mypy"
-step layers "$BIN/lint-imports"
+step layers "$BIN/lint-imports" --no-logo --no-cache
 step injob "$BIN/python" tools/check_injob.py
 step text "$BIN/python" tools/check_text.py
 step docs "$BIN/python" tools/check_docs.py
