@@ -65,16 +65,14 @@ class BayesianParameterSampling(Sampling):
         found = []
         for key, expression in space.items():
             if isinstance(expression, Choice):
-                kinds = {isinstance(option, str) for option in expression.options}
-                numbers = all(
-                    isinstance(option, str | int | float) for option in expression.options
-                )
-                if len(kinds) > 1 or not numbers:
+                options = expression.options
+                text = all(isinstance(option, str) for option in options)
+                if not text and not all(isinstance(option, int | float) for option in options):
                     found.append(
                         Problem(
                             key,
                             f"Bayesian sampling needs the options of a choice to be all text or "
-                            f"all numbers, got {list(expression.options)!r}.",
+                            f"all numbers, got {list(options)!r}.",
                             "Write all of them as text, or use random sampling.",
                         )
                     )

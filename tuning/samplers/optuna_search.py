@@ -94,13 +94,11 @@ class OptunaSampler:
         self._steered.aim(number, fixed)
         answer = self._search.suggest(str(number))
         assert answer is not None
-        self._suggested[number] = (
-            dict(recorded)
-            if recorded is not None
-            else {
+        if recorded is None:
+            recorded = {
                 key: _decoded(self._space[key], answer[name]) for name, key in self._names.items()
             }
-        )
+        self._suggested[number] = dict(recorded)
 
 
 class _SteeredSampler(optuna.samplers.BaseSampler):
@@ -149,7 +147,7 @@ def _distribution(expression: Expression) -> Any:
     # Options and multiples go by index: Optuna would take 1, 1.0 and True for one option, and
     # its own steps start at the lower bound instead of at multiples of q.
     if isinstance(expression, Choice):
-        return optuna.distributions.CategoricalDistribution(list(range(len(expression.options))))
+        return optuna.distributions.CategoricalDistribution(list(range(len(_options(expression)))))
     if isinstance(expression, QUniform):
         return optuna.distributions.IntDistribution(*expression.indices)
     assert isinstance(expression, Uniform)
@@ -158,7 +156,7 @@ def _distribution(expression: Expression) -> Any:
 
 def _decoded(expression: Expression, value: Any) -> Any:
     if isinstance(expression, Choice):
-        return expression.options[value]
+        return _options(expression)[value]
     if isinstance(expression, QUniform):
         return value * expression.q
     return value
@@ -166,12 +164,12 @@ def _decoded(expression: Expression, value: Any) -> Any:
 
 def _encoded(expression: Expression, value: Any) -> Any:
     if isinstance(expression, Choice):
-        same = [
-            position
-            for position, option in enumerate(expression.options)
-            if json.dumps(option) == json.dumps(value)
-        ]
-        return same[0]
+        return [json.dumps(option) for option in _options(expression)].index(json.dumps(value))
     if isinstance(expression, QUniform):
         return value // expression.q
     return value
+
+
+def _options(expression: Choice) -> list[Any]:
+    # Without repeats, so that a recorded value has one index.
+    return list({json.dumps(option): option for option in expression.options}.values())

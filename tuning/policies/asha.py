@@ -1,0 +1,135 @@
+"""AshaPolicy: asynchronous successive halving, the advised default for many short trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from rayjobs.errors import Problem
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies.base import Policy, Stop, is_number, is_whole, shown
+
+
+@dataclass(frozen=True, init=False)
+class AshaPolicy(Policy):
+    """Stop a trial that at a rung is not in the top ``1/reduction_factor`` of who came before.
+
+    Rungs are the intervals ``grace_intervals * reduction_factor**k`` (rounded down) below
+    `max_intervals`. At a rung the trial's report there is compared with the
+    ``(1 - 1/reduction_factor)`` quantile, linearly interpolated, of the other trials' reports
+    at the same rung. The first to arrive goes on. No trial is stopped for reaching
+    `max_intervals`: a script knows when it is done.
+
+    Source: Li et al. 2018, "A System for Massively Parallel Hyperparameter Tuning", in the
+    stopping form of Ray Tune's ``AsyncHyperBandScheduler`` with one bracket.
+
+    Raises:
+        SweepError: a setting is out of range.
+    """
+
+    kind = "asha"
+
+    max_intervals: int = 100
+    grace_intervals: int = 1
+    reduction_factor: float = 4
+
+    def __init__(
+        self,
+        max_intervals: int = 100,
+        grace_intervals: int = 1,
+        reduction_factor: float = 4,
+    ) -> None:
+        object.__setattr__(self, "max_intervals", max_intervals)
+        object.__setattr__(self, "grace_intervals", grace_intervals)
+        object.__setattr__(self, "reduction_factor", reduction_factor)
+        super().__init__()
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The intervals at which trials are compared."""
+        found: list[int] = []
+        rung = float(self.grace_intervals)
+        while rung < self.max_intervals:
+            if int(rung) not in found:
+                found.append(int(rung))
+            rung *= self.reduction_factor
+        return tuple(found)
+
+    def applies_at(self, interval: int) -> bool:
+        """Return whether the interval is a rung."""
+        return interval in self.rungs
+
+    def problems(self) -> list[Problem]:
+        """Return everything wrong with the settings."""
+        found = []
+        for name in ("max_intervals", "grace_intervals"):
+            value = getattr(self, name)
+            if not is_whole(value) or value < 1:
+                found.append(
+                    Problem(name, f"the value is {value!r}.", "Give a whole number of 1 or more.")
+                )
+        if not is_number(self.reduction_factor) or self.reduction_factor <= 1:
+            found.append(
+                Problem(
+                    "reduction_factor",
+                    f"the value is {self.reduction_factor!r}.",
+                    "Give a number above 1; 4 keeps the best quarter.",
+                )
+            )
+        if not found and self.grace_intervals >= self.max_intervals:
+            found.append(
+                Problem(
+                    "grace_intervals",
+                    f"grace_intervals is {self.grace_intervals}, not below max_intervals, "
+                    f"{self.max_intervals}, so nothing would ever be stopped.",
+                    "Lower it, or raise max_intervals to the reports of a whole trial.",
+                )
+            )
+        return found
+
+    def to_dict(self) -> dict[str, object]:
+        """Return plain JSON data that `parse_policy` reads back."""
+        return {
+            "type": self.kind,
+            "max_intervals": self.max_intervals,
+            "grace_intervals": self.grace_intervals,
+            "reduction_factor": self.reduction_factor,
+        }
+
+    def _decide(
+        self,
+        history: Mapping[int, list[float]],
+        trial: int,
+        interval: int,
+        goal: PrimaryMetricGoal,
+        finished: Set[int],
+    ) -> Stop | None:
+        others = [
+            goal.sign * values[interval - 1]
+            for number, values in history.items()
+            if number != trial and len(values) >= interval and math.isfinite(values[interval - 1])
+        ]
+        if not others:
+            return None
+        cutoff = goal.sign * quantile(others, 1 - 1 / self.reduction_factor)
+        own = history[trial][interval - 1]
+        share = f"the best 1/{shown(self.reduction_factor)} of {len(others)} others at this rung"
+        if math.isfinite(own) and not goal.is_better(cutoff, own):
+            return None
+        sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
+        value = f"{shown(own)} {sign}" if math.isfinite(own) else f"{own} is no match for"
+        reason = (
+            f"stopped trial {trial} at interval {interval}: {value} {shown(cutoff)}, "
+            f"the limit of {share}"
+        )
+        return Stop(trial, interval, reason, own if math.isfinite(own) else None, cutoff)
+
+
+def quantile(values: list[float], share: float) -> float:
+    """Return the `share` quantile (0 … 1) of `values`, linearly interpolated as numpy does."""
+    ordered = sorted(values)
+    position = share * (len(ordered) - 1)
+    below = math.floor(position)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (position - below)

@@ -1,0 +1,203 @@
+"""What every early termination policy promises, and policies as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rayjobs.errors import Problem
+from tuning.errors import SweepError, problem
+from tuning.goal import PrimaryMetricGoal
+
+# trial number → its reports of the primary metric, oldest first; the n-th is interval n.
+History = Mapping[int, Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A decision to end a trial early.
+
+    Attributes:
+        reason: One line with the numbers, e.g.
+            ``stopped trial 7 at interval 4: 0.612 < 0.701/(1+0.1)``.
+        own: The trial's value that was compared; None where it had no finite one.
+        threshold: What it was compared with.
+    """
+
+    trial: int
+    interval: int
+    reason: str
+    own: float | None
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Policy(ABC):
+    """Decides whether a trial ends early. Immutable; `judge` is a pure function.
+
+    An interval is one report of the primary metric, whatever its value or the time it took.
+    The policy is applied at intervals that are multiples of `evaluation_interval` and not
+    below `delay_evaluation`.
+    """
+
+    kind: ClassVar[str]
+
+    evaluation_interval: int = 1
+    delay_evaluation: int = 0
+
+    def __post_init__(self) -> None:
+        problems = self.problems()
+        if problems:
+            raise SweepError(problems=problems)
+
+    def judge(
+        self,
+        history: History,
+        trial: int,
+        interval: int,
+        *,
+        goal: PrimaryMetricGoal,
+        finished: Set[int] = frozenset(),
+    ) -> Stop | None:
+        """Return the decision to stop `trial` at `interval`, None to let it go on.
+
+        Values after `interval` are never looked at, neither its own nor another trial's, so
+        a young trial is compared with what the older ones had at the same point.
+
+        Args:
+            history: Every trial's reports, those of ended ones included.
+            finished: Numbers of the trials that have ended (for policies that leave them out).
+        """
+        own = history.get(trial, ())
+        if interval < 1 or interval > len(own) or not self.applies_at(interval):
+            return None
+        cut = {number: list(values[:interval]) for number, values in history.items()}
+        return self._decide(cut, trial, interval, goal, finished)
+
+    def applies_at(self, interval: int) -> bool:
+        """Return whether the policy looks at this interval."""
+        return interval % self.evaluation_interval == 0 and interval >= self.delay_evaluation
+
+    def problems(self) -> list[Problem]:
+        """Return everything wrong with the settings."""
+        found = []
+        if not is_whole(self.evaluation_interval) or self.evaluation_interval < 1:
+            found.append(
+                Problem(
+                    "evaluation_interval",
+                    f"the value is {self.evaluation_interval!r}.",
+                    "Give a whole number of reports, 1 or more.",
+                )
+            )
+        if not is_whole(self.delay_evaluation) or self.delay_evaluation < 0:
+            found.append(
+                Problem(
+                    "delay_evaluation",
+                    f"the value is {self.delay_evaluation!r}.",
+                    "Give a whole number of reports, 0 or more.",
+                )
+            )
+        return found
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON data that `parse_policy` reads back."""
+        return {"type": self.kind, **dataclasses.asdict(self)}
+
+    @abstractmethod
+    def _decide(
+        self,
+        history: Mapping[int, list[float]],
+        trial: int,
+        interval: int,
+        goal: PrimaryMetricGoal,
+        finished: Set[int],
+    ) -> Stop | None:
+        """Decide with a history that ends at `interval`."""
+
+
+def parse_policy(given: object) -> Policy:
+    """Return the policy in `given`: itself, None for no policy, a name, or `to_dict`'s data.
+
+    Raises:
+        SweepError: lists everything wrong with it.
+    """
+    from tuning import policies
+
+    if isinstance(given, Policy):
+        return given
+    kinds: dict[str, type[Policy]] = {
+        kind.kind: kind
+        for kind in (
+            policies.BanditPolicy,
+            policies.MedianStoppingPolicy,
+            policies.TruncationSelectionPolicy,
+            policies.NoTerminationPolicy,
+            policies.AshaPolicy,
+        )
+    }
+    if given is None:
+        return policies.NoTerminationPolicy()
+    if isinstance(given, str):
+        given = {"type": given}
+    if not isinstance(given, Mapping):
+        raise problem(
+            "",
+            f"a policy is a mapping, and {given!r} is not.",
+            "Write e.g. {type: bandit, slack_factor: 0.1}.",
+        )
+    name = given.get("type")
+    if name not in kinds:
+        near = difflib.get_close_matches(str(name), kinds, n=1)
+        raise problem(
+            "type",
+            f"there is no policy {name!r}.",
+            f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
+        )
+    settings = {str(key): value for key, value in given.items() if key != "type"}
+    takes = inspect.signature(kinds[name]).parameters
+    problems = [
+        Problem(key, f"{name} has no setting {key!r}.", f"It takes {', '.join(takes) or 'none'}.")
+        for key in settings
+        if key not in takes
+    ]
+    problems += [
+        Problem(key, f"{name} needs {key}.", f"Add e.g. {key}: 20.")
+        for key, parameter in takes.items()
+        if parameter.default is inspect.Parameter.empty and key not in settings
+    ]
+    if problems:
+        raise SweepError(problems=problems)
+    return kinds[name](**settings)
+
+
+def is_whole(value: object) -> bool:
+    """Return whether `value` is an int and no bool."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Return whether `value` is a finite number and no bool."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def shown(value: float) -> str:
+    """Return a number for a reason: short, with enough digits to check it by hand."""
+    return f"{value:.6g}"
+
+
+def stop_diverged(trial: int, interval: int, threshold: float, than: str) -> Stop:
+    """Return the decision for a trial without any finite report while others have some."""
+    return Stop(
+        trial,
+        interval,
+        f"stopped trial {trial} at interval {interval}: none of its {interval} reports is a "
+        f"finite number; {than} is {shown(threshold)}",
+        None,
+        threshold,
+    )

@@ -1,0 +1,53 @@
+"""MedianStoppingPolicy: stop a trial whose best is worse than the median of running averages."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies.base import Policy, Stop, shown, stop_diverged
+
+
+@dataclass(frozen=True)
+class MedianStoppingPolicy(Policy):
+    """Stop a trial at interval N if its best value so far is worse than a median.
+
+    The median is that of the running averages of all trials (itself and ended ones included)
+    over their reports 1 … N; a trial with fewer reports counts with those it has, and a
+    report that is not a finite number counts for nothing.
+
+    Source: ``azureml.train.hyperdrive.MedianStoppingPolicy(evaluation_interval=1,
+    delay_evaluation=0)``.
+    """
+
+    kind = "median"
+
+    def _decide(
+        self,
+        history: Mapping[int, list[float]],
+        trial: int,
+        interval: int,
+        goal: PrimaryMetricGoal,
+        finished: Set[int],
+    ) -> Stop | None:
+        finite = (
+            [value for value in values if math.isfinite(value)] for values in history.values()
+        )
+        averages = [statistics.fmean(values) for values in finite if values]
+        if not averages:
+            return None
+        median = statistics.median(averages)
+        own = goal.best(history[trial])
+        if own is None:
+            return stop_diverged(trial, interval, median, "the median of the running averages")
+        if not goal.is_better(median, own):
+            return None
+        sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
+        reason = (
+            f"stopped trial {trial} at interval {interval}: {shown(own)} {sign} {shown(median)}, "
+            f"the median of {len(averages)} running averages"
+        )
+        return Stop(trial, interval, reason, own, median)
