@@ -1,0 +1,28 @@
+"""Opens the storage that a datastore record describes."""
+
+from __future__ import annotations
+
+from datastore.backends.base import Backend, Folder, StoredFile
+from datastore.catalogue import DatastoreRecord
+from datastore.errors import InvalidReference
+
+__all__ = ["Backend", "Folder", "StoredFile", "open_backend"]
+
+
+def open_backend(record: DatastoreRecord) -> Backend:
+    """Return the storage behind `record`; nothing is contacted yet.
+
+    Raises:
+        InvalidReference: the record is of a kind, or has settings, this release does not know.
+    """
+    if record.kind == "local":
+        from datastore.backends.local import LocalBackend
+
+        return LocalBackend.from_record(record)
+    if record.kind == "s3":
+        from datastore.backends.s3 import S3Backend
+
+        return S3Backend.from_record(record)
+    raise InvalidReference(
+        f"datastore {record.name!r} is of kind {record.kind!r}; this release knows local and s3."
+    )

@@ -1,0 +1,291 @@
+"""An S3 bucket, or a prefix of one, as storage.
+
+Written on botocore, which s3fs brings: its calls are plain and blocking, each has a connect and a
+read time limit, and reading by a few threads while hashing was 1.5 to 3 times as fast as `s3fs.get`
+and `pyarrow.fs.copy_files` (512 MB in 8 files, two cores, the server on the same machine).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from datastore.backends.s3_settings import S3Settings
+from datastore.catalogue import DatastoreRecord
+from datastore.digests import CHUNK_BYTES, digest_of_file, hex_of
+from datastore.errors import DataChanged, DataIntegrityError, DatastoreError
+from datastore.refs import clean_path
+
+DIGEST_FIELD = "sha256"  # the object's own metadata; kept by the server with the object
+PART_BYTES = 16 << 20
+SINGLE_PUT_BYTES = 64 << 20
+MOST_PARTS = 10_000
+PROGRESS_BYTES = 8 << 20
+"""A download that was cut after at least so many more bytes starts counting its tries anew."""
+
+
+class S3Backend:
+    """Objects below one prefix of a bucket. Keys are shown without the prefix."""
+
+    def __init__(self, settings: S3Settings) -> None:
+        self.settings = settings
+        self.where = settings.where
+        self._prefix = f"{settings.prefix}/" if settings.prefix else ""
+        self._lock = threading.Lock()
+        self._client: Any = None
+        self._pid = 0
+
+    @classmethod
+    def from_record(cls, record: DatastoreRecord) -> S3Backend:
+        """Return the backend of an `s3` record."""
+        return cls(S3Settings.from_record(record))
+
+    def local_path(self, path: str) -> Path | None:
+        """See `Backend`: nothing of a bucket lies on this machine."""
+        return None
+
+    def stat(self, path: str) -> StoredFile | None:
+        """See `Backend`."""
+        if not clean_path(path):
+            return None
+        from botocore.exceptions import ClientError
+
+        from datastore.backends.s3_errors import status_of
+
+        try:
+            head = self._open().head_object(Bucket=self.settings.bucket, Key=self._key(path))
+        except ClientError as error:
+            if status_of(error) == 404:
+                return None
+            raise self._explain(error, f"look at {path!r}") from error
+        except Exception as error:
+            raise self._explain(error, f"look at {path!r}") from error
+        return StoredFile(
+            clean_path(path), int(head["ContentLength"]), _etag(head), _kept_digest(head)
+        )
+
+    def walk(self, path: str) -> Iterator[StoredFile]:
+        """See `Backend`."""
+        for page in self._pages(path):
+            for item in page.get("Contents", ()):
+                if not item["Key"].endswith("/"):  # such a key only stands for an empty folder
+                    yield self._listed(item)
+
+    def children(self, path: str) -> list[StoredFile | Folder]:
+        """See `Backend`."""
+        found: list[StoredFile | Folder] = []
+        for page in self._pages(path, Delimiter="/"):
+            for item in page.get("CommonPrefixes", ()):
+                found.append(Folder(item["Prefix"][len(self._prefix) :].rstrip("/")))
+            for item in page.get("Contents", ()):
+                if not item["Key"].endswith("/"):
+                    found.append(self._listed(item))
+        return sorted(found, key=lambda item: item.path)
+
+    def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+        """See `Backend`. A broken-off answer is continued where it broke off."""
+        try:
+            return self._fetch(file, to, count)
+        except Exception as error:
+            to.unlink(missing_ok=True)
+            raise self._explain(error, f"read {file.path!r}") from error
+
+    def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
+        """See `Backend`."""
+        try:
+            return self._put(source, clean_path(path), count)
+        except Exception as error:
+            raise self._explain(error, f"write {path!r}") from error
+
+    def remove(self, path: str) -> None:
+        """See `Backend`."""
+        try:
+            self._open().delete_object(Bucket=self.settings.bucket, Key=self._key(path))
+        except Exception as error:
+            raise self._explain(error, f"remove {path!r}") from error
+
+    def check(self) -> None:
+        """See `Backend`."""
+        try:
+            self._open().list_objects_v2(
+                Bucket=self.settings.bucket, Prefix=self._prefix, MaxKeys=1
+            )
+        except Exception as error:
+            raise self._explain(error, "list") from error
+
+    # --- how ---
+
+    def __reduce__(self) -> tuple[type[S3Backend], tuple[S3Settings]]:
+        return (S3Backend, (self.settings,))
+
+    def _open(self) -> Any:
+        with self._lock:
+            if self._client is None or self._pid != os.getpid():
+                # A connection shared with a forked process mixes up the answers of the two.
+                self._client = self.settings.client()
+                self._pid = os.getpid()
+            return self._client
+
+    def _key(self, path: str) -> str:
+        return self._prefix + clean_path(path)
+
+    def _explain(self, error: Exception, what: str) -> DatastoreError:
+        from datastore.backends.s3_errors import explain
+
+        return explain(error, what=what, where=self.where)
+
+    def _pages(self, path: str, **options: str) -> Iterator[Any]:
+        prefix = self._key(path)
+        if clean_path(path):
+            prefix += "/"
+        try:
+            pages = self._open().get_paginator("list_objects_v2")
+            yield from pages.paginate(Bucket=self.settings.bucket, Prefix=prefix, **options)
+        except Exception as error:
+            raise self._explain(error, f"list {path or '/'!r}") from error
+
+    def _listed(self, item: Any) -> StoredFile:
+        return StoredFile(item["Key"][len(self._prefix) :], int(item["Size"]), _etag(item))
+
+    def _fetch(self, file: StoredFile, to: Path, count: CountBytes) -> str:
+        content, plain = hashlib.sha256(), hashlib.md5(usedforsecurity=False)
+        expected, check_etag = file.digest, False
+        received, failures, received_before = 0, 0, 0
+        with to.open("xb", buffering=0) as writer:
+            while True:
+                try:
+                    answer = self._get(file, received)
+                    if received == 0:
+                        expected = expected or _kept_digest(answer)
+                        check_etag = not expected and _etag_is_md5(answer)
+                    body = answer["Body"]
+                    try:
+                        while chunk := body.read(CHUNK_BYTES):
+                            content.update(chunk)
+                            if check_etag:
+                                plain.update(chunk)
+                            writer.write(chunk)
+                            received += len(chunk)
+                            count(len(chunk))
+                    finally:
+                        body.close()
+                    if received >= file.size:
+                        break
+                    raise ConnectionError(f"the answer ended after {received} bytes")
+                except Exception as error:
+                    if not _is_broken_connection(error):
+                        raise
+                    failures = 1 if received - received_before >= PROGRESS_BYTES else failures + 1
+                    received_before = received
+                    if failures >= self.settings.attempts:
+                        raise
+        digest = "sha256:" + content.hexdigest()
+        if received != file.size:
+            raise DataChanged(
+                f"{file.path!r} on {self.where} has {received} bytes, not the {file.size} it had "
+                "when it was listed. Register a new version, or put the old object back."
+            )
+        wrong = (expected and digest != expected) or (check_etag and plain.hexdigest() != file.etag)
+        if wrong:
+            count(-received)
+            raise DataIntegrityError(
+                f"{file.path!r} on {self.where} arrived with digest {digest}, but "
+                f"{expected or 'md5 ' + file.etag} is recorded for it; it was not used. "
+                "Store the file again from its source."
+            )
+        return digest
+
+    def _get(self, file: StoredFile, start: int) -> Any:
+        options = {"IfMatch": f'"{file.etag}"'} if file.etag else {}
+        if start:
+            options["Range"] = f"bytes={start}-"
+        return self._open().get_object(
+            Bucket=self.settings.bucket, Key=self._key(file.path), **options
+        )
+
+    def _put(self, source: Path, path: str, count: CountBytes) -> StoredFile:
+        digest = digest_of_file(source)
+        size = source.stat().st_size
+        client, key = self._open(), self._key(path)
+        metadata = {DIGEST_FIELD: hex_of(digest)}
+        if size <= SINGLE_PUT_BYTES:
+            with source.open("rb") as body:
+                answer = client.put_object(
+                    Bucket=self.settings.bucket,
+                    Key=key,
+                    Body=body,
+                    ContentLength=size,
+                    Metadata=metadata,
+                    ChecksumSHA256=base64.b64encode(bytes.fromhex(hex_of(digest))).decode(),
+                )
+            count(size)
+        else:
+            answer = self._put_in_parts(client, source, key, size, metadata, count)
+        return StoredFile(path, size, _etag(answer), digest)
+
+    def _put_in_parts(
+        self,
+        client: Any,
+        source: Path,
+        key: str,
+        size: int,
+        metadata: dict[str, str],
+        count: CountBytes,
+    ) -> Any:
+        target = {"Bucket": self.settings.bucket, "Key": key}
+        upload = client.create_multipart_upload(**target, Metadata=metadata)["UploadId"]
+        part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
+        parts = []
+        try:
+            with source.open("rb") as reader:
+                while chunk := reader.read(part_bytes):
+                    number = len(parts) + 1
+                    answer = client.upload_part(
+                        **target, UploadId=upload, PartNumber=number, Body=chunk
+                    )
+                    parts.append({"PartNumber": number, "ETag": answer["ETag"]})
+                    count(len(chunk))
+            return client.complete_multipart_upload(
+                **target, UploadId=upload, MultipartUpload={"Parts": parts}
+            )
+        except Exception:
+            self._abort(client, target, upload)
+            raise
+
+    def _abort(self, client: Any, target: dict[str, str], upload: str) -> None:
+        try:
+            client.abort_multipart_upload(**target, UploadId=upload)
+        except Exception:  # noqa: S110 - the first error is the one to tell; parts are invisible
+            pass
+
+
+def _etag(answer: Any) -> str:
+    return str(answer.get("ETag", "")).strip('"')
+
+
+def _kept_digest(answer: Any) -> str:
+    kept = str((answer.get("Metadata") or {}).get(DIGEST_FIELD, ""))
+    is_hex = len(kept) == 64 and all(letter in "0123456789abcdef" for letter in kept)
+    return f"sha256:{kept}" if is_hex else ""
+
+
+def _etag_is_md5(answer: Any) -> bool:
+    # With a key of its own the server encrypts first, and the tag is no digest of what we read.
+    etag = _etag(answer)
+    encrypted = answer.get("ServerSideEncryption") in ("aws:kms", "aws:kms:dsse")
+    by_customer = answer.get("SSECustomerAlgorithm") is not None
+    return len(etag) == 32 and not encrypted and not by_customer
+
+
+def _is_broken_connection(error: Exception) -> bool:
+    from botocore.exceptions import HTTPClientError, IncompleteReadError
+    from urllib3.exceptions import HTTPError
+
+    kinds = (HTTPClientError, IncompleteReadError, HTTPError, ConnectionError, TimeoutError)
+    return isinstance(error, kinds)

@@ -1,0 +1,95 @@
+"""Turns what botocore raises into errors that say what is so and what to do next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from botocore import exceptions as boto
+
+from datastore.errors import (
+    AccessDenied,
+    DataChanged,
+    DataNotFound,
+    DatastoreError,
+    DatastoreUnavailable,
+    InvalidReference,
+)
+
+_DENIED = frozenset(
+    {
+        "AccessDenied",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "SignatureDoesNotMatch",
+        "RequestTimeTooSkewed",
+    }
+)
+_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.ProfileNotFound,
+    boto.TokenRetrievalError,
+)
+_CONNECTION = (
+    boto.HTTPClientError,  # refused, timed out, cut, TLS: all are its children
+    boto.ConnectionError,
+    boto.IncompleteReadError,
+    OSError,
+)
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status in a botocore error, 0 if there is none."""
+    response: Any = getattr(error, "response", None) or {}
+    return int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0) or 0)
+
+
+def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
+    """Return the package's error for `error`, met while doing `what` on storage `where`."""
+    if isinstance(error, DatastoreError):
+        return error
+    if isinstance(error, boto.ClientError):
+        return _explain_answer(error, what=what, where=where)
+    if isinstance(error, _CREDENTIALS):
+        return AccessDenied(
+            f"cannot {what} on {where}: {error}. Set the variables or the profile that the "
+            "datastore names for its credentials (rayjobs datastore ls shows the names)."
+        )
+    if isinstance(error, _CONNECTION):
+        reason = str(error) or type(error).__name__
+        return DatastoreUnavailable(
+            f"cannot {what} on {where}: {reason}. The server refused, hung or broke off, also when "
+            "asked again; check its address and that it runs, then try again."
+        )
+    if isinstance(error, boto.ParamValidationError | boto.BotoCoreError | ValueError):
+        return InvalidReference(f"cannot {what} on {where}: {error}")
+    return DatastoreUnavailable(f"cannot {what} on {where}: {type(error).__name__}: {error}")
+
+
+def _explain_answer(error: Any, *, what: str, where: str) -> DatastoreError:
+    code = str(error.response.get("Error", {}).get("Code", ""))
+    said = str(error.response.get("Error", {}).get("Message", "")) or code
+    status = status_of(error)
+    if code == "NoSuchBucket":
+        return DataNotFound(f"cannot {what}: there is no bucket at {where}. Check its name.")
+    if code in _DENIED or status in (401, 403):
+        return AccessDenied(
+            f"cannot {what} on {where}: {said} ({code or status}). Check the credentials that the "
+            "datastore names, and what they are allowed to do."
+        )
+    if status == 412 or code == "PreconditionFailed":
+        return DataChanged(
+            f"cannot {what} on {where}: the object has changed since it was listed. "
+            "Register a new version, or put the old object back."
+        )
+    if status == 404 or code in ("NoSuchKey", "NotFound"):
+        return DataNotFound(f"cannot {what} on {where}: there is no such object.")
+    if status >= 500 or status == 429 or code in ("SlowDown", "RequestTimeout"):
+        return DatastoreUnavailable(
+            f"cannot {what} on {where}: the server answers {status} {said}, also when asked again. "
+            "Try again later."
+        )
+    return InvalidReference(f"cannot {what} on {where}: the server answers {status} {code}: {said}")

@@ -1,0 +1,157 @@
+"""Where a bucket is, by what credentials, and how long to wait; read from a datastore record."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from datastore.catalogue import DatastoreRecord
+from datastore.errors import AccessDenied, InvalidReference
+from datastore.refs import clean_path
+
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 30.0
+ATTEMPTS = 4
+POOL = 32
+KNOWN = frozenset(
+    {
+        "bucket",
+        "prefix",
+        "endpoint",
+        "region",
+        "profile",
+        "access_key_env",
+        "secret_key_env",
+        "session_token_env",
+        "connect_timeout_s",
+        "read_timeout_s",
+        "attempts",
+    }
+)
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """Credentials are never here: `access_key_env` and the like are names of environment variables,
+    read when a client is made; without them botocore's own search (profile, AWS_*) applies."""
+
+    bucket: str
+    prefix: str = ""
+    endpoint: str = ""
+    region: str = ""
+    profile: str = ""
+    access_key_env: str = ""
+    secret_key_env: str = ""
+    session_token_env: str = ""
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
+    read_timeout_s: float = READ_TIMEOUT_S
+    attempts: int = ATTEMPTS
+
+    @classmethod
+    def from_record(cls, record: DatastoreRecord) -> S3Settings:
+        """Return the settings of an `s3` record.
+
+        Raises:
+            InvalidReference: a setting is unknown, missing or out of range.
+        """
+        given = dict(record.settings)
+        unknown = sorted(set(given) - KNOWN)
+        if unknown:
+            raise InvalidReference(
+                f"datastore {record.name!r} has the setting {unknown[0]!r}; an s3 datastore knows "
+                f"{', '.join(sorted(KNOWN))}."
+            )
+        if not given.get("bucket"):
+            raise InvalidReference(f"datastore {record.name!r} names no bucket.")
+        if bool(given.get("access_key_env")) != bool(given.get("secret_key_env")):
+            raise InvalidReference(
+                f"datastore {record.name!r} needs access_key_env and secret_key_env together."
+            )
+        if given.get("endpoint") and "://" not in given["endpoint"]:
+            raise InvalidReference(
+                f"endpoint {given['endpoint']!r} of datastore {record.name!r} is no URL; write it "
+                "with http:// or https://."
+            )
+        numbers = {
+            "connect_timeout_s": _positive(given.get("connect_timeout_s"), CONNECT_TIMEOUT_S),
+            "read_timeout_s": _positive(given.get("read_timeout_s"), READ_TIMEOUT_S),
+            "attempts": _positive(given.get("attempts"), ATTEMPTS),
+        }
+        bad = sorted(name for name, number in numbers.items() if number is None)
+        if bad:
+            raise InvalidReference(
+                f"{bad[0]} of datastore {record.name!r} must be a number above 0, "
+                f"not {given[bad[0]]!r}."
+            )
+        texts = {name: value for name, value in given.items() if name not in numbers}
+        texts["prefix"] = clean_path(texts.get("prefix"))
+        return cls(
+            **texts,
+            connect_timeout_s=numbers["connect_timeout_s"] or CONNECT_TIMEOUT_S,
+            read_timeout_s=numbers["read_timeout_s"] or READ_TIMEOUT_S,
+            attempts=max(1, int(numbers["attempts"] or ATTEMPTS)),
+        )
+
+    @property
+    def where(self) -> str:
+        """The place as people know it."""
+        path = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
+        return f"{path} at {self.endpoint}" if self.endpoint else path
+
+    def client(self) -> Any:
+        """Return a new S3 client.
+
+        Raises:
+            AccessDenied: a named variable is not set, or the profile is not known.
+        """
+        import botocore.session
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+
+        config = Config(
+            connect_timeout=self.connect_timeout_s,
+            read_timeout=self.read_timeout_s,
+            retries={"mode": "standard", "total_max_attempts": self.attempts},
+            max_pool_connections=POOL,
+            # Not every S3 server takes the trailing checksums that newer clients add by themselves.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+            s3={"addressing_style": "path"} if self.endpoint else {},
+        )
+        options: dict[str, Any] = {"config": config}
+        if self.endpoint:
+            options["endpoint_url"] = self.endpoint
+        if self.access_key_env:
+            options["aws_access_key_id"] = _variable(self.access_key_env, self.where)
+            options["aws_secret_access_key"] = _variable(self.secret_key_env, self.where)
+        if self.session_token_env:
+            options["aws_session_token"] = _variable(self.session_token_env, self.where)
+        try:
+            session = botocore.session.Session(profile=self.profile or None)
+            region = self.region or session.get_config_variable("region")
+            if not region and self.endpoint:
+                region = "us-east-1"  # a name is needed to sign; servers of one's own ignore it
+            return session.create_client("s3", region_name=region, **options)
+        except BotoCoreError as error:
+            raise AccessDenied(f"cannot open {self.where}: {error}") from error
+
+
+def _positive(text: str | None, default: float) -> float | None:
+    if not text:
+        return default
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if 0 < number < float("inf") else None
+
+
+def _variable(name: str, where: str) -> str:
+    value = os.environ.get(name, "")
+    if not value:
+        raise AccessDenied(
+            f"{where} takes a credential from the environment variable {name}, which is not set "
+            "here. Set it where this runs (on a cluster: on every node)."
+        )
+    return value

@@ -1,0 +1,87 @@
+"""Every error the package raises.
+
+    DatastoreError
+    ├── InvalidReference        what was written cannot name data (also a ValueError)
+    ├── DatastoreNotFound       no datastore of that name is registered
+    ├── DatastoreExists         the name is taken and overwrite was not asked for
+    ├── DatasetNotFound         no dataset, or no such version of it
+    ├── DatasetExists           the name is taken and create_new_version was not asked for
+    ├── DataNotFound            the storage answered: no such path, bucket or folder
+    ├── AccessDenied            the storage answered: not with these credentials
+    ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
+    ├── DataIntegrityError      bytes that are not the bytes of the version
+    │   └── DataChanged         the source is no longer what the version recorded
+    ├── TransferFailed          one or more files of a transfer failed
+    ├── CacheFull               the node cache cannot make room
+    └── MountError
+        ├── MountUnavailable    this machine cannot mount (no FUSE), or the mount did not come up
+        └── MountLost           a mount that was there is dead
+
+All are picklable: a worker on another node raises them and Ray carries them home.
+"""
+
+from __future__ import annotations
+
+
+class DatastoreError(Exception):
+    """Something about storage or data went wrong; the message says what to do next."""
+
+
+class InvalidReference(DatastoreError, ValueError):
+    """What was written cannot name data: a bad name, path, mode or URL."""
+
+
+class DatastoreNotFound(DatastoreError, LookupError):
+    """No datastore of that name is registered."""
+
+
+class DatastoreExists(DatastoreError):
+    """A datastore of that name is registered already."""
+
+
+class DatasetNotFound(DatastoreError, LookupError):
+    """No dataset of that name, or not in that version."""
+
+
+class DatasetExists(DatastoreError):
+    """A dataset of that name is registered already."""
+
+
+class DataNotFound(DatastoreError, LookupError):
+    """The storage answered, and there is nothing under that path."""
+
+
+class AccessDenied(DatastoreError):
+    """The storage answered, and refuses these credentials."""
+
+
+class DatastoreUnavailable(DatastoreError):
+    """The storage refused, hung, broke off or answered that it cannot; a retry may help."""
+
+
+class DataIntegrityError(DatastoreError):
+    """The bytes are not those of the version that was asked for; they were not used."""
+
+
+class DataChanged(DataIntegrityError):
+    """The source is no longer what the version recorded."""
+
+
+class TransferFailed(DatastoreError):
+    """Some files of a transfer failed; `__cause__` is the first failure."""
+
+
+class CacheFull(DatastoreError):
+    """The node cache cannot make room for what was asked."""
+
+
+class MountError(DatastoreError):
+    """Something about a mount went wrong."""
+
+
+class MountUnavailable(MountError):
+    """This machine cannot mount, or the mount did not come up."""
+
+
+class MountLost(MountError):
+    """The process behind a mount is dead; the path answers "not connected"."""

@@ -1,0 +1,121 @@
+"""What a transfer tells whoever watches it, and a plain line of it for people."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a transfer is. Totals are known from the start; sizes are bytes."""
+
+    doing: str
+    done_files: int
+    total_files: int
+    done_bytes: int
+    total_bytes: int
+    finished: bool = False
+
+
+ProgressCallback = Callable[[Progress], None]
+
+
+class Meter:
+    """Counts files and bytes from several threads and tells one callback, in order."""
+
+    def __init__(
+        self, doing: str, total_files: int, total_bytes: int, callback: ProgressCallback | None
+    ) -> None:
+        self._doing = doing
+        self._total_files = total_files
+        self._total_bytes = total_bytes
+        self._callback = callback
+        self._lock = threading.Lock()
+        self.done_files = 0
+        self.done_bytes = 0
+
+    def add_bytes(self, count: int) -> None:
+        """Say that `count` more bytes are through (negative: they have to be sent again)."""
+        with self._lock:
+            self.done_bytes += count
+            self._tell(finished=False)
+
+    def add_file(self) -> None:
+        """Say that one more file is through."""
+        with self._lock:
+            self.done_files += 1
+            self._tell(finished=False)
+
+    def finish(self) -> None:
+        """Say that nothing more will come."""
+        with self._lock:
+            self._tell(finished=True)
+
+    def _tell(self, *, finished: bool) -> None:
+        if self._callback is not None:
+            self._callback(
+                Progress(
+                    self._doing,
+                    self.done_files,
+                    self._total_files,
+                    self.done_bytes,
+                    self._total_bytes,
+                    finished,
+                )
+            )
+
+
+def human_bytes(count: float) -> str:
+    """Return `count` bytes as people read them: `512 B`, `3.4 MB`."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def line_of(progress: Progress) -> str:
+    """Return `progress` as one line."""
+    return (
+        f"{progress.doing}: {progress.done_files}/{progress.total_files} files, "
+        f"{human_bytes(progress.done_bytes)} of {human_bytes(progress.total_bytes)}"
+    )
+
+
+class ProgressLine:
+    """A callback that keeps one line up to date on a terminal, and prints only the last elsewhere."""
+
+    def __init__(self, stream: TextIO | None = None, *, every_s: float = 0.1) -> None:
+        self._stream = stream if stream is not None else sys.stderr
+        self._every_s = every_s
+        self._told_at = 0.0
+        self._width = 0
+
+    def __call__(self, progress: Progress) -> None:
+        terminal = self._stream.isatty()
+        now = time.monotonic()
+        if not progress.finished and (not terminal or now - self._told_at < self._every_s):
+            return
+        self._told_at = now
+        line = line_of(progress)
+        padding = " " * max(0, self._width - len(line))
+        self._width = len(line)
+        start = "\r" if terminal else ""
+        end = "\n" if progress.finished or not terminal else ""
+        self._stream.write(start + line + padding + end)
+        self._stream.flush()
+
+
+def callback_for(
+    progress: ProgressCallback | None, *, show_progress: bool
+) -> ProgressCallback | None:
+    """Return `progress`, or a line on standard error when only `show_progress` was asked for."""
+    if progress is not None:
+        return progress
+    return ProgressLine() if show_progress else None

@@ -1,0 +1,210 @@
+"""Turns what people write for data (URLs, globs, tuples, DataPaths) into the exact files meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from datastore.backends import Backend, StoredFile, open_backend
+from datastore.catalogue import DatastoreRecord
+from datastore.errors import DataNotFound, InvalidReference
+from datastore.manifest import FileEntry, Manifest
+from datastore.refs import DataPath, DataReference, clean_path, datastore_name_of
+
+OpenRecord = Callable[[str], DatastoreRecord]
+"""Finds the record of a datastore by name."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One place data comes from: a datastore by name (or URL root) and a path or glob in it."""
+
+    datastore: str
+    path: str
+
+    def to_json(self) -> list[str]:
+        """Return the source as JSON."""
+        return [self.datastore, self.path]
+
+
+def is_url_root(datastore: str) -> bool:
+    """Tell whether a datastore's name is the root of a URL, so that no record is needed."""
+    return "://" in datastore
+
+
+def record_of_url_root(root: str) -> DatastoreRecord:
+    """Return the record that stands for the root of a URL (`file:///`, `s3://bucket`)."""
+    if root == "file:///":
+        return DatastoreRecord(root, "local", {"root": "/"})
+    return DatastoreRecord(root, "s3", {"bucket": root.removeprefix("s3://")})
+
+
+def parse_sources(path: Any) -> tuple[Source, ...]:
+    """Return the sources that `path` means: one of, or a list of, `str`, `pathlib.Path`, DataPath,
+    DataReference, Datastore and (datastore, path).
+
+    Raises:
+        InvalidReference: an item is none of these, or there is none.
+    """
+    items = path if isinstance(path, list) else [path]
+    if not items:
+        raise InvalidReference("no path was given; name at least one file, folder or glob.")
+    return tuple(_parse(item) for item in items)
+
+
+def _parse(item: Any) -> Source:
+    if isinstance(item, DataReference | DataPath):
+        if not item.datastore_name:
+            raise InvalidReference("this DataPath has no datastore; give it one.")
+        return Source(item.datastore_name, item.path_on_datastore or "")
+    if isinstance(item, tuple):
+        if len(item) != 2 or not isinstance(item[1], str):
+            raise InvalidReference(f"{item!r} is not (datastore, path).")
+        return Source(datastore_name_of(item[0]), clean_path(item[1]))
+    if isinstance(item, str | Path):
+        return _parse_text(str(item))
+    if hasattr(item, "name") and hasattr(item, "datastore_type"):
+        return Source(str(item.name), "")
+    raise InvalidReference(
+        f"{item!r} names no data; use a path, a URL, a DataPath or a tuple (datastore, path)."
+    )
+
+
+def _parse_text(text: str) -> Source:
+    if "://" not in text:
+        absolute = Path(text).expanduser().absolute()
+        return Source("file:///", clean_path(absolute.as_posix()))
+    scheme, rest = text.split("://", 1)
+    if scheme == "file":
+        return Source("file:///", clean_path(unquote(urlsplit(text).path)))
+    if scheme == "s3":
+        bucket, _, key = rest.partition("/")
+        return Source(f"s3://{bucket}", clean_path(key))
+    if scheme == "azureml":
+        found = re.search(r"datastores/([^/]+)/paths/(.*)\Z", rest)
+        if found:
+            return Source(found[1], clean_path(found[2]))
+    raise InvalidReference(
+        f"{text!r} cannot be read: local paths, file://, s3:// and azureml://datastores/NAME/paths/… "
+        "are known. Download other data first and put it in a datastore."
+    )
+
+
+def has_glob(path: str) -> bool:
+    """Tell whether `path` holds a wildcard."""
+    return any(mark in path for mark in "*?[")
+
+
+def glob_pattern(glob: str) -> re.Pattern[str]:
+    """Return what matches whole paths: `*`, `?`, `[…]` inside one folder, `**` through folders.
+
+    As in Azure ML, `**` alone stands for any number of folders and files: `a/**` is all below `a`.
+    """
+    out, at = "", 0
+    while at < len(glob):
+        if glob.startswith("**/", at):
+            out, at = out + "(?:[^/]+/)*", at + 3
+        elif glob.startswith("**", at):
+            out, at = out + ".*", at + 2
+        elif glob[at] == "*":
+            out, at = out + "[^/]*", at + 1
+        elif glob[at] == "?":
+            out, at = out + "[^/]", at + 1
+        elif glob[at] == "[" and (end := glob.find("]", at + 2)) > 0:
+            inside = glob[at + 1 : end].replace("\\", "\\\\")
+            inside = "^" + inside[1:] if inside[0] in "!^" else inside
+            out, at = out + f"[{inside}]", end + 1
+        else:
+            out, at = out + re.escape(glob[at]), at + 1
+    return re.compile(out + r"\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class _Found:
+    source: Source
+    base: str
+    files: tuple[StoredFile, ...]
+    is_file: bool
+
+
+def _find(source: Source, backend: Backend) -> _Found:
+    if has_glob(source.path):
+        # A file may really be called `a[1].csv`; the exact name wins over the pattern.
+        exact = backend.stat(source.path)
+        if exact is None:
+            fixed: list[str] = []
+            for part in source.path.split("/"):
+                if has_glob(part):
+                    break
+                fixed.append(part)
+            base, pattern = "/".join(fixed), glob_pattern(source.path)
+            files = tuple(file for file in backend.walk(base) if pattern.match(file.path))
+            return _Found(source, base, files, False)
+        return _Found(source, source.path.rpartition("/")[0], (exact,), True)
+    single = backend.stat(source.path)
+    if single is not None:
+        return _Found(source, source.path.rpartition("/")[0], (single,), True)
+    return _Found(source, source.path, tuple(backend.walk(source.path)), False)
+
+
+def resolve(
+    sources: Sequence[Source], open_record: OpenRecord, *, must_exist: bool = True
+) -> Manifest:
+    """Return the manifest of what `sources` hold now.
+
+    One file is shown as that file; a folder or glob keeps the structure below its fixed part; several
+    sources of one datastore keep it below their common folder; those of several datastores are
+    shown below the datastores' names.
+
+    Raises:
+        DataNotFound: a source holds nothing (with `must_exist`).
+        DatastoreError: a storage cannot be read.
+    """
+    found: list[_Found] = []
+    for source in sources:
+        backend = open_backend(record_for(source.datastore, open_record))
+        here = _find(source, backend)
+        if not here.files and must_exist:
+            raise DataNotFound(
+                f"there is nothing at {source.path or '/'!r} in datastore {source.datastore!r} "
+                f"({backend.where}). Check the path; rayjobs data ls shows what is there."
+            )
+        found.append(here)
+    single = len(found) == 1 and found[0].is_file
+    stores = {here.source.datastore for here in found}
+    bases = [here.base.split("/") if here.base else [] for here in found]
+    common = _common(bases) if len(stores) == 1 else []
+    entries: dict[tuple[str, str], FileEntry] = {}
+    for here in found:
+        for file in here.files:
+            parts = file.path.split("/")[len(common) :]
+            if len(stores) > 1:
+                parts.insert(0, re.sub(r"[^A-Za-z0-9_.-]", "_", here.source.datastore))
+            entries[(here.source.datastore, file.path)] = FileEntry(
+                path="/".join(parts),
+                datastore=here.source.datastore,
+                key=file.path,
+                size=file.size,
+                etag=file.etag,
+                digest=file.digest,
+            )
+    return Manifest.of(entries.values(), single_file=single)
+
+
+def record_for(datastore: str, open_record: OpenRecord) -> DatastoreRecord:
+    """Return the record of a datastore named by name or by the root of a URL."""
+    return record_of_url_root(datastore) if is_url_root(datastore) else open_record(datastore)
+
+
+def _common(lists: list[list[str]]) -> list[str]:
+    first, *others = lists
+    length = 0
+    while length < len(first) and all(
+        other[: length + 1] == first[: length + 1] for other in others
+    ):
+        length += 1
+    return first[:length]

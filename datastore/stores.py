@@ -1,0 +1,380 @@
+"""`Datastore`: named storage to put data in, take it out of, and point jobs at.
+
+Source: Azure ML SDK v1, `azureml.core.Datastore`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from datastore.backends import Backend, Folder, StoredFile, open_backend
+from datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
+from datastore.errors import DataNotFound, InvalidReference
+from datastore.progress import ProgressCallback, callback_for
+from datastore.refs import DataReference, clean_path
+from datastore.sources import parse_sources, record_of_url_root
+from datastore.transfer import Download, Moved, Upload, download, files_below, upload
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}\Z")
+
+
+@runtime_checkable
+class HasCatalogue(Protocol):
+    """A workspace, as far as this package needs one."""
+
+    @property
+    def catalogue(self) -> Catalogue: ...
+
+
+def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
+    """Return the catalogue of a workspace, or the catalogue itself.
+
+    Raises:
+        InvalidReference: `workspace` is neither.
+    """
+    if isinstance(workspace, Catalogue):
+        return workspace
+    if isinstance(workspace, HasCatalogue):
+        return workspace.catalogue
+    raise InvalidReference(f"{workspace!r} is not a workspace: it has no catalogue of data.")
+
+
+class Datastore:
+    """A registered storage, looked up by name; the default one without a name.
+
+    Raises:
+        DatastoreNotFound: no datastore has this name.
+    """
+
+    def __init__(self, workspace: Catalogue | HasCatalogue, name: str | None = None) -> None:
+        catalogue = catalogue_of(workspace)
+        self._open(catalogue.datastore(name or catalogue.default_datastore()))
+
+    def _open(self, record: DatastoreRecord) -> None:
+        self.record = record
+        self._backend: Backend | None = None
+
+    @classmethod
+    def from_record(cls, record: DatastoreRecord) -> Datastore:
+        """Return the datastore that `record` describes."""
+        self = cls.__new__(cls)
+        self._open(record)
+        return self
+
+    @classmethod
+    def get(cls, workspace: Catalogue | HasCatalogue, datastore_name: str) -> Datastore:
+        """Return the datastore with this name."""
+        return cls(workspace, datastore_name)
+
+    @classmethod
+    def get_default(cls, workspace: Catalogue | HasCatalogue) -> Datastore:
+        """Return the default datastore."""
+        return cls(workspace)
+
+    @classmethod
+    def register_folder(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        path: str | Path,
+        *,
+        create_if_not_exists: bool = False,
+        overwrite: bool = False,
+    ) -> Datastore:
+        """Register a folder of this machine, or of a file system that every node mounts alike.
+
+        Raises:
+            DataNotFound: the folder does not exist.
+            DatastoreExists: the name is taken.
+        """
+        root = Path(path).expanduser().absolute()
+        if create_if_not_exists:
+            root.mkdir(parents=True, exist_ok=True)
+        if not root.is_dir():
+            raise DataNotFound(
+                f"{root} is not a folder. Make it first, or give create_if_not_exists=True."
+            )
+        record = DatastoreRecord(check_datastore_name(datastore_name), "local", {"root": str(root)})
+        return cls._register(workspace, record, overwrite=overwrite)
+
+    @classmethod
+    def register_s3(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        bucket: str,
+        *,
+        prefix: str = "",
+        endpoint: str = "",
+        region: str = "",
+        profile: str = "",
+        access_key_env: str = "",
+        secret_key_env: str = "",
+        session_token_env: str = "",
+        connect_timeout_s: float | None = None,
+        read_timeout_s: float | None = None,
+        attempts: int | None = None,
+        overwrite: bool = False,
+        skip_validation: bool = False,
+    ) -> Datastore:
+        """Register a bucket, or a prefix of one, on any S3 server.
+
+        Credentials are given by reference only: the names of environment variables
+        (`access_key_env`, `secret_key_env`, `session_token_env`) or a profile. Without either,
+        the usual AWS variables and files are used.
+
+        Raises:
+            DatastoreError: the storage cannot be read with these settings (unless
+                `skip_validation`), or the name is taken.
+        """
+        given = {
+            "bucket": bucket,
+            "prefix": clean_path(prefix),
+            "endpoint": endpoint,
+            "region": region,
+            "profile": profile,
+            "access_key_env": access_key_env,
+            "secret_key_env": secret_key_env,
+            "session_token_env": session_token_env,
+            "connect_timeout_s": "" if connect_timeout_s is None else f"{connect_timeout_s:g}",
+            "read_timeout_s": "" if read_timeout_s is None else f"{read_timeout_s:g}",
+            "attempts": "" if attempts is None else str(attempts),
+        }
+        settings = {name: value for name, value in given.items() if value}
+        record = DatastoreRecord(check_datastore_name(datastore_name), "s3", settings)
+        backend = open_backend(record)
+        if not skip_validation:
+            backend.check()
+        return cls._register(workspace, record, overwrite=overwrite)
+
+    @classmethod
+    def _register(
+        cls, workspace: Catalogue | HasCatalogue, record: DatastoreRecord, *, overwrite: bool
+    ) -> Datastore:
+        catalogue_of(workspace).add_datastore(record, overwrite=overwrite)
+        return cls.from_record(record)
+
+    # --- what it is ---
+
+    @property
+    def name(self) -> str:
+        """The name it is registered by."""
+        return self.record.name
+
+    @property
+    def datastore_type(self) -> str:
+        """`local` or `s3`."""
+        return self.record.kind
+
+    @property
+    def container_name(self) -> str:
+        """The bucket or folder."""
+        return self.record.settings.get("bucket") or self.record.settings.get("root", "")
+
+    @property
+    def account_name(self) -> str:
+        """The server; "" for a folder and for AWS itself."""
+        return self.record.settings.get("endpoint", "")
+
+    @property
+    def backend(self) -> Backend:
+        """The storage itself."""
+        if self._backend is None:
+            self._backend = open_backend(self.record)
+        return self._backend
+
+    def __repr__(self) -> str:
+        return f"Datastore({self.name!r}, {self.backend.where})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Datastore) and self.record == other.record
+
+    def __hash__(self) -> int:
+        return hash(self.record)
+
+    def __getstate__(self) -> DatastoreRecord:
+        return self.record
+
+    def __setstate__(self, record: DatastoreRecord) -> None:
+        self._open(record)
+
+    # --- references ---
+
+    def path(
+        self, path: str | None = None, data_reference_name: str | None = None
+    ) -> DataReference:
+        """Return a reference to `path` in this datastore."""
+        return DataReference(self, data_reference_name or "", path)
+
+    def as_mount(self) -> DataReference:
+        """Return a reference to the whole datastore, mounted."""
+        return self.path().as_mount()
+
+    def as_download(self, path_on_compute: str | None = None) -> DataReference:
+        """Return a reference to the whole datastore, downloaded."""
+        return self.path().as_download(path_on_compute)
+
+    def as_upload(self, path_on_compute: str | None = None) -> DataReference:
+        """Return a reference that stores a local folder at the datastore's top."""
+        return self.path().as_upload(path_on_compute)
+
+    # --- transfer ---
+
+    def upload(
+        self,
+        src_dir: str | Path,
+        target_path: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> DataReference:
+        """Store a folder below `target_path`; files that are there already are kept unless
+        `overwrite`. Return a reference to `target_path`.
+
+        Raises:
+            TransferFailed: a file could not be stored.
+        """
+        folder = Path(src_dir).expanduser()
+        self._upload(files_below(folder), folder, target_path, overwrite, show_progress, progress)
+        return self.path(target_path)
+
+    def upload_files(
+        self,
+        files: Sequence[str | Path],
+        relative_root: str | Path | None = None,
+        target_path: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> DataReference:
+        """Store files below `target_path`, with their path from `relative_root` (without it, their
+        name alone). Return a reference to `target_path`.
+
+        Raises:
+            InvalidReference: a file does not exist or lies outside `relative_root`.
+            TransferFailed: a file could not be stored.
+        """
+        paths = [Path(file).expanduser() for file in files]
+        missing = [path for path in paths if not path.is_file()]
+        if missing:
+            raise InvalidReference(f"{missing[0]} is not a file; upload_files takes files only.")
+        root = Path(relative_root).expanduser() if relative_root is not None else None
+        self._upload(paths, root, target_path, overwrite, show_progress, progress)
+        return self.path(target_path)
+
+    def _upload(
+        self,
+        paths: Sequence[Path],
+        root: Path | None,
+        target_path: str | None,
+        overwrite: bool,
+        show_progress: bool,
+        progress: ProgressCallback | None,
+    ) -> Moved:
+        target = clean_path(target_path)
+        uploads = []
+        for path in paths:
+            try:
+                shown = path.absolute().relative_to(root.absolute()) if root else Path(path.name)
+            except ValueError as error:
+                raise InvalidReference(f"{path} does not lie below {root}.") from error
+            uploads.append(Upload(path, f"{target}/{shown.as_posix()}".lstrip("/")))
+        callback = callback_for(progress, show_progress=show_progress)
+        return upload(self.backend, uploads, overwrite=overwrite, progress=callback)
+
+    def download(
+        self,
+        target_path: str | Path,
+        prefix: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> int:
+        """Fetch every file below `prefix` (or the file `prefix`) to `target_path`, each under its
+        path in the datastore. Return how many files were fetched.
+
+        Raises:
+            DataNotFound: there is nothing at `prefix`.
+            TransferFailed: a file could not be fetched.
+        """
+        files = list(self.files(prefix))
+        if not files:
+            raise DataNotFound(
+                f"there is nothing at {prefix or '/'!r} in datastore {self.name!r} "
+                f"({self.backend.where})."
+            )
+        target = Path(target_path).expanduser()
+        wanted = [Download(file, target / clean_path(file.path)) for file in files]
+        callback = callback_for(progress, show_progress=show_progress)
+        return download(self.backend, wanted, overwrite=overwrite, progress=callback)
+
+    def files(self, path: str | None = None) -> Iterator[StoredFile]:
+        """Yield the file at `path`, or every file below folder `path`."""
+        single = self.backend.stat(clean_path(path))
+        if single is not None:
+            yield single
+        else:
+            yield from self.backend.walk(clean_path(path))
+
+    def children(self, path: str | None = None) -> list[StoredFile | Folder]:
+        """Return what lies directly in folder `path`."""
+        return self.backend.children(clean_path(path))
+
+    def check(self) -> None:
+        """Ask the storage for a sign of life.
+
+        Raises:
+            DatastoreError: what is wrong with it.
+        """
+        self.backend.check()
+
+
+def check_datastore_name(name: str) -> str:
+    """Return `name` if a datastore can have it.
+
+    Raises:
+        InvalidReference: it cannot.
+    """
+    if not _NAME.match(name):
+        raise InvalidReference(
+            f"datastore name {name!r} may hold letters, digits, '_' and '-', and begins with a "
+            "letter or a digit."
+        )
+    return name
+
+
+def record_of_url(name: str, url: str) -> DatastoreRecord:
+    """Return the record of a datastore at `url`: a folder, `file://…` or `s3://bucket[/prefix]`.
+
+    Raises:
+        InvalidReference: `url` is none of these.
+    """
+    (source,) = parse_sources(url)
+    base = record_of_url_root(source.datastore) if "://" in source.datastore else None
+    if base is None:
+        raise InvalidReference(f"{url!r} is neither a folder nor s3://bucket/prefix.")
+    if base.kind == "local":
+        return DatastoreRecord(check_datastore_name(name), "local", {"root": f"/{source.path}"})
+    settings: dict[str, Any] = dict(base.settings)
+    if source.path:
+        settings["prefix"] = source.path
+    return DatastoreRecord(check_datastore_name(name), "s3", settings)
+
+
+def ensure_default(workspace: Catalogue | HasCatalogue, record: DatastoreRecord) -> Datastore:
+    """Register `record` as `workspaceblobstore` unless there is one; return what is there."""
+    catalogue = catalogue_of(workspace)
+    known = {kept.name: kept for kept in catalogue.datastores()}
+    if DEFAULT_DATASTORE not in known:
+        kept = DatastoreRecord(DEFAULT_DATASTORE, record.kind, record.settings)
+        if kept.kind == "local":
+            Path(kept.settings["root"]).mkdir(parents=True, exist_ok=True)
+        catalogue.add_datastore(kept)
+        return Datastore.from_record(kept)
+    return Datastore.from_record(known[DEFAULT_DATASTORE])

@@ -1,0 +1,221 @@
+"""Moves many files at once, by a few threads, and says how far it is."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from datastore.backends import Backend, StoredFile
+from datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
+from datastore.progress import Meter, ProgressCallback
+
+THREADS = 8
+Item = TypeVar("Item")
+
+
+class Stopped(Exception):
+    """Inside a transfer: another file failed, so this one is not worth finishing."""
+
+
+def for_each(
+    items: Sequence[Item], work: Callable[[Item, threading.Event], None], *, threads: int = THREADS
+) -> None:
+    """Do `work` on every item, `threads` at a time. The first failure stops the rest and is raised.
+
+    `work` gets an event that is set once something failed.
+    """
+    if not items:
+        return
+    stop = threading.Event()
+
+    def guarded(item: Item) -> None:
+        if stop.is_set():
+            raise Stopped
+        work(item, stop)
+
+    with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="transfer") as pool:
+        futures: list[Future[None]] = [pool.submit(guarded, item) for item in items]
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        finally:
+            # Also for Ctrl-C in this thread: what has not begun must not begin any more.
+            if any(future.done() and future.exception() for future in futures) or not all(
+                future.done() for future in futures
+            ):
+                stop.set()
+    failures = [error for future in futures if (error := future.exception()) is not None]
+    for error in failures:
+        if not isinstance(error, Stopped):
+            raise error
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A local file and where it goes."""
+
+    source: Path
+    path: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What a transfer did: the files now in place, and which of them were there before."""
+
+    files: tuple[StoredFile, ...]
+    kept: tuple[str, ...]
+
+    @property
+    def moved(self) -> int:
+        """The number of files that were really moved."""
+        return len(self.files) - len(self.kept)
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return every regular file below `folder`, links followed, in order.
+
+    Raises:
+        InvalidReference: `folder` is no folder.
+    """
+    if not folder.is_dir():
+        raise InvalidReference(f"{folder} is not a folder; name a folder, or use upload_files.")
+    found: list[Path] = []
+    pending: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
+    while pending:
+        here, above = pending.pop()
+        real = os.path.realpath(here)
+        if real in above:  # a link that leads back up
+            continue
+        try:
+            for item in os.scandir(here):
+                if item.is_dir():
+                    pending.append((Path(item.path), above | {real}))
+                elif item.is_file():
+                    found.append(Path(item.path))
+        except PermissionError as error:
+            raise AccessDenied(f"{here} cannot be listed: {error.strerror}.") from error
+    return sorted(found)
+
+
+def upload(
+    backend: Backend,
+    uploads: Sequence[Upload],
+    *,
+    overwrite: bool,
+    progress: ProgressCallback | None,
+    threads: int = THREADS,
+) -> Moved:
+    """Store every file. Without `overwrite` a file that is there already is kept as it is.
+
+    Raises:
+        InvalidReference: two files go to one place.
+        TransferFailed: a file could not be stored; those already stored stay.
+    """
+    taken: dict[str, Path] = {}
+    for item in uploads:
+        if item.path in taken:
+            raise InvalidReference(
+                f"{taken[item.path]} and {item.source} would both be stored as {item.path!r}. "
+                "Give relative_root, so that their folders are kept."
+            )
+        taken[item.path] = item.source
+    meter = Meter(
+        "upload", len(uploads), sum(item.source.stat().st_size for item in uploads), progress
+    )
+    stored: dict[str, StoredFile] = {}
+    kept: list[str] = []
+
+    def one(item: Upload, stop: threading.Event) -> None:
+        before = None if overwrite else backend.stat(item.path)
+        if before is not None:
+            meter.add_bytes(item.source.stat().st_size)
+            kept.append(item.path)
+        stored[item.path] = before or backend.put(item.source, item.path, _stoppable(meter, stop))
+        meter.add_file()
+
+    _run("upload", backend, uploads, one, threads)
+    meter.finish()
+    return Moved(tuple(stored[path] for path in sorted(stored)), tuple(sorted(kept)))
+
+
+@dataclass(frozen=True)
+class Download:
+    """A stored file and the local file it becomes."""
+
+    file: StoredFile
+    to: Path
+
+
+def download(
+    backend: Backend,
+    downloads: Iterable[Download],
+    *,
+    overwrite: bool,
+    progress: ProgressCallback | None,
+    threads: int = THREADS,
+) -> int:
+    """Fetch every file, each visible only when it is whole; return how many were fetched.
+
+    Without `overwrite` a local file that exists is kept as it is.
+
+    Raises:
+        TransferFailed: a file could not be fetched; the whole ones stay.
+    """
+    wanted = [item for item in downloads if overwrite or not item.to.exists()]
+    meter = Meter("download", len(wanted), sum(item.file.size for item in wanted), progress)
+
+    def one(item: Download, stop: threading.Event) -> None:
+        partial = item.to.with_name(f".{item.to.name[:100]}.partial-{secrets.token_hex(6)}")
+        try:
+            item.to.parent.mkdir(parents=True, exist_ok=True)
+            backend.fetch(item.file, partial, _stoppable(meter, stop))
+            partial.replace(item.to)
+        except OSError as error:
+            raise TransferFailed(f"cannot write {item.to}: {error.strerror}.") from error
+        finally:
+            partial.unlink(missing_ok=True)
+        meter.add_file()
+
+    _run("download", backend, wanted, one, threads)
+    meter.finish()
+    return len(wanted)
+
+
+def _run(
+    doing: str,
+    backend: Backend,
+    items: Sequence[Item],
+    work: Callable[[Item, threading.Event], None],
+    threads: int,
+) -> None:
+    done = 0
+    lock = threading.Lock()
+
+    def counted(item: Item, stop: threading.Event) -> None:
+        nonlocal done
+        work(item, stop)
+        with lock:
+            done += 1
+
+    try:
+        for_each(items, counted, threads=threads)
+    except DatastoreError as error:
+        if len(items) == 1:
+            raise
+        raise TransferFailed(
+            f"{doing} stopped with {done} of {len(items)} files through ({backend.where}): {error}"
+        ) from error
+
+
+def _stoppable(meter: Meter, stop: threading.Event) -> Callable[[int], None]:
+    def count(size: int) -> None:
+        meter.add_bytes(size)
+        if stop.is_set():
+            raise Stopped
+
+    return count
