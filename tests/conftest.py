@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 GROUPS = ("ray", "storage")  # markers whose tests share one server, hence one xdist worker
-LEFTOVER_DEADLINE_S = 30.0
+LEFTOVER_DEADLINE_S = float(os.environ.get("TEST_LEFTOVER_DEADLINE_S", "30"))
 
 settings.register_profile(
     "rayjobs",
