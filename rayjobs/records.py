@@ -25,6 +25,7 @@ class Job:
         reason: Why the job is in its state, for people.
         cancel_requested_at: When somebody asked for its end; a request, not a state.
         actual: Where the priority now in force differs from the spec's, see `priority`.
+        display_name: What people see instead of the spec's name; may change, the spec does not.
         kind: "job", or "sweep" and others for parents that run nothing themselves.
     """
 
@@ -41,6 +42,7 @@ class Job:
     kind: str = "job"
     parent: str | None = None
     snapshot: str | None = None
+    display_name: str | None = None
     submitted_at: datetime
     changed_at: datetime
     started_at: datetime | None = None

@@ -106,9 +106,7 @@ class Store(Protocol):
         """Record who runs an attempt (and why it is cold)."""
         ...
 
-    def record_exit(
-        self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]
-    ) -> bool:
+    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
         """Keep the exit records of an attempt. Idempotent."""
         ...
 
@@ -172,9 +170,7 @@ class Store(Protocol):
         """Return the jobs of a target that are live, with their newest attempt."""
         ...
 
-    def add_allocation(
-        self, name: str, *, target: str, shape: Mapping[str, float]
-    ) -> Allocation:
+    def add_allocation(self, name: str, *, target: str, shape: Mapping[str, float]) -> Allocation:
         """Record an allocation as CREATING, before its group is created."""
         ...
 

@@ -1,0 +1,247 @@
+"""A job's way through its states: start, move, hosts and exits, finish, requeue, cancel."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rayjobs.errors import TransitionError
+from rayjobs.failures import Failure
+from rayjobs.records import Attempt, Job
+from rayjobs.states import FINAL, LIVE, JobState
+from rayjobs.store import transitions
+from rayjobs.store.part import Part
+from rayjobs.store.rows import attempt_of, failure_text, job_of, time_text, to_json
+
+LIVE_JOBS = f"""
+SELECT * FROM jobs
+WHERE target = :target AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})
+ORDER BY serial
+"""  # noqa: S608 - made of our own names
+
+NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
+
+
+class AttemptsPart(Part):
+    """Every change of a job's state, each conditional on the state and the attempt."""
+
+    def start(self, job_id: str, *, attempt: int, allocation: str) -> Attempt | None:
+        """See `Store.start`."""
+        now = self._now()
+        values = {"job": job_id, "attempt": attempt, "now": now, "allocation": allocation}
+        with self._database.write() as connection:
+            started = connection.execute(transitions.START, values).fetchone()
+            if started is None:
+                self._row(connection, job_id)
+                return None
+            values["attempt"] = started["attempt"]
+            row = connection.execute(transitions.INSERT_ATTEMPT, values).fetchone()
+            self._state_event(
+                connection,
+                job_id,
+                JobState.QUEUED,
+                JobState.PROVISIONING,
+                now=now,
+                attempt=started["attempt"],
+            )
+            return attempt_of(row)
+
+    def move(
+        self, job_id: str, *, attempt: int, old: JobState, new: JobState, reason: str = ""
+    ) -> bool:
+        """See `Store.move`."""
+        statement = transitions.MOVES.get((old, new))
+        if statement is None:
+            raise TransitionError(
+                f"job {job_id!r} cannot be moved from {old} to {new}: use `finish` for final "
+                f"states, `requeue` for {JobState.QUEUED}, `start` for {JobState.PROVISIONING}",
+                job=job_id,
+                old=old,
+                new=new,
+            )
+        now = self._now()
+        values = {"job": job_id, "attempt": attempt, "now": now, "reason": reason}
+        with self._database.write() as connection:
+            if connection.execute(statement, values).fetchone() is None:
+                self._row(connection, job_id)
+                return False
+            if new is JobState.RUNNING:
+                connection.execute(transitions.ATTEMPT_STARTED, values)
+            self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
+        return True
+
+    def set_hosts(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        hosts: Sequence[Mapping[str, Any]],
+        cold_reason: str | None = None,
+    ) -> bool:
+        """See `Store.set_hosts`."""
+        values = {
+            "job": job_id,
+            "attempt": attempt,
+            "hosts": to_json([dict(host) for host in hosts]),
+            "cold_reason": cold_reason,
+        }
+        with self._database.write() as connection:
+            return connection.execute(transitions.SET_HOSTS, values).rowcount == 1
+
+    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
+        """See `Store.record_exit`. Records of other nodes that are there already stay."""
+        key = {"job": job_id, "attempt": attempt}
+        with self._database.write() as connection:
+            row = connection.execute(NEWEST_ATTEMPT, key).fetchone()
+            if row is None or self._row(connection, job_id)["attempt"] != attempt:
+                return False
+            kept = {record.get("node", 0): record for record in json.loads(row["exits"])}
+            new = {record.get("node", 0): dict(record) for record in exits}
+            merged = to_json([record for _, record in sorted((kept | new).items())])
+            if merged == row["exits"]:
+                return True  # said before, perhaps by a call whose answer was lost
+            values = {**key, "exits": merged}
+            return connection.execute(transitions.SET_EXITS, values).rowcount == 1
+
+    def finish(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        state: JobState,
+        reason: str = "",
+        failure: Failure | None = None,
+        outcome: str = "",
+    ) -> bool:
+        """See `Store.finish`.
+
+        Raises:
+            TransitionError: `state` is not final, or the table has no step to it from where the
+                job is (only a job that is Finalizing can be Completed).
+        """
+        statement = transitions.ENDS.get(state)
+        if statement is None:
+            raise TransitionError(
+                f"job {job_id!r} cannot be finished as {state}: final states are "
+                f"{', '.join(sorted(FINAL))}",
+                job=job_id,
+                new=state,
+            )
+        now = self._now()
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            old = JobState(row["state"])
+            if row["attempt"] != attempt or old.is_final:
+                return False
+            values = {
+                "job": job_id,
+                "attempt": attempt,
+                "now": now,
+                "reason": reason,
+                "failure": failure_text(failure),
+                "outcome": outcome or str(state),
+            }
+            if connection.execute(statement, values).fetchone() is None:
+                raise TransitionError(
+                    f"job {job_id!r} is {old} and cannot become {state} from there",
+                    job=job_id,
+                    old=old,
+                    new=state,
+                )
+            connection.execute(transitions.END_ATTEMPT, values)
+            self._state_event(
+                connection, job_id, old, state, now=now, attempt=attempt, reason=reason
+            )
+        return True
+
+    def requeue(
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        reason: str,
+        outcome: str,
+        failure: Failure | None = None,
+        not_before: datetime | None = None,
+    ) -> bool:
+        """See `Store.requeue`."""
+        now = self._now()
+        values = {
+            "job": job_id,
+            "attempt": attempt,
+            "now": now,
+            "reason": reason,
+            "outcome": outcome,
+            "failure": failure_text(failure),
+            "not_before": time_text(not_before),
+        }
+        # Durable, since it may become an end.
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            old, new = JobState(row["state"]), JobState.QUEUED
+            if row["attempt"] != attempt or not old.is_live:
+                return False
+            if connection.execute(transitions.REQUEUE, values).fetchone() is None:
+                # The request came first. Nobody would ever start it from the queue.
+                new = JobState.CANCELED
+                reason = values["reason"] = f"canceled instead of queued again ({reason})"
+                connection.execute(transitions.CANCEL, values)
+            connection.execute(transitions.END_ATTEMPT, values)
+            self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
+        return True
+
+    def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
+        """See `Store.request_cancel`."""
+        now = self._now()
+        reason = f"canceled by {by}" if by else "canceled"
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            state = JobState(row["state"])
+            values = {"job": job_id, "attempt": row["attempt"], "now": now, "reason": reason}
+            if state.is_final or row["cancel_requested_at"] is not None:
+                return state
+            if state is JobState.QUEUED:
+                connection.execute(transitions.CANCEL_QUEUED, values)
+                self._state_event(
+                    connection,
+                    job_id,
+                    state,
+                    JobState.CANCELED,
+                    now=now,
+                    attempt=row["attempt"],
+                    reason=reason,
+                )
+                return JobState.CANCELED
+            connection.execute("UPDATE jobs SET cancel_requested_at = :now WHERE id = :job", values)
+            self._event(
+                connection,
+                job_id,
+                "cancel",
+                f"cancel requested by {by}" if by else "cancel requested",
+                now=now,
+                attempt=row["attempt"],
+            )
+            return state
+
+    # -- reading -----------------------------------------------------------------------------
+
+    def attempts(self, job_id: str) -> list[Attempt]:
+        """See `Store.attempts`."""
+        with self._database.read() as connection:
+            self._row(connection, job_id)
+            rows = connection.execute(
+                "SELECT * FROM attempts WHERE job = :job ORDER BY number", {"job": job_id}
+            ).fetchall()
+        return [attempt_of(row) for row in rows]
+
+    def live(self, target: str) -> list[tuple[Job, Attempt]]:
+        """See `Store.live`."""
+        found: list[tuple[sqlite3.Row, sqlite3.Row]] = []
+        with self._database.read() as connection:
+            for job in connection.execute(LIVE_JOBS, {"target": target}).fetchall():
+                key = {"job": job["id"], "attempt": job["attempt"]}
+                found.append((job, connection.execute(NEWEST_ATTEMPT, key).fetchone()))
+        return [(job_of(job), attempt_of(attempt)) for job, attempt in found]

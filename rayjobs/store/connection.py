@@ -1,0 +1,280 @@
+"""SQLite connections of one process: transactions, waiting for the lock, errors in our words.
+
+Statements go to the driver of the standard library: SQLAlchemy's import alone would take half
+of what a command may take (docs/decisions/0002-store-statements.md).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from rayjobs.errors import StoreBusyError, StoreError, StoreFullError
+from rayjobs.store.schema import bring_up_to_date, check_version
+
+_OLDEST_SQLITE = (3, 35, 0)  # RETURNING
+_FULL_BYTES = 64 * 1024  # less free space than this explains a failed write
+
+# Connections that a forked child got from its parent: closing one there could end the parent's.
+_INHERITED: list[sqlite3.Connection] = []
+
+
+class Database:
+    """The transactions of one SQLite file (or of one in memory, with `path` None).
+
+    Safe from threads, and after a fork. Every transaction checks the schema's version, so a
+    store that was upgraded under an open client refuses it.
+    """
+
+    def __init__(self, path: Path | None, *, busy_timeout_s: float) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST_SQLITE:
+            raise StoreError(
+                f"the SQLite library of this Python has version {sqlite3.sqlite_version}; "
+                f"3.35 or later is needed. Use another Python."
+            )
+        self.path = path
+        self.where = str(path) if path is not None else ":memory:"
+        self.busy_timeout_s = busy_timeout_s
+        self._closed = False
+        self._forget()
+        with self._errors():
+            self._give(self._open())
+
+    def _forget(self) -> None:
+        """Start with no connections; also in a child after a fork."""
+        self._pid = os.getpid()
+        self._idle: list[sqlite3.Connection] = []
+        self._guard = threading.Lock()
+        # Threads of this process wait for each other here, in order and without polling. In
+        # memory there is one connection, so it also keeps readers out of a half-done write.
+        self._writing = threading.Lock()
+
+    # -- transactions ----------------------------------------------------------------------
+
+    @contextmanager
+    def read(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees one state of the store throughout; waits for nobody."""
+        if self.path is None:
+            with self._held(), self._transaction("BEGIN") as connection:
+                yield connection
+        else:
+            with self._transaction("BEGIN") as connection:
+                yield connection
+
+    @contextmanager
+    def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        """A transaction that nobody else writes in.
+
+        Args:
+            durable: Survives a power cut once this returns (fsync). Without it the transaction
+                survives the death of any process, and may be lost with the machine's power.
+
+        Raises:
+            StoreBusyError: another process kept the lock for longer than the busy timeout.
+            StoreFullError: the disk is full; nothing was changed.
+        """
+        with self._held(), self._transaction("BEGIN IMMEDIATE", durable=durable) as connection:
+            yield connection
+
+    @contextmanager
+    def plain(self) -> Iterator[sqlite3.Connection]:
+        """A connection outside of any transaction (for SQLite's backup)."""
+        with self._errors():
+            connection = self._take()
+            try:
+                yield connection
+            finally:
+                self._give(connection)
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self._check_process()
+        if not self._writing.acquire(timeout=self.busy_timeout_s):
+            self._busy()
+        try:
+            yield
+        finally:
+            self._writing.release()
+
+    @contextmanager
+    def _transaction(self, begin: str, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        with self._errors():
+            connection = self._take()
+            healthy = False
+            try:
+                if begin != "BEGIN":
+                    # Cannot be changed inside a transaction.
+                    connection.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+                connection.execute(begin)
+                check_version(connection, self.where)
+                yield connection
+                connection.execute("COMMIT")
+                healthy = True
+            finally:
+                try:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    healthy = True
+                except sqlite3.Error:
+                    healthy = False  # what comes next gets a new connection
+                if healthy or self.path is None:
+                    self._give(connection)
+                else:
+                    connection.close()
+
+    # -- connections -------------------------------------------------------------------------
+
+    def _check_process(self) -> None:
+        if self._closed:
+            raise StoreError(f"the store {self.where} was closed; open it anew")
+        if os.getpid() != self._pid:
+            if self.path is None:
+                raise StoreError("a store in memory belongs to the process that made it")
+            _INHERITED.extend(self._idle)
+            self._forget()
+
+    def _take(self) -> sqlite3.Connection:
+        self._check_process()
+        with self._guard:
+            if self._idle:
+                return self._idle.pop()
+        return self._open()
+
+    def _give(self, connection: sqlite3.Connection) -> None:
+        with self._guard:
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _open(self) -> sqlite3.Connection:
+        """Open a connection; the first one of all creates or upgrades the schema."""
+        if self.path is not None and not self.path.exists():
+            _create_private(self.path)
+        deadline = time.monotonic() + self.busy_timeout_s
+        while True:
+            connection = sqlite3.connect(
+                self.path if self.path is not None else ":memory:",
+                timeout=self.busy_timeout_s,
+                isolation_level=None,  # transactions are begun and ended by us alone
+                check_same_thread=False,
+                cached_statements=256,
+            )
+            try:
+                connection.row_factory = sqlite3.Row
+                if self.path is not None:
+                    connection.execute("PRAGMA journal_mode = WAL")
+                bring_up_to_date(connection, self.path)
+                return connection
+            except sqlite3.OperationalError as error:
+                connection.close()
+                # The change to WAL and the last closing of a store do not use SQLite's own wait.
+                if not _is_busy(error) or time.monotonic() > deadline:
+                    raise
+                time.sleep(random.uniform(0.005, 0.05))  # noqa: S311 - not a secret
+            except BaseException:
+                connection.close()
+                raise
+
+    def close(self) -> None:
+        """Close all connections that are not in use; the others are closed after their use."""
+        with self._guard:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        if os.getpid() == self._pid:
+            for connection in idle:
+                connection.close()
+        else:
+            _INHERITED.extend(idle)
+
+    # -- errors ------------------------------------------------------------------------------
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.IntegrityError:
+            raise  # means something to the statement's author
+        except sqlite3.Error as error:
+            self._raise(error)
+
+    def _raise(self, error: sqlite3.Error) -> NoReturn:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_FULL or (
+            code in (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN) and self._disk_is_full()
+        ):
+            folder = self.path.parent if self.path is not None else "memory"
+            raise StoreFullError(
+                f"the disk of the store {self.where} is full, so nothing was changed. "
+                f"Free space in {folder} (try `df -h {folder}`), then repeat the command.",
+                path=self.where,
+            ) from error
+        if _is_busy(error):
+            self._busy(error)
+        if code == sqlite3.SQLITE_NOTADB:
+            raise StoreError(
+                f"{self.where} is not a store: it is no SQLite database; name another path, or "
+                f"put the file's backup in its place",
+                path=self.where,
+            ) from error
+        if code == sqlite3.SQLITE_CORRUPT:
+            raise StoreError(
+                f"the store {self.where} is damaged ({error}); put a backup in its place "
+                f"(with its -wal and -shm files removed)",
+                path=self.where,
+            ) from error
+        if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):
+            raise StoreError(
+                f"the store {self.where} cannot be written by this user ({error}); check the "
+                f"owner and the rights of the file and its folder",
+                path=self.where,
+            ) from error
+        raise StoreError(f"the store {self.where} failed: {error}", path=self.where) from error
+
+    def _busy(self, error: sqlite3.Error | None = None) -> NoReturn:
+        raise StoreBusyError(
+            f"the store {self.where} is locked by another process for longer than "
+            f"{self.busy_timeout_s:g} s, so nothing was changed. See who has it open "
+            f"(`fuser -v {self.where}`): a stopped process or a backup tool must go on or end; "
+            f"then repeat the command.",
+            path=self.where,
+        ) from error
+
+    def _disk_is_full(self) -> bool:
+        if self.path is None:
+            return False
+        try:
+            room = os.statvfs(self.path.parent)
+        except OSError:
+            return False
+        return room.f_bavail * room.f_frsize < _FULL_BYTES
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _create_private(path: Path) -> None:
+    """Create the file for its owner alone (SQLite gives its -wal and -shm the same rights)."""
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"the folder {path.parent} of the store does not exist; create it first"
+        ) from error
+    except OSError as error:
+        raise StoreError(f"the store {path} cannot be created: {error.strerror}") from error
+    # The name itself must survive a power cut, as what is acknowledged below it does.
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,295 @@
+"""Jobs: submit, find, list, change what may change."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayjobs import ids
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.store.part import Part
+from rayjobs.store.rows import job_of, light_row, spec_of, to_json
+
+INSERT_JOB = """
+INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
+    submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
+    tags, properties, tail)
+VALUES (:id, :idempotency_key, :experiment, :name, :display_name, :kind, :parent, :target,
+    :submitted_by, :snapshot, :spec, 'Queued', 0, '', :priority, :now, :now,
+    :tags, :properties, :tail)
+RETURNING *
+"""
+
+BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
+
+# A prefix as a range: LIKE would need escapes, and does not use the index.
+FIND = """
+SELECT * FROM jobs WHERE id >= :text AND id < :beyond
+UNION SELECT * FROM jobs WHERE tail >= :text AND tail < :beyond
+UNION SELECT * FROM jobs WHERE name = :text
+UNION SELECT * FROM jobs WHERE display_name = :text
+ORDER BY serial DESC LIMIT 200
+"""
+
+NAMES = "SELECT id, tail, name, display_name FROM jobs ORDER BY serial DESC LIMIT 2000"
+
+LIGHT_COLUMNS = (
+    "serial, id, experiment, name, display_name, kind, parent, target, submitted_by, state, "
+    "attempt, reason, priority, submitted_at, changed_at, started_at, ended_at, "
+    "cancel_requested_at, tags"
+)
+
+_BEYOND = "\U0010ffff"
+_SHOWN = 10
+
+
+class JobsPart(Part):
+    """Rows of jobs."""
+
+    def submit(
+        self,
+        spec: JobSpec,
+        *,
+        experiment: str,
+        snapshot: str | None,
+        user: str,
+        idempotency_key: str | None = None,
+        parent: str | None = None,
+        kind: str = "job",
+        job_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> tuple[Job, bool]:
+        """See `Store.submit`. Raises UsageError too when `job_id` is another job's."""
+        now = self._now()
+        new_id = job_id or ids.job_id(experiment)
+        values = {
+            "id": new_id,
+            "tail": new_id.rpartition("_")[2],
+            "idempotency_key": idempotency_key,
+            "experiment": experiment,
+            "name": spec.name,
+            "display_name": spec.display_name,
+            "kind": kind,
+            "parent": parent,
+            "target": spec.target,
+            "submitted_by": user,
+            "snapshot": snapshot,
+            "spec": spec.to_json(),
+            "priority": spec.priority,
+            "now": now,
+            "tags": to_json(dict(spec.tags)),
+            "properties": to_json(dict(properties or {})),
+        }
+        with self._database.write(durable=True) as connection:
+            if idempotency_key is not None:
+                known = connection.execute(BY_KEY, values).fetchone()
+                if known is not None:
+                    return _same_submit(known, spec, snapshot), False
+            try:
+                row = connection.execute(INSERT_JOB, values).fetchone()
+            except sqlite3.IntegrityError as error:
+                raise UsageError(
+                    f"a job {new_id!r} exists already; leave the id out, or give the "
+                    f"idempotency key of the first submit to get that job back",
+                    job=new_id,
+                ) from error
+            self._state_event(connection, new_id, None, JobState.QUEUED, now=now, attempt=0)
+        return job_of(row), True
+
+    def job(self, job_id: str) -> Job:
+        """See `Store.job`."""
+        with self._database.read() as connection:
+            return job_of(self._row(connection, job_id))
+
+    def find(self, text: str) -> Job:
+        """See `Store.find`. A whole id wins over all else, then a whole name over prefixes."""
+        if not text:
+            raise UsageError("an empty text names no job; give an id, its beginning, or a name")
+        with self._database.read() as connection:
+            rows = connection.execute(FIND, {"text": text, "beyond": text + _BEYOND}).fetchall()
+            for row in rows:
+                if row["id"] == text:
+                    return job_of(row)
+            named = [row for row in rows if text in (row["name"], row["display_name"])]
+            if len(rows) == 1 or len(named) == 1:
+                return job_of(named[0] if named else rows[0])
+            if rows:
+                shown = "\n".join(
+                    f"  {row['id']}  {row['display_name'] or row['name']}  {row['state']}"
+                    for row in rows[:_SHOWN]
+                )
+                more = "\n  …" if len(rows) > _SHOWN else ""
+                raise UsageError(
+                    f"{text!r} names {len(rows)} jobs; give more of the id:\n{shown}{more}",
+                    matches=tuple(row["id"] for row in rows),
+                )
+            names = connection.execute(NAMES).fetchall()
+        raise NotFoundError(_not_found(text, names, self._database.where), job=text)
+
+    def jobs(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+    ) -> list[Job]:
+        """See `Store.jobs`."""
+        rows = self._select("*", states, experiment, parent, target, tag, limit, newest_first)
+        return [job_of(row) for row in rows]
+
+    def job_rows(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+    ) -> list[Mapping[str, Any]]:
+        """Return what `jobs` does without specs, as plain JSON data, for long lists.
+
+        Keys are the job's fields, and `name`; times are ISO text.
+        """
+        rows = self._select(
+            LIGHT_COLUMNS, states, experiment, parent, target, tag, limit, newest_first
+        )
+        return [light_row(row) for row in rows]
+
+    def _select(
+        self,
+        columns: str,
+        states: Sequence[JobState] | None,
+        experiment: str | None,
+        parent: str | None,
+        target: str | None,
+        tag: tuple[str, str] | None,
+        limit: int | None,
+        newest_first: bool,
+    ) -> list[sqlite3.Row]:
+        where: list[str] = []
+        values: dict[str, Any] = {"limit": -1 if limit is None else limit}
+        if states is not None:
+            values.update({f"state{n}": str(state) for n, state in enumerate(states)})
+            where.append(f"state IN ({', '.join(f':state{n}' for n in range(len(states)))})")
+        for column, value in (("experiment", experiment), ("parent", parent), ("target", target)):
+            if value is not None:
+                where.append(f"{column} = :{column}")
+                values[column] = value
+        if tag is not None:
+            where.append(
+                "EXISTS (SELECT 1 FROM json_each(jobs.tags) AS tag"
+                " WHERE tag.key = :tag_name AND tag.value = :tag_value)"
+            )
+            values["tag_name"], values["tag_value"] = tag
+        statement = (  # our own fragments; what users give are values
+            f"SELECT {columns} FROM jobs"  # noqa: S608
+            + (f" WHERE {' AND '.join(where)}" if where else "")
+            + f" ORDER BY serial {'DESC' if newest_first else 'ASC'} LIMIT :limit"
+        )
+        with self._database.read() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def counts(self) -> dict[JobState, int]:
+        """See `Store.counts`."""
+        with self._database.read() as connection:
+            rows = connection.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state").fetchall()
+        return {JobState(state): count for state, count in rows}
+
+    def update(
+        self,
+        job_id: str,
+        *,
+        priority: int | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        display_name: str | None = None,
+    ) -> Job:
+        """See `Store.update`."""
+        with self._database.write() as connection:
+            row = self._row(connection, job_id)
+            changes: dict[str, Any] = {}
+            if priority is not None and priority != row["priority"]:
+                if JobState(row["state"]).is_final:
+                    raise UsageError(
+                        f"job {job_id!r} is {row['state']}: the priority of a job that has "
+                        f"ended cannot be changed",
+                        job=job_id,
+                    )
+                changes["priority"] = priority
+                self._event(
+                    connection,
+                    job_id,
+                    "priority",
+                    f"priority {row['priority']} → {priority}",
+                    now=self._now(),
+                    attempt=row["attempt"],
+                )
+            if tags:
+                merged = {**json.loads(row["tags"]), **tags}
+                changes["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
+            if properties:
+                changes["properties"] = _add_only(job_id, row["properties"], properties)
+            if display_name is not None:
+                changes["display_name"] = display_name
+            if changes:
+                assignments = ", ".join(f"{column} = :{column}" for column in changes)
+                row = connection.execute(
+                    f"UPDATE jobs SET {assignments} WHERE id = :job RETURNING *",  # noqa: S608
+                    {**changes, "job": job_id},
+                ).fetchone()
+            return job_of(row)
+
+
+def _same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:
+    different = [
+        what
+        for what, is_different in (
+            ("spec", spec_of(known["spec"]) != spec),
+            ("snapshot", known["snapshot"] != snapshot),
+        )
+        if is_different
+    ]
+    if different:
+        raise UsageError(
+            f"the idempotency key {known['idempotency_key']!r} was used for job "
+            f"{known['id']!r} with another {' and '.join(different)}; use a new key for a new "
+            f"job, or repeat the first submit unchanged",
+            job=known["id"],
+            different=tuple(different),
+        )
+    return job_of(known)
+
+
+def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:
+    known: dict[str, str] = json.loads(stored)
+    for name, value in new.items():
+        if known.get(name, value) != value:
+            raise UsageError(
+                f"property {name!r} of job {job_id!r} is {known[name]!r} and cannot become "
+                f"{value!r}: properties are written once; use a tag for what changes",
+                job=job_id,
+            )
+    return to_json({**known, **new})
+
+
+def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str) -> str:
+    import difflib  # only on the way to an error
+
+    known: dict[str, str] = {}
+    for row in reversed(rows):
+        known.update({name: row["id"] for name in row if name})
+    near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
+    meant = ", ".join(dict.fromkeys(near))
+    hint = f"did you mean {meant}?" if near else "`rayjobs ls --all` lists the jobs."
+    return f"no job {text!r} in the store {where}; {hint}"

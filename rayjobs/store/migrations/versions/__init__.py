@@ -1,0 +1,1 @@
+"""One file a step; its number is the schema version that it leads to."""

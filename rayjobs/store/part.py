@@ -1,0 +1,83 @@
+"""What all parts of the SQL store share: the database, the clock, history lines."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.clock import Clock, to_text
+from rayjobs.errors import NotFoundError
+from rayjobs.states import JobState
+from rayjobs.store.connection import Database
+from rayjobs.store.rows import to_json
+from rayjobs.store.transitions import INSERT_EVENT
+
+STATE_EVENT = "state"
+
+
+class Part:
+    """Base of the store's parts."""
+
+    _database: Database
+    _clock: Clock
+
+    def _now(self) -> str:
+        return to_text(self._clock.now())
+
+    def _event(
+        self,
+        connection: sqlite3.Connection,
+        job_id: str,
+        kind: str,
+        message: str,
+        *,
+        now: str,
+        attempt: int,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        connection.execute(
+            INSERT_EVENT,
+            {
+                "job": job_id,
+                "now": now,
+                "kind": kind,
+                "message": message,
+                "attempt": attempt,
+                "data": "{}" if not data else to_json(data),
+            },
+        )
+
+    def _state_event(
+        self,
+        connection: sqlite3.Connection,
+        job_id: str,
+        old: JobState | None,
+        new: JobState,
+        *,
+        now: str,
+        attempt: int,
+        reason: str = "",
+    ) -> None:
+        step = str(new) if old is None else f"{old} → {new}"
+        self._event(
+            connection,
+            job_id,
+            STATE_EVENT,
+            f"{step}: {reason}" if reason else step,
+            now=now,
+            attempt=attempt,
+            data={"old": None if old is None else str(old), "new": str(new)},
+        )
+
+    def _row(self, connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
+        row: sqlite3.Row | None = connection.execute(
+            "SELECT * FROM jobs WHERE id = :job", {"job": job_id}
+        ).fetchone()
+        if row is None:
+            raise NotFoundError(
+                f"no job {job_id!r} in the store {self._database.where}; `rayjobs ls --all` "
+                f"lists the jobs that are there",
+                job=job_id,
+            )
+        return row

@@ -1,0 +1,171 @@
+"""Rows to records and back: times as ISO text, everything nested as JSON text."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from rayjobs.clock import to_text
+from rayjobs.failures import Failure
+from rayjobs.records import (
+    Allocation,
+    AllocationState,
+    Attempt,
+    Event,
+    Job,
+    MetricPoint,
+    StoredFile,
+)
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+
+
+def to_json(data: Any) -> str:
+    """Return JSON text, compact; NaN and infinities as Python writes them."""
+    return json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+
+
+def failure_text(failure: Failure | None) -> str | None:
+    """Return a failure as JSON text."""
+    return None if failure is None else to_json(failure.to_dict())
+
+
+def time_text(at: datetime | None) -> str | None:
+    """Return a time as it is stored."""
+    return None if at is None else to_text(at)
+
+
+def time_of(text: str) -> datetime:
+    """Return a stored time; four times as fast as `clock.from_text`, which matters for metrics."""
+    return datetime.fromisoformat(text)
+
+
+def optional_time(text: str | None) -> datetime | None:
+    """Return a stored time that may be absent."""
+    return None if text is None else datetime.fromisoformat(text)
+
+
+@lru_cache(maxsize=2048)
+def spec_of(text: str) -> JobSpec:
+    """Return the spec; an actor that looks every second parses each once."""
+    return JobSpec.model_validate_json(text)
+
+
+def _failure(text: str | None) -> Failure | None:
+    return None if text is None else Failure.from_dict(json.loads(text))
+
+
+def _strings(text: str) -> dict[str, str]:
+    # Most jobs have neither tags nor properties.
+    return {} if text == "{}" else json.loads(text)
+
+
+def job_of(row: sqlite3.Row) -> Job:
+    """Return the job of a row with all columns."""
+    return Job(
+        id=row["id"],
+        serial=row["serial"],
+        experiment=row["experiment"],
+        spec=spec_of(row["spec"]),
+        state=JobState(row["state"]),
+        attempt=row["attempt"],
+        reason=row["reason"],
+        priority=row["priority"],
+        target=row["target"],
+        user=row["submitted_by"],
+        kind=row["kind"],
+        parent=row["parent"],
+        snapshot=row["snapshot"],
+        display_name=row["display_name"],
+        submitted_at=time_of(row["submitted_at"]),
+        changed_at=time_of(row["changed_at"]),
+        started_at=optional_time(row["started_at"]),
+        ended_at=optional_time(row["ended_at"]),
+        not_before=optional_time(row["not_before"]),
+        cancel_requested_at=optional_time(row["cancel_requested_at"]),
+        failure=_failure(row["failure"]),
+        tags=_strings(row["tags"]),
+        properties=_strings(row["properties"]),
+    )
+
+
+def attempt_of(row: sqlite3.Row) -> Attempt:
+    """Return the attempt of a row with all columns."""
+    return Attempt(
+        job=row["job"],
+        number=row["number"],
+        allocation=row["allocation"],
+        created_at=time_of(row["created_at"]),
+        started_at=optional_time(row["started_at"]),
+        ended_at=optional_time(row["ended_at"]),
+        hosts=tuple(json.loads(row["hosts"])),
+        exits=tuple(json.loads(row["exits"])),
+        cold_reason=row["cold_reason"],
+        outcome=row["outcome"],
+        failure=_failure(row["failure"]),
+    )
+
+
+def allocation_of(row: sqlite3.Row) -> Allocation:
+    """Return the allocation of a row with all columns."""
+    return Allocation(
+        name=row["name"],
+        target=row["target"],
+        shape=json.loads(row["shape"]),
+        state=AllocationState(row["state"]),
+        job=row["job"],
+        attempt=row["attempt"],
+        nodes=tuple(json.loads(row["nodes"])),
+        gpus=tuple(tuple(ids) for ids in json.loads(row["gpus"])),
+        changed_at=time_of(row["changed_at"]),
+    )
+
+
+def event_of(row: sqlite3.Row) -> Event:
+    """Return the event of a row with all columns."""
+    return Event(
+        serial=row["serial"],
+        job=row["job"],
+        at=time_of(row["at"]),
+        kind=row["kind"],
+        message=row["message"],
+        attempt=row["attempt"],
+        data=json.loads(row["data"]),
+    )
+
+
+def point_of(row: sqlite3.Row) -> MetricPoint:
+    """Return the point of a row with all columns."""
+    return MetricPoint(
+        attempt=row["attempt"],
+        rank=row["rank"],
+        sequence=row["sequence"],
+        name=row["name"],
+        value=json.loads(row["value"]),
+        step=row["step"],
+        at=time_of(row["at"]),
+    )
+
+
+def file_of(row: sqlite3.Row) -> StoredFile:
+    """Return the file of a row with all columns."""
+    return StoredFile(
+        name=row["name"],
+        attempt=row["attempt"],
+        size=row["size"],
+        digest=row["digest"],
+        blob=row["blob"],
+        stored_at=time_of(row["stored_at"]),
+    )
+
+
+def light_row(row: sqlite3.Row) -> Mapping[str, Any]:
+    """Return a listing's row as plain JSON data, times as text."""
+    data = dict(row)
+    data["user"] = data.pop("submitted_by")
+    data["tags"] = _strings(data["tags"])
+    return data

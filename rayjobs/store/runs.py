@@ -1,0 +1,177 @@
+"""What runs leave: history, metrics, files; and the store's own notes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayjobs.clock import to_text
+from rayjobs.records import Event, MetricPoint, StoredFile
+from rayjobs.states import JobState
+from rayjobs.store.part import Part
+from rayjobs.store.rows import event_of, file_of, point_of, to_json
+
+ADD_POINT = """
+INSERT INTO metrics (job_serial, attempt, rank, sequence, name, value, step, at, late)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+"""
+
+POINTS = """
+SELECT attempt, rank, sequence, name, value, step, at FROM metrics
+WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND (:late OR NOT late)
+ORDER BY attempt, rank, sequence
+"""
+
+FIRST_STEPS = """
+SELECT name, attempt, MIN(step) AS step FROM metrics
+WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND NOT late
+    AND step IS NOT NULL
+GROUP BY name, attempt
+"""
+
+PUBLISH_FILE = """
+INSERT INTO files (job, name, attempt, size, digest, blob, stored_at)
+VALUES (?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (job, name) DO UPDATE SET attempt = excluded.attempt, size = excluded.size,
+    digest = excluded.digest, blob = excluded.blob, stored_at = excluded.stored_at
+"""
+
+CLAIM = """
+INSERT INTO targets (name, number, epoch, claimed_at) VALUES (:target, 1, :epoch, :now)
+ON CONFLICT (name) DO UPDATE SET number = number + 1, epoch = excluded.epoch,
+    claimed_at = excluded.claimed_at
+RETURNING number
+"""
+
+
+class RunsPart(Part):
+    """Rows of events, metrics, files, targets and the store's own values."""
+
+    # -- history -----------------------------------------------------------------------------
+
+    def add_event(
+        self,
+        job_id: str,
+        kind: str,
+        message: str,
+        *,
+        attempt: int = 0,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """See `Store.add_event`. Raises NotFoundError."""
+        with self._database.write() as connection:
+            self._row(connection, job_id)
+            self._event(
+                connection, job_id, kind, message, now=self._now(), attempt=attempt, data=data
+            )
+
+    def events(self, job_id: str, *, after: int = 0) -> list[Event]:
+        """See `Store.events`. Raises NotFoundError."""
+        with self._database.read() as connection:
+            self._row(connection, job_id)
+            rows = connection.execute(
+                "SELECT * FROM events WHERE job = :job AND serial > :after ORDER BY serial",
+                {"job": job_id, "after": after},
+            ).fetchall()
+        return [event_of(row) for row in rows]
+
+    # -- metrics -----------------------------------------------------------------------------
+
+    def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
+        """See `Store.add_metrics`. Raises NotFoundError."""
+        # Made before the lock is taken, so that a big batch keeps nobody waiting for it.
+        texts = [
+            (p.attempt, p.rank, p.sequence, p.name, to_json(p.value), p.step, to_text(p.at))
+            for p in points
+        ]
+        with self._database.write() as connection:
+            job = self._row(connection, job_id)
+            serial, newest = job["serial"], job["attempt"]
+            before = connection.total_changes
+            connection.executemany(
+                ADD_POINT, ((serial, *text, int(text[0] < newest)) for text in texts)
+            )
+            return connection.total_changes - before
+
+    def metrics(
+        self, job_id: str, *, name: str | None = None, all_attempts: bool = False
+    ) -> list[MetricPoint]:
+        """See `Store.metrics`. Raises NotFoundError."""
+        with self._database.read() as connection:
+            job = self._row(connection, job_id)
+            values = {"serial": job["serial"], "name": name, "late": all_attempts}
+            rows = connection.execute(POINTS, values).fetchall()
+            if all_attempts or job["attempt"] <= 1:
+                return [point_of(row) for row in rows]
+            firsts: dict[str, list[tuple[int, int]]] = {}
+            for first in connection.execute(FIRST_STEPS, values).fetchall():
+                firsts.setdefault(first["name"], []).append((first["attempt"], first["step"]))
+        return [
+            point_of(row)
+            for row in rows
+            if row["step"] is None
+            or not any(
+                attempt > row["attempt"] and step <= row["step"]
+                for attempt, step in firsts[row["name"]]
+            )
+        ]
+
+    # -- files -------------------------------------------------------------------------------
+
+    def publish_files(self, job_id: str, *, attempt: int, files: Sequence[StoredFile]) -> bool:
+        """See `Store.publish_files`. Raises NotFoundError."""
+        with self._database.write() as connection:
+            job = self._row(connection, job_id)
+            if job["attempt"] != attempt or JobState(job["state"]).is_final:
+                return False
+            connection.executemany(
+                PUBLISH_FILE,
+                [
+                    (job_id, f.name, attempt, f.size, f.digest, f.blob, to_text(f.stored_at))
+                    for f in files
+                ],
+            )
+        return True
+
+    def files(self, job_id: str) -> list[StoredFile]:
+        """See `Store.files`. Raises NotFoundError."""
+        with self._database.read() as connection:
+            self._row(connection, job_id)
+            rows = connection.execute(
+                "SELECT * FROM files WHERE job = :job ORDER BY name", {"job": job_id}
+            ).fetchall()
+        return [file_of(row) for row in rows]
+
+    # -- the store itself ----------------------------------------------------------------------
+
+    def claim_target(self, target: str, *, epoch: str) -> int:
+        """See `Store.claim_target`."""
+        values = {"target": target, "epoch": epoch, "now": self._now()}
+        with self._database.write(durable=True) as connection:
+            return int(connection.execute(CLAIM, values).fetchone()["number"])
+
+    def target_epoch(self, target: str) -> tuple[int, str] | None:
+        """See `Store.target_epoch`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT number, epoch FROM targets WHERE name = :target", {"target": target}
+            ).fetchone()
+        return None if row is None else (row["number"], row["epoch"])
+
+    def meta(self, key: str) -> str | None:
+        """See `Store.meta`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT value FROM meta WHERE key = :key", {"key": key}
+            ).fetchone()
+        return None if row is None else str(row["value"])
+
+    def set_meta(self, key: str, value: str) -> None:
+        """See `Store.set_meta`."""
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "INSERT INTO meta (key, value) VALUES (:key, :value)"
+                " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                {"key": key, "value": value},
+            )

@@ -1,0 +1,95 @@
+"""The version of the store's schema: check it, create it, bring an older store up to it."""
+
+from __future__ import annotations
+
+import sqlite3
+from importlib import resources
+from pathlib import Path
+
+from rayjobs.errors import StoreError, StoreVersionError
+
+VERSION = 2  # the number of the newest file in migrations/versions
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    """Return the schema's version; 0 for a new file."""
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def check_version(connection: sqlite3.Connection, where: str) -> None:
+    """Refuse a store that is not of this code's version.
+
+    Raises:
+        StoreVersionError: it is newer (somebody upgraded it), or it is older.
+    """
+    found = version_of(connection)
+    if found > VERSION:
+        raise StoreVersionError(
+            f"the store {where} has schema version {found}, and this rayjobs knows versions up "
+            f"to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+            found=found,
+            known=VERSION,
+        )
+    if found < VERSION:
+        raise StoreVersionError(
+            f"the store {where} has schema version {found} instead of {VERSION}: open it anew",
+            found=found,
+            known=VERSION,
+        )
+
+
+def bring_up_to_date(connection: sqlite3.Connection, path: Path | None) -> None:
+    """Create the schema in a new store, or migrate an older one, each in one transaction.
+
+    `connection` must be in autocommit mode. Safe to call from many processes at once, and after
+    a kill in the middle: what was not committed was never there.
+
+    Raises:
+        StoreVersionError: the store is newer than this code.
+        StoreError: the file is a database of something else.
+    """
+    found = version_of(connection)
+    if found == VERSION:
+        return
+    where = str(path or ":memory:")
+    if found > VERSION:
+        check_version(connection, where)
+    if found == 0:
+        _create(connection, where)
+    elif path is None:
+        raise StoreError("a store in memory is always created new")
+    else:
+        _migrate(path)
+
+
+def _create(connection: sqlite3.Connection, where: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        # Another process may have created it while we waited for the lock.
+        if version_of(connection) == 0:
+            names = connection.execute("SELECT name FROM sqlite_master LIMIT 3").fetchall()
+            if names:
+                raise StoreError(
+                    f"{where} is a database, but not a store of rayjobs (it has "
+                    f"{', '.join(name for (name,) in names)}); name another path"
+                )
+            for statement in schema_statements():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {VERSION:d}")
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def schema_statements() -> list[str]:
+    """Return the statements that create a new store."""
+    text = resources.files("rayjobs.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    bare = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
+    return [part.strip() for part in bare.split(";\n") if part.strip()]
+
+
+def _migrate(path: Path) -> None:
+    from rayjobs.store.migrations.upgrade import upgrade  # imports alembic: only when needed
+
+    upgrade(path, to=VERSION)

@@ -1,0 +1,131 @@
+-- Written by `python -m rayjobs.store.tables`; a test compares both.
+
+CREATE TABLE allocations (
+	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+	name TEXT NOT NULL,
+	target TEXT NOT NULL,
+	shape TEXT NOT NULL,
+	state TEXT NOT NULL,
+	job TEXT,
+	attempt INTEGER,
+	nodes TEXT NOT NULL,
+	gpus TEXT NOT NULL,
+	changed_at TEXT NOT NULL,
+	CONSTRAINT uq_allocations_name UNIQUE (name)
+);
+
+CREATE INDEX ix_allocations_target_state ON allocations (target, state);
+
+CREATE TABLE attempts (
+	job TEXT NOT NULL,
+	number INTEGER NOT NULL,
+	allocation TEXT,
+	created_at TEXT NOT NULL,
+	started_at TEXT,
+	ended_at TEXT,
+	hosts TEXT NOT NULL,
+	exits TEXT NOT NULL,
+	cold_reason TEXT,
+	outcome TEXT NOT NULL,
+	failure TEXT,
+	PRIMARY KEY (job, number)
+);
+
+CREATE TABLE events (
+	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+	job TEXT NOT NULL,
+	at TEXT NOT NULL,
+	kind TEXT NOT NULL,
+	message TEXT NOT NULL,
+	attempt INTEGER NOT NULL,
+	data TEXT NOT NULL
+);
+
+CREATE INDEX ix_events_job ON events (job, serial);
+
+CREATE TABLE files (
+	job TEXT NOT NULL,
+	name TEXT NOT NULL,
+	attempt INTEGER NOT NULL,
+	size BIGINT NOT NULL,
+	digest TEXT NOT NULL,
+	blob TEXT NOT NULL,
+	stored_at TEXT NOT NULL,
+	PRIMARY KEY (job, name)
+);
+
+CREATE TABLE jobs (
+	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+	id TEXT NOT NULL,
+	idempotency_key TEXT,
+	experiment TEXT NOT NULL,
+	name TEXT NOT NULL,
+	display_name TEXT,
+	kind TEXT NOT NULL,
+	parent TEXT,
+	target TEXT NOT NULL,
+	submitted_by TEXT NOT NULL,
+	snapshot TEXT,
+	spec TEXT NOT NULL,
+	state TEXT NOT NULL,
+	attempt INTEGER NOT NULL,
+	reason TEXT NOT NULL,
+	priority INTEGER NOT NULL,
+	submitted_at TEXT NOT NULL,
+	changed_at TEXT NOT NULL,
+	started_at TEXT,
+	ended_at TEXT,
+	not_before TEXT,
+	cancel_requested_at TEXT,
+	failure TEXT,
+	tags TEXT NOT NULL,
+	properties TEXT NOT NULL,
+	tail TEXT DEFAULT '' NOT NULL,
+	CONSTRAINT uq_jobs_id UNIQUE (id),
+	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
+);
+
+CREATE INDEX ix_jobs_experiment ON jobs (experiment);
+
+CREATE INDEX ix_jobs_name ON jobs (name);
+
+CREATE INDEX ix_jobs_parent ON jobs (parent);
+
+CREATE INDEX ix_jobs_tail ON jobs (tail);
+
+CREATE INDEX ix_jobs_target_state ON jobs (target, state);
+
+CREATE TABLE meta (
+	"key" TEXT NOT NULL,
+	value TEXT NOT NULL,
+	PRIMARY KEY ("key")
+);
+
+CREATE TABLE metrics (
+	job_serial INTEGER NOT NULL,
+	attempt INTEGER NOT NULL,
+	rank INTEGER NOT NULL,
+	sequence INTEGER NOT NULL,
+	name TEXT NOT NULL,
+	value TEXT NOT NULL,
+	step INTEGER,
+	at TEXT NOT NULL,
+	late INTEGER NOT NULL,
+	PRIMARY KEY (job_serial, attempt, rank, sequence)
+)
+ WITHOUT ROWID;
+
+CREATE TABLE targets (
+	name TEXT NOT NULL,
+	number INTEGER NOT NULL,
+	epoch TEXT NOT NULL,
+	claimed_at TEXT NOT NULL,
+	PRIMARY KEY (name)
+);
+
+CREATE TABLE alembic_version (
+	version_num VARCHAR(32) NOT NULL,
+	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+);
+
+INSERT INTO alembic_version (version_num) VALUES ('0002');

@@ -1,0 +1,87 @@
+"""The store in one SQLite file: its parts put together."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from rayjobs.clock import Clock, SystemClock
+from rayjobs.errors import UsageError
+from rayjobs.store.allocations import AllocationsPart
+from rayjobs.store.attempts import AttemptsPart
+from rayjobs.store.connection import Database
+from rayjobs.store.jobs import JobsPart
+from rayjobs.store.runs import RunsPart
+
+BUSY_TIMEOUT_S = 10.0
+
+
+class SqlStore(JobsPart, AttemptsPart, AllocationsPart, RunsPart):
+    """A `Store` in a SQLite file, which is created, or upgraded, when it is opened.
+
+    Safe from threads, processes and forks. Submits and final states are on the disk (fsync)
+    when the call returns; the rest survives the death of any process.
+
+    Args:
+        url_or_path: A path, ``sqlite:///path``, or ``:memory:`` for a store that ends with it.
+        clock: Where times come from.
+        busy_timeout_s: How long another process's lock is waited for.
+
+    Raises:
+        StoreBusyError, StoreFullError, StoreVersionError: see `Store`.
+        StoreError: the file is not a store, or cannot be written.
+        UsageError: the URL is of a kind that is not known.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | Path,
+        *,
+        clock: Clock | None = None,
+        busy_timeout_s: float = BUSY_TIMEOUT_S,
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._database = Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None in memory."""
+        return self._database.path
+
+    def backup(self, to: Path) -> None:
+        """Write a whole copy to `to`, while others go on reading and writing.
+
+        A plain copy of the file lacks what is still in its -wal file, and may be torn.
+
+        Raises:
+            UsageError: `to` exists.
+        """
+        if to.exists():
+            raise UsageError(f"{to} exists; name a new file for the backup")
+        with self._database.plain() as connection:
+            copy = sqlite3.connect(to)
+            try:
+                connection.backup(copy)
+            finally:
+                copy.close()
+
+    def close(self) -> None:
+        """See `Store.close`."""
+        self._database.close()
+
+
+def _path_of(url_or_path: str | Path) -> Path | None:
+    if isinstance(url_or_path, Path):
+        return url_or_path.absolute()
+    if url_or_path in (":memory:", "sqlite://", "sqlite:///:memory:"):
+        return None
+    scheme, separator, rest = url_or_path.partition("://")
+    if not separator:
+        return Path(url_or_path).expanduser().absolute()
+    if scheme == "sqlite" and rest.startswith("/") and len(rest) > 1:
+        # Source: SQLAlchemy's URLs, three slashes before a relative path, four before another.
+        return Path(rest[1:]).absolute()
+    raise UsageError(
+        f"the store {url_or_path!r} is of a kind that this version does not know; give a path, "
+        f"or sqlite:///path"
+    )

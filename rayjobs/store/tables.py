@@ -1,0 +1,173 @@
+"""The store's tables in SQLAlchemy Core: what migrations lead to and `schema.sql` is written from.
+
+Imported by migrations and tests only: SQLAlchemy alone costs a command more start-up time than
+all the rest of the store (docs/decisions/0002-store-statements.md). Run this module to print
+`schema.sql` anew after a change.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from rayjobs.store.schema import VERSION
+
+metadata = sa.MetaData()
+
+meta = sa.Table(
+    "meta",
+    metadata,
+    sa.Column("key", sa.Text, primary_key=True),
+    sa.Column("value", sa.Text, nullable=False),
+)
+
+jobs = sa.Table(
+    "jobs",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("idempotency_key", sa.Text),
+    sa.Column("experiment", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("display_name", sa.Text),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("parent", sa.Text),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("submitted_by", sa.Text, nullable=False),
+    sa.Column("snapshot", sa.Text),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("priority", sa.Integer, nullable=False),
+    sa.Column("submitted_at", sa.Text, nullable=False),
+    sa.Column("changed_at", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Text),
+    sa.Column("ended_at", sa.Text),
+    sa.Column("not_before", sa.Text),
+    sa.Column("cancel_requested_at", sa.Text),
+    sa.Column("failure", sa.Text),
+    sa.Column("tags", sa.Text, nullable=False),
+    sa.Column("properties", sa.Text, nullable=False),
+    # The random end of the id, so that it alone finds the job through an index. Added by 0002.
+    sa.Column("tail", sa.Text, nullable=False, server_default=""),
+    sa.UniqueConstraint("id", name="uq_jobs_id"),
+    sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
+    sqlite_autoincrement=True,  # a serial is never given twice, whatever is pruned
+)
+sa.Index("ix_jobs_target_state", jobs.c.target, jobs.c.state)
+sa.Index("ix_jobs_parent", jobs.c.parent)
+sa.Index("ix_jobs_experiment", jobs.c.experiment)
+sa.Index("ix_jobs_name", jobs.c.name)
+sa.Index("ix_jobs_tail", jobs.c.tail)
+
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("allocation", sa.Text),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Text),
+    sa.Column("ended_at", sa.Text),
+    sa.Column("hosts", sa.Text, nullable=False),
+    sa.Column("exits", sa.Text, nullable=False),
+    sa.Column("cold_reason", sa.Text),
+    sa.Column("outcome", sa.Text, nullable=False),
+    sa.Column("failure", sa.Text),
+)
+
+allocations = sa.Table(
+    "allocations",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("shape", sa.Text, nullable=False),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("job", sa.Text),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("nodes", sa.Text, nullable=False),
+    sa.Column("gpus", sa.Text, nullable=False),
+    sa.Column("changed_at", sa.Text, nullable=False),
+    sa.UniqueConstraint("name", name="uq_allocations_name"),
+    sqlite_autoincrement=True,
+)
+sa.Index("ix_allocations_target_state", allocations.c.target, allocations.c.state)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True),
+    sa.Column("job", sa.Text, nullable=False),
+    sa.Column("at", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("message", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("data", sa.Text, nullable=False),
+    sqlite_autoincrement=True,
+)
+sa.Index("ix_events_job", events.c.job, events.c.serial)
+
+# Points are by far the most rows: they name their job by its serial, and lie in key order.
+metrics = sa.Table(
+    "metrics",
+    metadata,
+    sa.Column("job_serial", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("rank", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("value", sa.Text, nullable=False),
+    sa.Column("step", sa.Integer),
+    sa.Column("at", sa.Text, nullable=False),
+    sa.Column("late", sa.Integer, nullable=False),  # came when the job had a newer attempt
+    sqlite_with_rowid=False,
+)
+
+files = sa.Table(
+    "files",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("size", sa.BigInteger, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),
+    sa.Column("blob", sa.Text, nullable=False),
+    sa.Column("stored_at", sa.Text, nullable=False),
+)
+
+targets = sa.Table(
+    "targets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("epoch", sa.Text, nullable=False),
+    sa.Column("claimed_at", sa.Text, nullable=False),
+)
+
+
+def sqlite_schema() -> str:
+    """Return the text of `schema.sql`: a new SQLite store, alembic's mark included."""
+    from sqlalchemy.dialects import sqlite
+    from sqlalchemy.schema import CreateIndex, CreateTable
+
+    dialect = sqlite.dialect()
+    parts = []
+    for table in metadata.sorted_tables:
+        parts.append(str(CreateTable(table).compile(dialect=dialect)).strip())
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            parts.append(str(CreateIndex(index).compile(dialect=dialect)).strip())
+    parts.append(
+        "CREATE TABLE alembic_version (\n\tversion_num VARCHAR(32) NOT NULL, \n"
+        "\tCONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)\n)"
+    )
+    mark = f"{VERSION:04d}"
+    parts.append(f"INSERT INTO alembic_version (version_num) VALUES ('{mark}')")  # noqa: S608
+    text = ";\n\n".join("\n".join(line.rstrip() for line in part.splitlines()) for part in parts)
+    return f"-- Written by `python -m rayjobs.store.tables`; a test compares both.\n\n{text};\n"
+
+
+if __name__ == "__main__":
+    import sys
+
+    sys.stdout.write(sqlite_schema())
