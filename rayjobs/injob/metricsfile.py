@@ -1,0 +1,202 @@
+"""The file that a rank logs into: one JSON line a record, appended by one write, read in batches.
+
+A line: ``{"k": kind, "name": text, "value": data, "step": int or null, "t": epoch seconds}``;
+kinds are metric, list, row, table, image, chart (these are metrics), tag, property, upload, fail
+and dropped. Nothing is buffered: what `append` has returned from outlives a kill -9 of the rank.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from typing import Any, Dict, Iterable, List, Optional, Tuple
+
+from rayjobs.injob.logvalues import number_of
+
+METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
+READ_BYTES = 1 << 20
+MAX_LINE = 4 << 20  # a longer line is damage, not a record
+
+
+class Appender:
+    """Appends lines to one file. Safe from threads and after a fork; never raises for the disk."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.dropped = 0
+        self._reported = 0
+        self._fd = -1
+        self._identity: Optional[Tuple[int, int]] = None
+        self._torn = False
+        self._warned = False
+
+    def append(self, line: bytes) -> bool:
+        """Append `line` (with its newline) by one write; False when it could not be kept.
+
+        The first loss is told on stderr; losses are counted in `dropped` and noted in the
+        file once there is room again.
+        """
+        try:
+            if self._torn:
+                line = b"\n" + line  # ends the half line that a full disk left
+            if self.dropped != self._reported:
+                line = line + _dropped_line(self.dropped)
+            written = os.write(self._open(), line)
+            if written != len(line):
+                self._torn = True
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as exc:
+            self.dropped += 1
+            self.warn(exc)
+            return False
+        self._torn = False
+        self._reported = self.dropped
+        return True
+
+    def _open(self) -> int:
+        # A script may close every descriptor it knows of, and the number may then be another
+        # file's: so the number is believed only as long as it leads to our file.
+        if self._fd >= 0:
+            try:
+                info = os.fstat(self._fd)
+                if (info.st_dev, info.st_ino) == self._identity:
+                    return self._fd
+            except OSError:
+                pass  # closed under us: opened again below
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags, 0o600)
+        info = os.fstat(descriptor)
+        self._fd, self._identity = descriptor, (info.st_dev, info.st_ino)
+        return descriptor
+
+    def warn(self, exc: OSError) -> None:
+        """Tell the first loss on stderr."""
+        if self._warned:
+            return
+        self._warned = True
+        text = (
+            "rayjobs: a metric could not be written (%s); the script goes on, further losses "
+            "are counted in silence\n" % (exc.strerror or exc)
+        )
+        try:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # stderr is full, closed or None as well: there is nobody left to tell
+
+
+def _dropped_line(count: int) -> bytes:
+    return json.dumps({"k": "dropped", "value": count}).encode() + b"\n"
+
+
+def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dict[str, Any]], int]:
+    """Return up to `limit` records from byte `offset` on, and the offset to go on from.
+
+    Each record gets ``"n"``, the byte position of its line: unique and growing within the
+    file, so that a batch may be sent twice. A last line without its newline is left for the
+    next call; a damaged line is passed over. A missing file has no records. Reads at most
+    about 1 MiB a call: call again until the offset stays.
+    """
+    records: List[Dict[str, Any]] = []
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            data = file.read(READ_BYTES)
+            while data and b"\n" not in data and len(data) < MAX_LINE:
+                more = file.read(READ_BYTES)
+                if not more:
+                    break
+                data += more
+    except (FileNotFoundError, NotADirectoryError):
+        return records, offset
+    if b"\n" not in data and len(data) >= MAX_LINE:
+        return records, offset + len(data)  # no record is as long: damage, passed over
+    start = 0
+    while len(records) < limit:
+        end = data.find(b"\n", start)
+        if end < 0:
+            break
+        record = _parse(data[start:end])
+        if record is not None:
+            record["n"] = offset + start
+            records.append(record)
+        start = end + 1
+    return records, offset + start
+
+
+def _parse(line: bytes) -> Optional[Dict[str, Any]]:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        record = json.loads(line.decode("utf-8"))
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("k"), str):
+        return None
+    return record
+
+
+def read_all(path: str) -> List[Dict[str, Any]]:
+    """Return all whole records of a file."""
+    records: List[Dict[str, Any]] = []
+    offset = 0
+    while True:
+        batch, next_offset = read_batch(path, offset)
+        records.extend(batch)
+        if next_offset == offset:
+            return records
+        offset = next_offset
+
+
+def stored_value(record: Dict[str, Any]) -> Any:
+    """Return a metric record's value as it is stored: a scalar, else ``{"kind", "value"}``."""
+    value = record.get("value")
+    return value if record["k"] == "metric" else {"kind": record["k"], "value": value}
+
+
+def combine(values: Iterable[Tuple[str, Any]]) -> Dict[str, Any]:
+    """Return what ``get_metrics`` gives for stored values in the order they were logged.
+
+    A name logged once is a scalar, logged several times a list; lists are joined; rows and
+    tables become ``{column: values}``; an image is its file's name.
+
+    Source: Azure ML SDK v1, ``Run.get_metrics``.
+    """
+    by_name: Dict[str, List[Any]] = {}
+    for name, value in values:
+        by_name.setdefault(name, []).append(value)
+    return {name: _combined(logged) for name, logged in by_name.items()}
+
+
+def _combined(logged: List[Any]) -> Any:
+    kinds = [value["kind"] if _is_wrapped(value) else "metric" for value in logged]
+    plain = [number_of(value["value"] if _is_wrapped(value) else value) for value in logged]
+    if all(kind in ("row", "table") for kind in kinds):
+        return _columns(plain)
+    if "list" in kinds:
+        joined: List[Any] = []
+        for kind, value in zip(kinds, plain):
+            joined.extend(value if kind == "list" else [value])
+        return joined
+    return plain[0] if len(plain) == 1 else plain
+
+
+def _is_wrapped(value: Any) -> bool:
+    return isinstance(value, dict) and "kind" in value and "value" in value
+
+
+def _columns(rows: List[Dict[str, Any]]) -> Dict[str, Any]:
+    if len(rows) == 1:
+        return dict(rows[0])
+    columns: Dict[str, List[Any]] = {}
+    for row in rows:
+        for column in row:
+            columns.setdefault(column, [])
+    for row in rows:
+        length = max((len(v) for v in row.values() if isinstance(v, list)), default=1)
+        for column, values in columns.items():
+            cell = row.get(column)
+            values.extend(cell if isinstance(cell, list) else [cell] * length)
+    return dict(columns)

@@ -1,0 +1,132 @@
+"""The run of a script that is started by hand: it prints what it logs, and keeps it in memory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from types import TracebackType
+from typing import Any, Dict, Iterable, List, Optional, Tuple, Type
+
+from rayjobs.injob.logvalues import number_of
+from rayjobs.injob.metricsfile import METRIC_KINDS, stored_value
+from rayjobs.injob.run import LoggingRun
+from rayjobs.injob.submitted import RunExperiment, paths_by_name
+from rayjobs.injob.uploads import UploadArea, clean_name
+
+
+class OfflineRun(LoggingRun):
+    """A run without a job: the whole API on this process's memory."""
+
+    def __init__(self, parent: Optional["OfflineRun"] = None, name: Optional[str] = None) -> None:
+        """Make a run called ``OfflineRun_<uuid>``."""
+        super().__init__("OfflineRun_%s" % uuid.uuid4())
+        self.parent = parent
+        self.name = name or self.id
+        self.status = "Running"
+        self.experiment = RunExperiment("offline", "offline")
+        self.input_datasets = paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
+        self.output_datasets: Dict[str, str] = {}
+        self.children: List["OfflineRun"] = []
+        self._records: List[Tuple[str, Any]] = []
+        self._files: Dict[str, str] = {}
+
+    def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
+        at = "" if step is None else " (step %d)" % step
+        if kind in METRIC_KINDS:
+            self._records.append((name, stored_value({"k": kind, "value": value})))
+            print("%s: %s%s" % (name, _short(number_of(value)), at))
+        else:
+            print("%s %s: %s" % (kind, name, _short(value)))
+
+    def _logged(self) -> List[Tuple[str, Any]]:
+        return list(self._records)
+
+    def get_status(self) -> str:
+        """Return ``Running``, ``Completed``, ``Failed`` or ``Canceled``."""
+        return self.status
+
+    # -- files -------------------------------------------------------------------------------
+    def upload_file(self, name: str, path_or_stream: Any, **kwargs: Any) -> str:
+        """Note a file under `name`; nothing is copied, since there is no job to store it with."""
+        stored = clean_name(name)
+        if stored in self._files:
+            raise FileExistsError("the run has a file %r already" % stored)
+        is_stream = hasattr(path_or_stream, "read")
+        path = "" if is_stream else os.path.abspath(os.fspath(path_or_stream))
+        if path and not os.path.isfile(path):
+            raise FileNotFoundError("there is no file %s to upload" % path)
+        self._files[stored] = path
+        print("upload %s: %s" % (stored, path or "a stream"))
+        return stored
+
+    def upload_files(self, names: Iterable[str], paths: Iterable[str], **kwargs: Any) -> List[str]:
+        """Note several files, see `upload_file`."""
+        return [self.upload_file(name, path) for name, path in zip(list(names), list(paths))]
+
+    def upload_folder(self, name: str, path: str, **kwargs: Any) -> List[str]:
+        """Note all files below a folder."""
+        if not os.path.isdir(path):
+            raise NotADirectoryError("%s is not a folder" % path)
+        return [
+            self.upload_file("%s/%s" % (name.rstrip("/"), relative), full)
+            for relative, full in UploadArea(path).files_below(path)
+        ]
+
+    def get_file_names(self) -> List[str]:
+        """Return the names of the files noted so far."""
+        return sorted(self._files)
+
+    def download_file(self, name: str, output_file_path: Optional[str] = None) -> None:
+        """Copy a noted file to `output_file_path` (by default its base name, here)."""
+        source = self._files.get(clean_name(name))
+        if not source:
+            raise FileNotFoundError(
+                "the run has no file %r; it has: %s" % (name, ", ".join(self._files) or "none")
+            )
+        shutil.copyfile(source, output_file_path or os.path.basename(name))
+
+    def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
+        return os.fspath(path) if path is not None else "a figure"
+
+    # -- life --------------------------------------------------------------------------------
+    def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "OfflineRun":
+        """Return a new offline run below this one."""
+        child = OfflineRun(self, name)
+        self.children.append(child)
+        return child
+
+    def get_children(self, **kwargs: Any) -> List["OfflineRun"]:
+        """Return the runs made by `child_run`."""
+        return list(self.children)
+
+    def complete(self, **kwargs: Any) -> None:
+        """Note that the run is complete."""
+        self.status = "Completed"
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """Note that the run has failed."""
+        super().fail(error_details, error_code)
+        self.status = "Failed"
+
+    def cancel(self) -> None:
+        """Note that the run was canceled."""
+        self.status = "Canceled"
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        """Set Completed, or Failed after an error; ``SystemExit(0)`` is no error."""
+        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+        if error is None or is_exit:
+            self.complete()
+        else:
+            self.status = "Failed"
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 500 else text[:500] + "…"

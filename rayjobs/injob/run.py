@@ -1,0 +1,297 @@
+"""The run as a script sees it: ``Run.get_context()`` and everything that can be logged.
+
+Signatures follow Azure ML SDK v1 (``azureml.core.Run``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from types import TracebackType
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type
+
+from rayjobs.injob import logvalues
+from rayjobs.injob.metricsfile import combine
+
+_contexts: Dict[Tuple[Any, ...], "Run"] = {}
+
+
+class RunNotSupportedError(RuntimeError):
+    """The call makes no sense here, or does not exist yet; the message says what to do."""
+
+
+class Run:
+    """A run: what a script logs into, or (outside of jobs) a handle on a submitted job.
+
+    Inside a job ``Run.get_context()`` needs nothing but the standard library. What it logs
+    appears in ``rayjobs metrics ID`` while the job runs.
+    """
+
+    # Set by rayjobs.run_context: makes the handle for ``Run(experiment, run_id)``.
+    _handle: Optional[Callable[..., Type["Run"]]] = None
+
+    id: str
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> "Run":
+        """Make ``Run(experiment, run_id)`` a handle on that job."""
+        if cls is Run:
+            if Run._handle is None or not (args or kwargs):
+                raise TypeError(
+                    "a run is not made by hand: inside a job call Run.get_context(); "
+                    "elsewhere Run(experiment, run_id)"
+                )
+            return object.__new__(Run._handle())
+        return object.__new__(cls)
+
+    # -- where am I ------------------------------------------------------------------------
+    @classmethod
+    def get_context(cls, allow_offline: bool = True, **kwargs: Any) -> "Run":
+        """Return the run of the job that this process belongs to.
+
+        Outside of jobs: a run that prints what it logs and keeps it in memory, one per
+        process; with ``allow_offline=False`` an error.
+
+        Raises:
+            RunNotSupportedError: this is no job, and `allow_offline` is False.
+        """
+        environment = os.environ
+        run_id = environment.get("RAYJOBS_RUN_ID")
+        folder = environment.get("RAYJOBS_METRICS_DIR")
+        if run_id and folder:
+            rank = _rank(environment)
+            key = (run_id, environment.get("RAYJOBS_ATTEMPT"), folder, rank)
+            found = _contexts.get(key)
+            if found is None:
+                from rayjobs.injob.submitted import SubmittedRun
+
+                found = _contexts.setdefault(key, SubmittedRun(run_id, folder, rank))
+            return found
+        if not allow_offline:
+            raise RunNotSupportedError(
+                "this process does not belong to a job (RAYJOBS_RUN_ID is not set); submit the "
+                "script, or call get_context() with allow_offline=True"
+            )
+        found = _contexts.get(("offline",))
+        if found is None:
+            from rayjobs.injob.offline import OfflineRun
+
+            found = _contexts.setdefault(("offline",), OfflineRun())
+        return found
+
+    @classmethod
+    def get_submitted_run(cls, **kwargs: Any) -> "Run":
+        """Return ``get_context(allow_offline=False)`` (the older name)."""
+        return cls.get_context(allow_offline=False)
+
+
+class LoggingRun(Run):
+    """What a run can log; where it goes is left to `_put` and `_upload`."""
+
+    type = "azureml.scriptrun"
+    parent: Optional[Run] = None
+
+    def __init__(self, run_id: str) -> None:
+        """Make the run called `run_id`."""
+        self.id = run_id
+        self.display_name = run_id
+        self.description = ""
+        self._tags: Dict[str, str] = {}
+        self._properties: Dict[str, str] = {}
+
+    def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
+        raise NotImplementedError
+
+    # -- metrics ---------------------------------------------------------------------------
+    def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
+        """Log one number (or text) under `name`; call it again for the next value.
+
+        `value` may be a scalar of numpy or torch; NaN and infinities are kept. Losing the
+        disk never raises: the first loss is told on stderr.
+
+        Raises:
+            TypeError: `value` is a list, range, generator, mapping, bytes or None.
+            ValueError: the name or a text is too long.
+        """
+        self._put(
+            "metric",
+            logvalues.name_of(name),
+            logvalues.scalar_of(value, "the value"),
+            logvalues.step_of(step),
+        )
+
+    def log_list(self, name: str, value: Iterable[Any], description: str = "") -> None:
+        """Log a list of numbers at once."""
+        self._put("list", logvalues.name_of(name), logvalues.list_of(value, "the list"))
+
+    def log_row(self, name: str, description: Optional[str] = None, **kwargs: Any) -> None:
+        """Log one row of named columns: ``log_row("fit", x=1, y=2.5)``."""
+        self._put("row", logvalues.name_of(name), logvalues.row_of(kwargs, "the row"))
+
+    def log_table(self, name: str, value: Mapping[str, Any], description: str = "") -> None:
+        """Log a table: column name → list of one length, or a scalar."""
+        self._put("table", logvalues.name_of(name), logvalues.table_of(value, "the table"))
+
+    def log_image(
+        self, name: str, path: Optional[str] = None, plot: Any = None, description: str = ""
+    ) -> None:
+        """Log an image file, or a figure of matplotlib (anything with ``savefig``).
+
+        Raises:
+            TypeError: neither or both of `path` and `plot` were given.
+        """
+        name = logvalues.name_of(name)
+        if (path is None) == (plot is None):
+            raise TypeError("log_image takes either path= or plot=")
+        self._put("image", name, self._keep_image(name, path, plot))
+
+    def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
+        raise NotImplementedError
+
+    def log_confusion_matrix(self, name: str, value: Any, description: str = "") -> None:
+        """Log a confusion matrix (a dict or JSON text with schema_type, version and data)."""
+        self._chart(name, value, "confusion_matrix")
+
+    def log_accuracy_table(self, name: str, value: Any, description: str = "") -> None:
+        """Log an accuracy table (as `log_confusion_matrix`)."""
+        self._chart(name, value, "accuracy_table")
+
+    def log_residuals(self, name: str, value: Any, description: str = "") -> None:
+        """Log residuals (as `log_confusion_matrix`)."""
+        self._chart(name, value, "residuals")
+
+    def log_predictions(self, name: str, value: Any, description: str = "") -> None:
+        """Log predictions (as `log_confusion_matrix`)."""
+        self._chart(name, value, "predictions")
+
+    def _chart(self, name: str, value: Any, what: str) -> None:
+        if isinstance(value, str):
+            value = json.loads(value)
+        if not isinstance(value, Mapping):
+            raise TypeError("log_%s takes a dict or its JSON text" % what)
+        self._put("chart", logvalues.name_of(name), logvalues.json_of(value, "the value"))
+
+    def flush(self, timeout_seconds: float = 300) -> None:
+        """Do nothing: every call has written its record when it returns."""
+
+    def get_metrics(
+        self,
+        name: Optional[str] = None,
+        recursive: bool = False,
+        run_type: Optional[str] = None,
+        populate: bool = False,
+    ) -> Dict[str, Any]:
+        """Return what was logged: a scalar if logged once, else a list; columns for rows."""
+        pairs = [pair for pair in self._logged() if name is None or pair[0] == name]
+        return combine(pairs)
+
+    def _logged(self) -> List[Tuple[str, Any]]:
+        raise NotImplementedError
+
+    # -- tags and properties -----------------------------------------------------------------
+    @property
+    def tags(self) -> Dict[str, str]:
+        """The run's tags as far as this process knows them."""
+        return self.get_tags()
+
+    @property
+    def properties(self) -> Dict[str, str]:
+        """The run's properties as far as this process knows them."""
+        return self.get_properties()
+
+    def get_tags(self) -> Dict[str, str]:
+        """Return the tags that the job was submitted with and this process has set."""
+        return dict(self._tags)
+
+    def get_properties(self) -> Dict[str, str]:
+        """Return the properties that this process has added."""
+        return dict(self._properties)
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set one tag; without a value it stands for itself."""
+        key = logvalues.name_of(key)
+        text = "" if value is None else str(logvalues.scalar_of(value, "the tag's value"))
+        self._put("tag", key, text)
+        self._tags[key] = text
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set several tags."""
+        for key, value in tags.items():
+            self.tag(key, value)
+
+    def remove_tags(self, tags: Iterable[str]) -> Dict[str, str]:
+        """Remove tags by key; return those that are left."""
+        for key in tags:
+            self._put("tag", logvalues.name_of(key), None)
+            self._tags.pop(key, None)
+        return self.get_tags()
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties; one that exists keeps its value.
+
+        Raises:
+            ValueError: a key has another value already.
+        """
+        ready = {}
+        for key, value in properties.items():
+            text = str(logvalues.scalar_of(value, "the property's value"))
+            known = self._properties.get(logvalues.name_of(key))
+            if known is not None and known != text:
+                raise ValueError(
+                    "the property %r is %r and cannot be changed to %r; properties are only "
+                    "added, use a tag for what changes" % (key, known, text)
+                )
+            ready[key] = text
+        for key, text in ready.items():
+            self._put("property", key, text)
+            self._properties[key] = text
+
+    # -- life --------------------------------------------------------------------------------
+    def __enter__(self) -> "LoggingRun":
+        """Return the run."""
+        return self
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        """Leave the end of a submitted run to its exit code; an error goes on upwards."""
+
+    def start(self) -> None:
+        """Do nothing: the run has started."""
+
+    def complete(self, **kwargs: Any) -> None:
+        """Do nothing to a submitted run: it is complete when its script exits with 0."""
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """Note a failure in the run's history; the end is decided by the exit code."""
+        text = str(error_details if error_details is not None else error_code or "")
+        self._put("fail", "error", text[: logvalues.MAX_TEXT])
+
+    def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "Run":
+        """Refuse: child runs do not exist yet."""
+        raise RunNotSupportedError(
+            "child runs inside a job are not supported yet; log into this run, with the child's "
+            "name in the metric's name"
+        )
+
+    def cancel(self) -> None:
+        """Refuse: a script ends itself."""
+        raise RunNotSupportedError(
+            "a run cannot cancel itself; leave the script by sys.exit(), or use `rayjobs cancel`"
+        )
+
+    def register_model(self, model_name: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse: models do not exist yet."""
+        raise RunNotSupportedError(
+            "models cannot be registered yet; what is below outputs/ is stored with the run"
+        )
+
+
+def _rank(environment: Mapping[str, str]) -> int:
+    for name in ("RAYJOBS_RANK", "RANK", "OMPI_COMM_WORLD_RANK"):
+        value = environment.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return 0
