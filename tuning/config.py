@@ -1,0 +1,256 @@
+"""HyperDriveConfig: a sweep in Azure ML's terms, turned into a SweepSpec."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayjobs.errors import Problem
+from tuning.errors import SweepError, SweepUsageError
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies import NoTerminationPolicy, Policy
+from tuning.samplers import BayesianParameterSampling, Sampling
+from tuning.spec import MAX_CONCURRENT, MAX_TOTAL, SweepSpec, parse_sweep
+
+MAX_DURATION_MINUTES = 10_080
+MAX_WARM_START_PARENTS = 5
+
+
+class HyperDriveConfig:
+    """What to sweep: an estimator or run configuration, and how to choose its parameters.
+
+    The estimator or run configuration is held as it is; `sweep_spec` is given its job.
+
+    Attributes:
+        advice: What is allowed but unwise, one sentence each (also given as warnings).
+
+    Raises:
+        SweepError: lists every argument that is wrong.
+
+    Source: ``azureml.train.hyperdrive.HyperDriveConfig`` (names, order, defaults, limits).
+    """
+
+    def __init__(
+        self,
+        hyperparameter_sampling: Sampling,
+        primary_metric_name: str,
+        primary_metric_goal: PrimaryMetricGoal,
+        max_total_runs: int,
+        max_concurrent_runs: int | None = None,
+        max_duration_minutes: float = MAX_DURATION_MINUTES,
+        policy: Policy | None = None,
+        estimator: Any = None,
+        run_config: Any = None,
+        resume_from: Any = None,
+        resume_child_runs: Sequence[Any] | None = None,
+        pipeline: Any = None,
+        debug_flag: Any = None,
+        custom_run_id: str | None = None,
+    ) -> None:
+        self.hyperparameter_sampling = hyperparameter_sampling
+        self.primary_metric_name = primary_metric_name
+        self.primary_metric_goal = primary_metric_goal
+        self.max_total_runs = max_total_runs
+        self._concurrent_given = max_concurrent_runs is not None
+        self.max_concurrent_runs = (
+            max_concurrent_runs if max_concurrent_runs is not None else max_total_runs
+        )
+        self.max_duration_minutes = max_duration_minutes
+        self.policy = policy if policy is not None else NoTerminationPolicy()
+        self.estimator = estimator
+        self.run_config = run_config
+        self.pipeline = pipeline
+        self.resume_from = _listed(resume_from)
+        self.resume_child_runs = _listed(resume_child_runs)
+        self.debug_flag = debug_flag
+        self.custom_run_id = custom_run_id
+        problems = self._problems()
+        if problems:
+            raise SweepError(problems=problems)
+        self.primary_metric_goal = PrimaryMetricGoal(primary_metric_goal)
+        self._warn()
+
+    @property
+    def base(self) -> Any:
+        """The estimator, run configuration or pipeline, whichever was given."""
+        return next(
+            given for given in (self.estimator, self.run_config, self.pipeline) if given is not None
+        )
+
+    def sweep_spec(
+        self, job: Mapping[str, Any], *, name: str = "sweep", register_as: str | None = None
+    ) -> SweepSpec:
+        """Return the sweep of `job`, the estimator's or run configuration's job spec as data.
+
+        Raises:
+            SweepError: the parts do not make a sweep.
+            SweepUsageError: a pipeline, or a warm start from other sweeps, was asked for.
+        """
+        for name in ("pipeline", "resume_from", "resume_child_runs"):
+            if getattr(self, name):
+                raise SweepUsageError(
+                    f"{name} was given, and sweeps of this version do not use it. Leave it out; "
+                    "a sweep whose driver was lost goes on by itself."
+                )
+        return parse_sweep(
+            {
+                "name": name,
+                "job": job,
+                "sampling": self.hyperparameter_sampling,
+                "policy": self.policy,
+                "metric": self.primary_metric_name,
+                "goal": self.primary_metric_goal,
+                "limits": {
+                    "total": self.max_total_runs,
+                    "concurrent": min(self.max_concurrent_runs, MAX_CONCURRENT),
+                    "max_duration_s": self.max_duration_minutes * 60.0,
+                },
+                "register_as": register_as,
+            }
+        )
+
+    def _problems(self) -> list[Problem]:
+        found: list[Problem] = []
+
+        def wrong(path: str, message: str, remedy: str) -> None:
+            found.append(Problem(path, message, remedy))
+
+        given = [
+            name
+            for name in ("estimator", "run_config", "pipeline")
+            if getattr(self, name) is not None
+        ]
+        if len(given) != 1:
+            wrong(
+                "run_config",
+                f"exactly one of estimator, run_config and pipeline is needed, and "
+                f"{' and '.join(given) or 'none'} was given.",
+                "Give run_config=ScriptRunConfig(...) alone.",
+            )
+        if not _is(self.hyperparameter_sampling, Sampling):
+            wrong(
+                "hyperparameter_sampling",
+                f"{self.hyperparameter_sampling!r} is no sampling.",
+                "Give e.g. RandomParameterSampling({'--lr': loguniform(-9, -2)}).",
+            )
+        if not _is(self.policy, Policy):
+            wrong("policy", f"{self.policy!r} is no policy.", "Give e.g. BanditPolicy(...).")
+        if not isinstance(self.primary_metric_name, str) or not self.primary_metric_name:
+            wrong(
+                "primary_metric_name",
+                f"the name is {self.primary_metric_name!r}.",
+                "Give the name that the script logs.",
+            )
+        try:
+            PrimaryMetricGoal(self.primary_metric_goal)
+        except ValueError:
+            wrong(
+                "primary_metric_goal",
+                f"the goal is {self.primary_metric_goal!r}.",
+                "Give PrimaryMetricGoal.MAXIMIZE or PrimaryMetricGoal.MINIMIZE.",
+            )
+        limits = {"max_total_runs": MAX_TOTAL}
+        if self._concurrent_given:  # left out, it follows max_total_runs, which may be above 100
+            limits["max_concurrent_runs"] = MAX_CONCURRENT
+        for name, most in limits.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+                wrong(name, f"the value is {value!r}.", f"Give a whole number of 1 … {most}.")
+        minutes = self.max_duration_minutes
+        if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes > 0:
+            wrong("max_duration_minutes", f"the value is {minutes!r}.", "Give minutes above 0.")
+        if isinstance(self.hyperparameter_sampling, BayesianParameterSampling) and not isinstance(
+            self.policy, NoTerminationPolicy
+        ):
+            wrong(
+                "policy",
+                "Bayesian sampling takes no early termination policy.",
+                "Remove the policy, or use RandomParameterSampling.",
+            )
+        found.extend(self._warm_start_problems())
+        return found
+
+    def _warm_start_problems(self) -> list[Problem]:
+        found: list[Problem] = []
+        if len(self.resume_from) > MAX_WARM_START_PARENTS:
+            found.append(
+                Problem(
+                    "resume_from",
+                    f"{len(self.resume_from)} runs are given.",
+                    f"Give at most {MAX_WARM_START_PARENTS}.",
+                )
+            )
+        identities = [getattr(run, "id", run) for run in self.resume_child_runs]
+        if len(set(map(str, identities))) != len(identities):
+            found.append(
+                Problem("resume_child_runs", "a run is there twice.", "Give each run once.")
+            )
+        if isinstance(self.max_total_runs, int) and len(identities) > self.max_total_runs:
+            found.append(
+                Problem(
+                    "resume_child_runs",
+                    f"{len(identities)} runs are more than max_total_runs, {self.max_total_runs}.",
+                    "Give fewer, or raise max_total_runs.",
+                )
+            )
+        return found
+
+    def _warn(self) -> None:
+        advice = list(
+            self.hyperparameter_sampling.advice(self.max_total_runs, self.max_concurrent_runs)
+        )
+        if self.max_duration_minutes > MAX_DURATION_MINUTES:
+            advice.append(
+                f"max_duration_minutes={self.max_duration_minutes:g} is more than a week; "
+                f"{MAX_DURATION_MINUTES} is used."
+            )
+            self.max_duration_minutes = MAX_DURATION_MINUTES
+        if self.max_concurrent_runs > self.max_total_runs:
+            advice.append(
+                f"max_concurrent_runs={self.max_concurrent_runs} is more than max_total_runs="
+                f"{self.max_total_runs}; {self.max_total_runs} is used."
+            )
+            self.max_concurrent_runs = self.max_total_runs
+        self.advice = tuple(advice)
+        for sentence in self.advice:
+            warnings.warn(sentence, UserWarning, stacklevel=3)
+
+
+class HyperDriveRunConfig(HyperDriveConfig):
+    """The older name, with the estimator first.
+
+    Source: ``azureml.train.hyperdrive.HyperDriveRunConfig``.
+    """
+
+    def __init__(
+        self,
+        estimator: Any,
+        hyperparameter_sampling: Sampling,
+        primary_metric_name: str,
+        primary_metric_goal: PrimaryMetricGoal,
+        max_total_runs: int,
+        max_concurrent_runs: int | None = None,
+        max_duration_minutes: float = MAX_DURATION_MINUTES,
+        policy: Policy | None = None,
+    ) -> None:
+        super().__init__(
+            hyperparameter_sampling,
+            primary_metric_name,
+            primary_metric_goal,
+            max_total_runs,
+            max_concurrent_runs,
+            max_duration_minutes,
+            policy,
+            estimator=estimator,
+        )
+
+
+def _listed(given: Any) -> tuple[Any, ...]:
+    if given is None:
+        return ()
+    return tuple(given) if isinstance(given, list | tuple) else (given,)
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, kind)

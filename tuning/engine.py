@@ -1,0 +1,289 @@
+"""What a sweep does next: a pure function of its spec and its trial table.
+
+The driver's loop is: bring the table up to date with the jobs, ask `next_actions`, record each
+action with `applied`, then carry it out. Everything it needs is in the table, so a driver that
+takes over after a crash asks the same function and gets the same remaining work.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from rayjobs.states import JobState
+from tuning.errors import SweepUsageError
+from tuning.samplers import Sampler
+from tuning.spec import SweepSpec
+from tuning.trials import TrialRecord, TrialState
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Record a new trial, then submit its job (see `Submit`)."""
+
+    number: int
+    parameters: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Submit the job of a recorded trial.
+
+    The submission must be idempotent by sweep and number: after a crash it is asked for again,
+    and the job may be there already.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Record that the policy has let a trial's first `intervals` reports pass."""
+
+    number: int
+    intervals: int
+
+
+@dataclass(frozen=True)
+class StopTrial:
+    """Record that a trial is to end, then cancel its job (harmless when repeated)."""
+
+    number: int
+    reason: str
+    judged: int
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The sweep is over: nothing runs and nothing is left to start."""
+
+    state: JobState
+    reason: str
+
+
+Action = Plan | Submit | Judged | StopTrial | Finish
+
+
+@dataclass(frozen=True)
+class SweepState:
+    """A sweep at one moment.
+
+    Attributes:
+        trials: The trial table, in order of number, without gaps from 0.
+        elapsed_s: Seconds since the sweep's recorded start.
+        cancel_requested: Somebody asked for its end.
+    """
+
+    trials: tuple[TrialRecord, ...] = ()
+    elapsed_s: float = 0.0
+    cancel_requested: bool = False
+
+    def __post_init__(self) -> None:
+        numbers = [trial.number for trial in self.trials]
+        if numbers != list(range(len(numbers))):
+            raise SweepUsageError(
+                f"the trial table must hold the numbers 0 … {len(numbers) - 1} in order, and "
+                f"holds {numbers}. Read it sorted by number, with every row."
+            )
+
+    @property
+    def active(self) -> tuple[TrialRecord, ...]:
+        """The trials that have not ended, recorded ones without a job included."""
+        return tuple(trial for trial in self.trials if not trial.is_final)
+
+    @property
+    def pending_stops(self) -> tuple[StopTrial, ...]:
+        """Stops that are recorded and not yet true; a driver that takes over repeats them."""
+        return tuple(
+            StopTrial(trial.number, trial.reason, trial.judged)
+            for trial in self.active
+            if trial.stop_requested
+        )
+
+    def count(self, state: TrialState) -> int:
+        """Return how many trials are in `state`."""
+        return sum(1 for trial in self.trials if trial.state is state)
+
+    def halted(self, spec: SweepSpec) -> str:
+        """Return why no trial may start or run any more; empty while they may."""
+        failed, limits = self.count(TrialState.FAILED), spec.limits
+        if self.cancel_requested:
+            return "the sweep was canceled"
+        if limits.max_failures is not None and failed > limits.max_failures:
+            return f"{failed} trials failed, more than max_failures, {limits.max_failures}"
+        if self.elapsed_s >= limits.max_duration_s:
+            return (
+                f"the sweep's time is up: {self.elapsed_s:.0f} s of {limits.max_duration_s:.0f} s"
+            )
+        return ""
+
+    def next_actions(self, spec: SweepSpec, sampler: Sampler) -> tuple[Action, ...]:
+        """Return what to do now, in the order to do it.
+
+        Calling it again without recording anything gives the same answer.
+
+        Args:
+            sampler: Fresh or used; it is brought up to the table first.
+        """
+        halted = self.halted(spec)
+        if halted:
+            stops = tuple(
+                StopTrial(trial.number, f"stopped trial {trial.number}: {halted}", trial.judged)
+                for trial in self.active
+                if not trial.stop_requested
+            )
+            return stops or self._finish(spec, halted, exhausted=True)
+        actions: list[Action] = [*self._judgements(spec)]
+        actions += [
+            Submit(trial.number)
+            for trial in self.active
+            if trial.state is TrialState.PLANNED and not trial.stop_requested
+        ]
+        sampler.replay(self.trials)
+        exhausted = len(self.trials) >= spec.limits.total
+        free = spec.limits.at_a_time - len(self.active)
+        for number in range(len(self.trials), spec.limits.total):
+            if number - len(self.trials) >= free:
+                break
+            parameters = sampler.suggest(number)
+            if parameters is None:
+                exhausted = True
+                break
+            actions.append(Plan(number, parameters))
+        return tuple(actions) or self._finish(spec, "", exhausted=exhausted)
+
+    def applied(self, action: Action) -> SweepState:
+        """Return the table after `action` was recorded.
+
+        `Submit` changes nothing here: its row becomes running once the job's id is known, see
+        `submitted`.
+        """
+        if isinstance(action, Plan):
+            row = TrialRecord(number=action.number, parameters=dict(action.parameters))
+            return replace(self, trials=(*self.trials, row))
+        if isinstance(action, Judged):
+            return self.with_trial(replace(self.trials[action.number], judged=action.intervals))
+        if isinstance(action, StopTrial):
+            return self.with_trial(
+                replace(
+                    self.trials[action.number],
+                    stop_requested=True,
+                    reason=action.reason,
+                    judged=action.judged,
+                )
+            )
+        return self
+
+    def submitted(self, number: int, job_id: str, *, at: datetime | None = None) -> SweepState:
+        """Return the table with the trial's job recorded."""
+        row = self.trials[number]
+        return self.with_trial(replace(row, state=TrialState.RUNNING, job_id=job_id, started_at=at))
+
+    def with_trial(self, trial: TrialRecord) -> SweepState:
+        """Return the table with one row replaced.
+
+        Raises:
+            SweepUsageError: the row is final and would change.
+        """
+        old = self.trials[trial.number]
+        if old.is_final and old != trial:
+            raise SweepUsageError(
+                f"trial {trial.number} ended as {old.state} and never changes; "
+                f"{trial.state} was asked for. Read the table again."
+            )
+        rows = list(self.trials)
+        rows[trial.number] = trial
+        return replace(self, trials=tuple(rows))
+
+    def _judgements(self, spec: SweepSpec) -> Iterable[Action]:
+        history = {trial.number: trial.values for trial in self.trials}
+        finished = frozenset(trial.number for trial in self.trials if trial.is_final)
+        for trial in self.active:
+            if trial.stop_requested or trial.judged >= len(trial.values):
+                continue
+            for interval in range(trial.judged + 1, len(trial.values) + 1):
+                stop = spec.policy.judge(
+                    history, trial.number, interval, goal=spec.goal, finished=finished
+                )
+                if stop is not None:
+                    yield StopTrial(trial.number, stop.reason, interval)
+                    break
+            else:
+                yield Judged(trial.number, len(trial.values))
+
+    def _finish(self, spec: SweepSpec, halted: str, *, exhausted: bool) -> tuple[Action, ...]:
+        if self.active or not exhausted:
+            return ()
+        completed, total = self.count(TrialState.COMPLETED), len(self.trials)
+        facts = (
+            f"{completed} completed, {self.count(TrialState.CANCELED)} stopped, "
+            f"{self.count(TrialState.FAILED)} failed of {total} trials"
+        )
+        reason = f"{halted}; {facts}" if halted else facts
+        too_many = spec.limits.max_failures is not None and (
+            self.count(TrialState.FAILED) > spec.limits.max_failures
+        )
+        if self.cancel_requested:
+            return (Finish(JobState.CANCELED, reason),)
+        if too_many or completed == 0:
+            return (Finish(JobState.FAILED, reason),)
+        return (Finish(JobState.COMPLETED, reason),)
+
+
+def conclude(
+    trial: TrialRecord,
+    job_state: JobState | None,
+    spec: SweepSpec,
+    *,
+    message: str = "",
+    at: datetime | None = None,
+) -> TrialRecord:
+    """Return the trial's final record, given how its job ended and what it reported.
+
+    A job that completed without ever reporting the primary metric makes a failed trial, whose
+    reason lists the names that it did report; the sweep goes on.
+
+    Args:
+        job_state: A final state; None where no job was ever submitted (a stop came first).
+        message: The job's failure in one line.
+
+    Raises:
+        SweepUsageError: the job's state is not final.
+    """
+    if job_state is not None and not job_state.is_final:
+        raise SweepUsageError(
+            f"the job of trial {trial.number} is {job_state}; wait for its end first."
+        )
+    if job_state is JobState.COMPLETED:
+        if trial.values:
+            return replace(trial, state=TrialState.COMPLETED, ended_at=at)
+        reason = misspelt(trial, spec.metric)
+        return replace(trial, state=TrialState.FAILED, reason=reason, ended_at=at)
+    if job_state is JobState.FAILED:
+        return replace(
+            trial,
+            state=TrialState.FAILED,
+            reason=message or trial.reason or "its job failed",
+            ended_at=at,
+        )
+    reason = trial.reason or message or "its job was canceled"
+    return replace(trial, state=TrialState.CANCELED, reason=reason, ended_at=at)
+
+
+def misspelt(trial: TrialRecord, metric: str) -> str:
+    """Return the reason of a trial that never reported the primary metric."""
+    names = sorted(set(trial.metric_names))
+    if not names:
+        return (
+            f"trial {trial.number} never reported the metric {metric!r}, nor any other. Log it "
+            f"in the script: run.log({metric!r}, value)."
+        )
+    near = difflib.get_close_matches(metric, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return (
+        f"trial {trial.number} never reported the metric {metric!r}; it reported: "
+        f"{', '.join(names)}.{hint} Correct the sweep's metric, or the name in the script."
+    )

@@ -1,0 +1,192 @@
+"""SweepSpec: what a sweep tries, how it chooses and when it ends; validated, frozen, versioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+
+from rayjobs.errors import Problem
+from tuning.errors import SweepError
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies import NoTerminationPolicy, Policy, parse_policy
+from tuning.samplers import BayesianParameterSampling, Sampling, parse_sampling
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+MAX_TOTAL = 1000
+MAX_CONCURRENT = 100
+MAX_DURATION_S = 10_080 * 60.0  # a week, Azure ML's limit
+
+
+class _Nested(ValueError):
+    """Carries problems with paths of their own through pydantic."""
+
+    def __init__(self, found: SweepError) -> None:
+        super().__init__(str(found))
+        self.problems = found.problems
+
+
+def _sampling(given: object) -> Sampling:
+    try:
+        return parse_sampling(given)
+    except SweepError as found:
+        raise _Nested(found) from None
+
+
+def _policy(given: object) -> Policy:
+    try:
+        return parse_policy(given)
+    except SweepError as found:
+        raise _Nested(found) from None
+
+
+def _goal(given: object) -> PrimaryMetricGoal:
+    try:
+        return PrimaryMetricGoal(str(given))
+    except ValueError:
+        raise ValueError(f"the goal is {given!r}. Write maximize or minimize.") from None
+
+
+def _as_dict(value: Sampling | Policy) -> dict[str, Any]:
+    return value.to_dict()
+
+
+class Limits(BaseModel):
+    """When a sweep has enough.
+
+    Attributes:
+        total: Trials at most; a grid ends earlier when it has no more points.
+        concurrent: Trials at a time; None means as many as `total`.
+        max_duration_s: Seconds of the whole sweep, from its start; then its trials are stopped.
+        max_failures: Failed trials that are put up with; one more fails the sweep. None: any
+            number, the sweep fails only if no trial completes.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    total: Annotated[int, Field(ge=1, le=MAX_TOTAL)]
+    concurrent: Annotated[int, Field(ge=1, le=MAX_CONCURRENT)] | None = None
+    max_duration_s: Annotated[float, Field(gt=0, le=MAX_DURATION_S)] = MAX_DURATION_S
+    max_failures: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def at_a_time(self) -> int:
+        """Trials at a time, as a number."""
+        return min(self.concurrent or self.total, MAX_CONCURRENT)
+
+
+class SweepSpec(BaseModel):
+    """One sweep.
+
+    Attributes:
+        name: Of the experiment its trials belong to, and shown in tables and plots.
+        job: The base job as a job spec's plain data; each trial is this job with its
+            parameters put over the arguments.
+        sampling: How parameters are chosen; its seed is always recorded.
+        policy: When a trial is ended early.
+        metric: Name of the primary metric, as the script logs it.
+        register_as: Name of the model that the best trial's outputs are registered as.
+        model_path: The file or folder under ``outputs/`` that is registered.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=NAME)] = "sweep"
+    job: Mapping[str, Any]
+    sampling: Annotated[Sampling, PlainValidator(_sampling), PlainSerializer(_as_dict)]
+    policy: Annotated[Policy, PlainValidator(_policy), PlainSerializer(_as_dict)] = Field(
+        default_factory=NoTerminationPolicy
+    )
+    metric: Annotated[str, Field(min_length=1)]
+    goal: Annotated[PrimaryMetricGoal, PlainValidator(_goal), PlainSerializer(str)]
+    limits: Limits
+    register_as: Annotated[str, Field(pattern=NAME)] | None = None
+    model_path: Annotated[str, Field(min_length=1)] = "outputs"
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SweepSpec:
+        if isinstance(self.sampling, BayesianParameterSampling) and not isinstance(
+            self.policy, NoTerminationPolicy
+        ):
+            raise _Nested(
+                SweepError(
+                    problems=[
+                        Problem(
+                            "policy",
+                            "Bayesian sampling takes no early termination policy, since a "
+                            "stopped trial teaches it nothing.",
+                            "Remove the policy, or use random sampling.",
+                        )
+                    ]
+                )
+            )
+        return self
+
+    @property
+    def total(self) -> int:
+        """The trials this sweep can have: its limit, or the size of a smaller grid."""
+        size = self.sampling.size
+        return self.limits.total if size is None else min(size, self.limits.total)
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """What is allowed but unwise, one sentence each."""
+        return self.sampling.advice(self.limits.total, self.limits.at_a_time)
+
+    def to_json(self) -> str:
+        """Return the spec as one JSON object that `parse_sweep` reads back."""
+        return self.model_dump_json()
+
+
+def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
+    """Return the sweep written in `data`.
+
+    Args:
+        where: What `data` came from (a file's name), for the message.
+
+    Raises:
+        SweepError: lists everything wrong, each with its path and what to write instead.
+    """
+    try:
+        return SweepSpec.model_validate(data)
+    except ValidationError as exc:
+        problems = readable(exc)
+    plural = "s" if len(problems) != 1 else ""
+    message = f"{where} has {len(problems)} problem{plural}" if where else ""
+    raise SweepError(message, problems=problems)
+
+
+def readable(exc: ValidationError) -> list[Problem]:
+    """Return pydantic's findings as problems with a path and a remedy."""
+    # Imported here: of use for errors alone.
+    from tuning.remedies import problem_of
+
+    found: list[Problem] = []
+    for error in exc.errors():
+        path = ".".join(str(part) for part in error["loc"])
+        cause = error.get("ctx", {}).get("error")
+        if isinstance(cause, _Nested):
+            found += [
+                Problem(".".join(p for p in (path, one.path) if p), one.message, one.remedy)
+                for one in cause.problems
+            ]
+        else:
+            found.append(problem_of(path, dict(error), _KNOWN))
+    return found
+
+
+# Section → its keys, for "did you mean".
+_KNOWN: Mapping[str, tuple[str, ...]] = {
+    "": tuple(SweepSpec.model_fields),
+    "limits": tuple(Limits.model_fields),
+}
