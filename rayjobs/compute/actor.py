@@ -1,0 +1,224 @@
+"""The target actor: a detached, named Ray actor that runs one target's queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rayjobs
+from rayjobs import ids
+from rayjobs.clock import SystemClock
+from rayjobs.compute.board import Board
+from rayjobs.compute.engine import Engine
+from rayjobs.compute.wakeserver import WakeServer
+from rayjobs.errors import TargetError
+from rayjobs.paths import TargetPaths, short_socket
+from rayjobs.store.base import Store
+
+log = logging.getLogger(__name__)
+
+NAMESPACE = "rayjobs"
+START_TIMEOUT_S = 60.0
+ACTIVITY_EVERY_S = 5.0
+
+
+def actor_name(target: str) -> str:
+    """Return the name under which Ray knows the target's actor."""
+    return f"rayjobs-target-{target}"
+
+
+class TargetActor:
+    """Holds the engine in a thread with a loop of its own.
+
+    Ray's own methods answer at once whatever the engine does.
+    """
+
+    def __init__(self, target: str, home: str, shares_machine: bool) -> None:
+        self.target = target
+        self.home = Path(home)
+        self.paths = TargetPaths.of(target, under=self.home)
+        set_up_logging(self.paths.log, "target")
+        # Sockets of this home, whatever home the process was started with.
+        os.environ["RAYJOBS_HOME"] = home
+        self.epoch = ids.token(8)
+        self._shares_machine = shares_machine
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._written: dict[str, Any] = {}
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # -- Ray methods -------------------------------------------------------------------------------
+    def ping(self) -> dict[str, Any]:
+        """Return who this is, once the wake socket answers."""
+        if not self._ready.wait(START_TIMEOUT_S):
+            raise TargetError(f"the target {self.target} was not ready in {START_TIMEOUT_S:g} s")
+        if self._error is not None:
+            raise TargetError(f"the target {self.target} could not start: {self._error}")
+        return {"version": rayjobs.__version__, "epoch": self.epoch, "pid": os.getpid()}
+
+    def stop(self) -> None:
+        """End the engine; attempts go on without it."""
+        if self._loop is not None and self._engine is not None:
+            self._loop.call_soon_threadsafe(self._engine.stop)
+            self._thread.join(10.0)
+
+    # -- the engine's thread -------------------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self._error = error
+            log.exception("the target actor's engine ended")
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        from rayjobs.compute.gauges import Gauges
+        from rayjobs.compute.raycluster import RayCluster
+
+        self._loop = asyncio.get_running_loop()
+        gauges = Gauges(self.target)
+        board = Board(self.target, self.paths.workspaces, self._open_store)
+        engine = Engine(
+            self.target,
+            cluster=RayCluster(self.target, self.home),
+            board=board,
+            clock=SystemClock(),
+            shares_machine=self._shares_machine,
+            count=gauges.count,
+            note=self._note,
+        )
+        self._engine = engine
+        server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
+        await server.start()
+        self._ready.set()
+        try:
+            await engine.run()
+        finally:
+            await server.stop()
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        engine = self._engine
+        assert engine is not None
+        me = {
+            "ok": True,
+            "version": rayjobs.__version__,
+            "epoch": self.epoch,
+            "pid": os.getpid(),
+        }
+        if asked["op"] == "wake":
+            path = asked.get("workspace")
+            if path:
+                served = await engine.board.add(str(path))
+                me["served"] = served is not None
+            engine.wake()
+            return me
+        if asked["op"] == "ping":
+            return me
+        if asked["op"] == "status":
+            return {**me, **engine.status()}
+        return {"ok": False, "error": f"no operation {asked['op']!r}"}
+
+    def _open_store(self, path: str) -> tuple[str, Store]:
+        from rayjobs.workspace_files import open_workspace
+
+        opened = open_workspace(Path(path), create=False)
+        opened.store.claim_target(self.target, epoch=self.epoch)
+        return opened.name, opened.store
+
+    def _note(self, facts: Mapping[str, Any]) -> None:
+        """Tell the keeper whether anything goes on, and clients what the target has."""
+        nodes = [vars(node) for node in facts["nodes"]]
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        shape = [(node["node_id"], node["cpus"], node["gpus"], node["memory"]) for node in nodes]
+        if nodes and self._written.get("shape") != shape:
+            self._written["shape"] = shape
+            write_json(self.paths.root / "capacity.json", {"nodes": nodes})
+        known = self._written.get("busy")
+        due = now_s - self._written.get("busy_at", 0.0) > ACTIVITY_EVERY_S
+        if known != facts["busy"] or due:
+            self._written |= {"busy": facts["busy"], "busy_at": now_s}
+            write_json(
+                self.paths.root / "activity.json",
+                {"busy": facts["busy"], "at": now_s, "pid": os.getpid()},
+            )
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small file atomically; a full disk is logged, not fatal."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(data))
+        os.replace(fresh, path)
+    except OSError as error:
+        log.warning("%s was not written: %s", path, error)
+
+
+def set_up_logging(folder: Path, name: str) -> None:
+    """Send our own log lines to a file of the target, never to a user's log."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / f"{name}.log")
+    handler.setFormatter(
+        logging.Formatter("%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s")
+    )
+    ours = logging.getLogger("rayjobs")
+    ours.handlers[:] = [handler]
+    ours.setLevel(os.environ.get("RAYJOBS_LOG_LEVEL", "INFO"))
+    ours.propagate = False
+    if name == "target":
+        sys.excepthook = _log_uncaught
+
+
+def _log_uncaught(kind: Any, error: BaseException, trace: Any) -> None:
+    log.critical("uncaught", exc_info=(kind, error, trace))
+
+
+def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[str, Any]:
+    """Create (or find) the target's actor and wait until its wake socket answers.
+
+    Call it in a process connected by ``ray.init(address=…, namespace="rayjobs")``.
+
+    Args:
+        replace: End a running actor first (after an upgrade); its jobs go on and are taken
+            over by the new one.
+
+    Raises:
+        TargetError: it could not start.
+    """
+    import ray
+
+    shares_machine = name == "local"
+    if replace:
+        try:
+            old = ray.get_actor(actor_name(name), namespace=NAMESPACE)
+        except ValueError:
+            old = None
+        if old is not None:
+            ray.kill(old, no_restart=True)
+    actor = (
+        ray.remote(TargetActor)
+        .options(
+            name=actor_name(name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=4,
+        )
+        .remote(name, home, shares_machine)
+    )
+    try:
+        return ray.get(actor.ping.remote(), timeout=START_TIMEOUT_S)  # type: ignore[no-any-return]
+    except ray.exceptions.RayError as error:
+        raise TargetError(f"the target {name} did not start: {error}") from error

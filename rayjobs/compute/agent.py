@@ -1,0 +1,78 @@
+"""The node agent: a detached Ray actor that speaks for one node while attempts are on it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import rayjobs
+from rayjobs.compute.actor import set_up_logging
+from rayjobs.compute.node import Node
+from rayjobs.paths import TargetPaths
+
+log = logging.getLogger(__name__)
+
+
+def agent_name(target: str, node_id: str) -> str:
+    """Return the name under which Ray knows a node's agent."""
+    return f"rayjobs-agent-{target}-{node_id[:16]}"
+
+
+class NodeAgent:
+    """Carries a `Node` in a Ray actor. All methods are coroutines of one loop."""
+
+    def __init__(self, target: str, home: str, node_id: str) -> None:
+        os.environ["RAYJOBS_HOME"] = home
+        set_up_logging(TargetPaths.of(target, under=Path(home)).log, f"agent-{node_id[:8]}")
+        self._node_id = node_id
+        self._node = Node(target, Path(home))
+        self._lock = asyncio.Lock()
+
+    async def hello(self) -> dict[str, Any]:
+        """See `cluster.Agent.hello`; the first call starts the warm interpreter."""
+        import ray
+
+        self._node.warm_up()
+        return {
+            "node_id": self._node_id,
+            "address": ray.util.get_node_ip_address(),
+            "root": str(self._node.paths.root),
+            "environment": dict(os.environ),
+            "python": sys.executable,
+            "injob_path": str(self._node.injob_path()),
+            "version": rayjobs.__version__,
+            "pid": os.getpid(),
+        }
+
+    async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `cluster.Agent.prepare`."""
+        return await self._node.prepare(order)
+
+    async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `cluster.Agent.launch`."""
+        return await self._node.launch(order)
+
+    async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `cluster.Agent.follow`."""
+        return await self._node.follow(order)
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        """See `cluster.Agent.stop`."""
+        await self._node.stop(order, reason=reason, grace_s=grace_s)
+
+    async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `cluster.Agent.collect`."""
+        return await self._node.collect(order)
+
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
+        """See `cluster.Agent.settle`."""
+        return await self._node.settle(order, end=end)
+
+    async def clean(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """See `cluster.Agent.clean`."""
+        return await self._node.clean(order)

@@ -1,0 +1,238 @@
+"""Allocations: recorded before they exist, handed on by one update, released after the record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from rayjobs import ids
+from rayjobs.clock import Clock
+from rayjobs.compute.board import Served
+from rayjobs.compute.cluster import Cluster, NodeInfo
+from rayjobs.errors import RayjobsError
+from rayjobs.policy import NodeRoom, Shape
+from rayjobs.records import AllocationState
+
+log = logging.getLogger(__name__)
+
+PLACE_TIMEOUT_S = 30.0
+# How long an idle group waits for a job of its shape: creating one right after another was
+# removed on a full node costs a second whatever the settings.
+LINGER_S = 10.0
+# How long Ray's own picture may lag behind what we did.
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """An allocation as this process knows it.
+
+    Attributes:
+        job: Key of the job that has it; None while it is idle.
+        since_s: When it went idle, on the monotonic clock.
+        draining: Its ranks are not proven dead: it is never handed on.
+    """
+
+    name: str
+    served: Served
+    shape: Shape
+    nodes: tuple[str, ...]
+    gpus: tuple[tuple[str, ...], ...]
+    job: str | None
+    since_s: float
+    draining: bool = False
+
+
+class Allocations:
+    """All allocations of one target in this process's memory, and in the stores."""
+
+    def __init__(self, target: str, cluster: Cluster, clock: Clock) -> None:
+        self.target = target
+        self._cluster = cluster
+        self._clock = clock
+        self._held: dict[str, Held] = {}
+        self._changed_s = clock.monotonic_s()
+        self._foreign: dict[str, tuple[float, float, float]] = {}
+
+    @property
+    def all(self) -> list[Held]:
+        """Every allocation that is not released."""
+        return list(self._held.values())
+
+    def know(self, held: Held) -> None:
+        """Take over an allocation that was found in a store (recovery)."""
+        self._held[held.name] = held
+        self._touch()
+
+    # -- what the policy sees ------------------------------------------------------------------
+    def rooms(self, nodes: list[NodeInfo]) -> list[NodeRoom]:
+        """Return each node's room: its total, less what is in use, ours or foreign.
+
+        Idle allocations count as free: they make way. Ray's own figures lag behind our
+        changes by up to a fifth of a second, so they are only read for others' use, and only
+        after we have changed nothing for a while.
+        """
+        ours: dict[str, list[Shape]] = {}
+        every: dict[str, list[Shape]] = {}
+        for held in self._held.values():
+            for node in held.nodes:
+                every.setdefault(node, []).append(held.shape)
+                if held.job is not None or held.draining:
+                    ours.setdefault(node, []).append(held.shape)
+        quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
+        rooms = []
+        for node in nodes:
+            if quiet:
+                self._foreign[node.node_id] = _foreign(node, every.get(node.node_id, []))
+            cpus, gpus, memory = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
+            used = ours.get(node.node_id, [])
+            rooms.append(
+                NodeRoom(
+                    node.node_id,
+                    node.cpus,
+                    node.gpus,
+                    node.memory,
+                    node.cpus - cpus - sum(shape.cpus for shape in used),
+                    node.gpus - gpus - sum(shape.gpus for shape in used),
+                    node.memory - memory - sum(shape.memory for shape in used),
+                )
+            )
+        return rooms
+
+    # -- take and give back --------------------------------------------------------------------
+    def idle_like(self, served: Served, shape: Shape) -> Held | None:
+        """Return an idle allocation of the workspace with this very shape."""
+        for held in self._held.values():
+            if (
+                held.job is None
+                and not held.draining
+                and held.served.path == served.path
+                and held.shape == shape
+            ):
+                return held
+        return None
+
+    def reserve_idle(self, held: Held, key: str) -> Held:
+        """Mark an idle allocation as the job's in memory (the store follows)."""
+        taken = replace(held, job=key)
+        self._held[held.name] = taken
+        self._touch()
+        return taken
+
+    def reserve_new(
+        self, served: Served, shape: Shape, key: str, nodes: tuple[str, ...]
+    ) -> Held:
+        """Count a new allocation against its nodes before its group exists."""
+        name = f"rj-{self.target}-{ids.token(6)}"
+        held = Held(name, served, shape, nodes, (), key, self._clock.monotonic_s())
+        self._held[name] = held
+        self._touch()
+        return held
+
+    async def create(self, held: Held) -> Held:
+        """Make the group of a recorded allocation and learn its nodes and GPU ids.
+
+        Raises NotPlacedError; the group and the memory of it are gone then.
+        """
+        await self._make_way(held)
+        try:
+            nodes = await self._cluster.create_group(
+                held.name, held.shape, timeout_s=PLACE_TIMEOUT_S
+            )
+            placed = replace(held, nodes=nodes)
+            self._held[held.name] = placed
+            gpus = await self._cluster.gpu_ids(held.name, held.shape)
+        except BaseException:
+            await self._remove_quietly(held)
+            raise
+        placed = replace(placed, gpus=gpus)
+        self._held[held.name] = placed
+        self._touch()
+        await held.served.ask(
+            held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus
+        )
+        return placed
+
+    async def give_back(self, held: Held, *, attempt: int, job: str, proven: bool) -> None:
+        """Free an allocation after its attempt's end was recorded.
+
+        The place is free for others even where the workspace cannot record it (full disk).
+        """
+        freed = replace(
+            held, job=None, since_s=self._clock.monotonic_s(), draining=not proven
+        )
+        self._held[held.name] = freed
+        self._touch()
+        try:
+            await held.served.ask(
+                held.served.store.free_allocation,
+                held.name,
+                job=job,
+                attempt=attempt,
+                proven=proven,
+            )
+        except RayjobsError as error:
+            log.warning("allocation %s: its row was not written: %s", held.name, error)
+
+    async def release(self, held: Held) -> None:
+        """Remove the group, then write that it is gone."""
+        self._held.pop(held.name, None)
+        self._touch()
+        try:
+            await self._cluster.remove_group(held.name)
+            await held.served.ask(held.served.store.release_allocation, held.name)
+        except RayjobsError as error:
+            log.warning("allocation %s was not released cleanly: %s", held.name, error)
+
+    async def release_old(self) -> None:
+        """Release what has been idle for longer than the linger."""
+        now_s = self._clock.monotonic_s()
+        for held in self.all:
+            if held.job is None and not held.draining and now_s - held.since_s > LINGER_S:
+                await self.release(held)
+
+    async def _make_way(self, wanted: Held) -> None:
+        """Release idle groups on the nodes that a new one needs, if it needs their room."""
+        infos = {node.node_id: node for node in await self._cluster.nodes()}
+        for node in dict.fromkeys(wanted.nodes):
+            info = infos.get(node)
+            if info is None:
+                continue
+            for held in self.all:
+                if not self._short_of(info, node):
+                    break
+                if held.job is None and not held.draining and node in held.nodes:
+                    await self.release(held)
+
+    def _short_of(self, info: NodeInfo, node: str) -> bool:
+        here = [held.shape for held in self._held.values() for at in held.nodes if at == node]
+        return (
+            sum(shape.cpus for shape in here) > info.cpus + 1e-6
+            or sum(shape.gpus for shape in here) > info.gpus + 1e-6
+            or sum(shape.memory for shape in here) > info.memory + 1e-6
+        )
+
+    async def _remove_quietly(self, held: Held) -> None:
+        self._held.pop(held.name, None)
+        self._touch()
+        try:
+            await asyncio.shield(self._cluster.remove_group(held.name))
+        except RayjobsError as error:
+            log.warning("group %s could not be removed: %s", held.name, error)
+
+    def _touch(self) -> None:
+        self._changed_s = self._clock.monotonic_s()
+
+
+def recorded(state: AllocationState) -> bool:
+    """Return whether an allocation in this state may have a group."""
+    return state is not AllocationState.RELEASED
+
+
+def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
+    return (
+        max(0.0, node.cpus - node.free_cpus - sum(shape.cpus for shape in ours)),
+        max(0.0, node.gpus - node.free_gpus - sum(shape.gpus for shape in ours)),
+        max(0.0, node.memory - node.free_memory - sum(shape.memory for shape in ours)),
+    )

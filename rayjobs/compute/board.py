@@ -1,0 +1,117 @@
+"""The workspaces that a target serves, and which of their jobs wait or live."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rayjobs.errors import RayjobsError, StoreError
+from rayjobs.records import Attempt, Job
+from rayjobs.states import JobState
+from rayjobs.store.base import Store
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Served:
+    """One workspace: its folder, name and store."""
+
+    path: str
+    name: str
+    store: Store
+
+    def key(self, job_id: str) -> str:
+        """Return a name for a job that is unique over all workspaces of the target."""
+        return f"{self.path}::{job_id}"
+
+    async def ask(self, function: Callable[..., Result], *arguments: Any, **more: Any) -> Result:
+        """Run one store call on a thread: a locked database must not stop the loop."""
+        return await asyncio.to_thread(function, *arguments, **more)
+
+
+class Board:
+    """Opens workspaces as clients name them and remembers them over restarts."""
+
+    def __init__(
+        self, target: str, folder: Path, open_store: Callable[[str], tuple[str, Store]]
+    ) -> None:
+        self.target = target
+        self._folder = folder
+        self._open = open_store
+        self._served: dict[str, Served] = {}
+        self._broken: dict[str, str] = {}
+
+    @property
+    def served(self) -> list[Served]:
+        """The workspaces that could be opened."""
+        return list(self._served.values())
+
+    async def add(self, path: str) -> Served | None:
+        """Serve a workspace; one that cannot be opened is tried again at its next wake."""
+        known = self._served.get(path)
+        if known is not None:
+            return known
+        try:
+            name, store = await asyncio.to_thread(self._open, path)
+        except (RayjobsError, OSError) as error:
+            if self._broken.get(path) != str(error):
+                log.warning("workspace %s cannot be opened: %s", path, error)
+            self._broken[path] = str(error)
+            return None
+        self._broken.pop(path, None)
+        served = Served(path, name, store)
+        self._served[path] = served
+        return served
+
+    async def refresh(self) -> None:
+        """Open what clients have registered, and forget what was removed."""
+        for path in registered(self._folder):
+            if path not in self._served:
+                await self.add(path)
+        for path in [*self._served]:
+            if not Path(path).is_dir():
+                log.warning("workspace %s was removed", path)
+                self._served.pop(path).store.close()
+
+    async def waiting(self) -> list[tuple[Served, Job]]:
+        """Return the queued jobs of all workspaces."""
+        found: list[tuple[Served, Job]] = []
+        for served in self.served:
+            jobs = await self._read(served, served.store.jobs, states=[JobState.QUEUED])
+            found += [(served, job) for job in jobs or [] if job.target == self.target]
+        return found
+
+    async def live(self) -> list[tuple[Served, Job, Attempt]]:
+        """Return the live jobs of all workspaces with their newest attempt."""
+        found: list[tuple[Served, Job, Attempt]] = []
+        for served in self.served:
+            rows = await self._read(served, served.store.live, self.target)
+            found += [(served, job, attempt) for job, attempt in rows or []]
+        return found
+
+    async def _read(
+        self, served: Served, function: Callable[..., Result], *arguments: Any, **more: Any
+    ) -> Result | None:
+        try:
+            return await served.ask(function, *arguments, **more)
+        except StoreError as error:
+            log.warning("workspace %s cannot be read: %s", served.path, error)
+            return None
+
+
+def registered(folder: Path) -> list[str]:
+    """Return the workspace folders that clients have registered with the target."""
+    paths = []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            paths.append(str(json.loads(file.read_text())["path"]))
+        except (OSError, ValueError, KeyError):
+            log.warning("%s is not a workspace's registration", file)
+    return paths

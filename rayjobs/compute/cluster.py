@@ -1,0 +1,126 @@
+"""What the engine needs of a Ray cluster, and of the agents on its nodes.
+
+Two small protocols: real Ray implements them in `raycluster`, the tests have fakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rayjobs.errors import RayjobsError
+from rayjobs.policy import Shape
+
+
+class NotPlacedError(RayjobsError):
+    """A placement group found no room in its time."""
+
+
+class AgentLostError(RayjobsError):
+    """The node's agent died or cannot be reached; the attempt may well be alive."""
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """A living node: what it has in all, and what Ray says is free."""
+
+    node_id: str
+    address: str
+    cpus: float
+    gpus: float
+    memory: float
+    free_cpus: float
+    free_gpus: float
+    free_memory: float
+
+
+class Cluster(Protocol):
+    """Placement on a Ray cluster. All coroutines may raise UnreachableError."""
+
+    async def cluster_id(self) -> str:
+        """Return the id of this life of the cluster."""
+        ...
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Return the living nodes."""
+        ...
+
+    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
+        """Create a detached placement group; return the node id of each bundle.
+
+        Raises NotPlacedError when it found no room in time (it is removed before).
+        """
+        ...
+
+    async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
+        """Return the GPU ids of each bundle (a short task in each learns them)."""
+        ...
+
+    async def remove_group(self, name: str) -> None:
+        """Remove a group; one that is not there is fine."""
+        ...
+
+    async def group_names(self, prefix: str) -> list[str]:
+        """Return the names of the groups that exist and begin with the prefix."""
+        ...
+
+    async def agent(self, node_id: str) -> Agent:
+        """Return the agent of a node, started if need be."""
+        ...
+
+
+class Agent(Protocol):
+    """Speaks for one node. All raise AgentLostError when the agent's process is gone."""
+
+    async def hello(self) -> Mapping[str, Any]:
+        """Return node_id, address, root, environment, python, injob_path, version."""
+        ...
+
+    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Make the attempt's folder ready. Raises PrepareError with its class."""
+        ...
+
+    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Start the attempt host; return its identity and why it is cold (or None)."""
+        ...
+
+    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Follow a launched attempt to its end; return the exit record.
+
+        Named for the job, so that Ray's dashboard lists it as running. Idempotent: a second
+        call (after the agent was replaced) goes on where the first was.
+        """
+        ...
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        """Ask the attempt's host to end it. Idempotent."""
+        ...
+
+    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Store the attempt's last metrics and files; return log tails and problems."""
+        ...
+
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
+        """Say what became of an attempt: ``running``, ``ended`` (with its record) or ``gone``.
+
+        With `end`, whatever lives is ended first. ``proven`` says whether nothing is left.
+        """
+        ...
+
+    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Remove the attempt's scratch after its end; ``proven`` as in `settle`."""
+        ...
+
+
+def bundles(shape: Shape) -> Sequence[dict[str, float]]:
+    """Return Ray's resources of each bundle of a shape."""
+    one: dict[str, float] = {}
+    if shape.cpus:
+        one["CPU"] = shape.cpus
+    if shape.gpus:
+        one["GPU"] = shape.gpus
+    if shape.memory:
+        one["memory"] = shape.memory
+    # Ray refuses empty bundles.
+    return [dict(one) if one else {"CPU": 0.001} for _ in range(shape.nodes)]

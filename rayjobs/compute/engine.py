@@ -1,0 +1,260 @@
+"""The queue's loop: read what waits, decide, start drives, pass on cancels, tidy up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rayjobs import capacity, policy
+from rayjobs.clock import Clock, to_text
+from rayjobs.compute.allocations import Allocations, Held
+from rayjobs.compute.board import Board, Served
+from rayjobs.compute.cluster import Cluster, NodeInfo
+from rayjobs.compute.drive import Drive, Parts
+from rayjobs.compute.recovery import recover
+from rayjobs.errors import NotFoundError, RayjobsError, StoreError
+from rayjobs.policy import Shape, Waiting
+from rayjobs.records import Job
+from rayjobs.states import JobState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 1.0
+# Idle groups and drained ones are looked at this often.
+TIDY_S = 2.0
+
+
+class Engine:
+    """Runs the queue of one target over all the workspaces it serves."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        cluster: Cluster,
+        board: Board,
+        clock: Clock,
+        shares_machine: bool,
+        count: Callable[[str], None] = lambda _name: None,
+        note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
+    ) -> None:
+        self.target = target
+        self.cluster = cluster
+        self.board = board
+        self.clock = clock
+        self.shares_machine = shares_machine
+        self.allocations = Allocations(target, cluster, clock)
+        self.parts = Parts(target, cluster, self.allocations, clock, count)
+        self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
+        self.decisions: dict[str, policy.Decision] = {}
+        self.nodes: list[NodeInfo] = []
+        self._note = note
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._tidied_s = clock.monotonic_s()
+
+    # -- from outside ----------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Look at the queue now. Call it from the loop's own thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the loop after its turn; attempts go on without it."""
+        self._stopping = True
+        self._wake.set()
+
+    def status(self) -> dict[str, Any]:
+        """Return what the target is doing, as plain data."""
+        return {
+            "target": self.target,
+            "live": sorted(self.drives),
+            "waiting": {
+                key: {"reason": decision.reason, "position": decision.position}
+                for key, decision in self.decisions.items()
+                if not decision.start
+            },
+            "nodes": [vars(node) for node in self.nodes],
+            "allocations": [
+                {
+                    "name": held.name,
+                    "shape": held.shape.to_dict(),
+                    "job": held.job,
+                    "draining": held.draining,
+                }
+                for held in self.allocations.all
+            ],
+            "workspaces": [served.path for served in self.board.served],
+        }
+
+    # -- the loop --------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Recover what lives, then serve until `stop`."""
+        await self.board.refresh()
+        await recover(self)
+        while not self._stopping:
+            self._wake.clear()
+            try:
+                await self.turn()
+            except RayjobsError as error:
+                log.warning("this turn was cut short: %s", error)
+            except Exception:
+                # One bad turn must not end the queue of everybody.
+                log.exception("a fault in the queue's loop")
+                await asyncio.sleep(POLL_S)
+            try:
+                await asyncio.wait_for(self._wake.wait(), POLL_S)
+            except TimeoutError:
+                continue
+
+    async def turn(self) -> None:
+        """Do one round: cancels, decisions, starts, tidying."""
+        await self.board.refresh()
+        await self._pass_on_cancels()
+        waiting = [
+            (served, job)
+            for served, job in await self.board.waiting()
+            if served.key(job.id) not in self.drives
+        ]
+        if waiting:
+            self.nodes = await self.cluster.nodes()
+            await self._decide(waiting)
+        else:
+            self.decisions = {}
+        now_s = self.clock.monotonic_s()
+        if now_s - self._tidied_s > TIDY_S:
+            self._tidied_s = now_s
+            self.nodes = await self.cluster.nodes()
+            await self.allocations.release_old()
+        self._note({"busy": bool(self.drives or waiting), "nodes": self.nodes})
+
+    async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
+        by_key = {served.key(job.id): (served, job) for served, job in waiting}
+        candidates = [await self._candidate(served, job) for served, job in waiting]
+        rooms = self.allocations.rooms(self.nodes)
+        decisions = policy.decide(candidates, rooms)
+        self.decisions = {decision.key: decision for decision in decisions}
+        shapes = {candidate.key: candidate.shape for candidate in candidates}
+        for decision in decisions:
+            if decision.start:
+                served, job = by_key[decision.key]
+                self._start(served, job, shapes[decision.key], decision.nodes)
+
+    async def _candidate(self, served: Served, job: Job) -> Waiting:
+        shape = self.shape_of(job)
+        blocked = await self._blocked(served, job) or self._never_fits(shape)
+        pause_s = 0.0
+        if job.not_before is not None:
+            pause_s = (job.not_before - self.clock.now()).total_seconds()
+        return Waiting(
+            key=served.key(job.id),
+            priority=job.priority,
+            order=(to_text(job.submitted_at), job.serial, served.key(job.id)),
+            shape=shape,
+            not_before_s=pause_s,
+            blocked_by=blocked,
+        )
+
+    def shape_of(self, job: Job) -> Shape:
+        """Return what the job's allocation holds on this target."""
+        shapes = [
+            capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in self.nodes
+        ]
+        plan = capacity.plan_shape(
+            job.spec,
+            capacity.Capacity(
+                nodes=tuple(shapes), max_nodes=len(shapes), shares_machine=self.shares_machine
+            ),
+        )
+        return Shape.from_dict(plan.shape)
+
+    def _never_fits(self, shape: Shape) -> str | None:
+        empty = [
+            policy.NodeRoom(
+                node.node_id,
+                node.cpus,
+                node.gpus,
+                node.memory,
+                node.cpus,
+                node.gpus,
+                node.memory,
+            )
+            for node in self.nodes
+        ]
+        if policy.take(empty, shape) is not None:
+            return None
+        return (
+            f"asks for {shape.describe()}; the target's nodes have in all: "
+            f"{policy.describe_free(empty)}"
+        )
+
+    async def _blocked(self, served: Served, job: Job) -> str | None:
+        """Return which other job this one waits for; a parent that failed ends it."""
+        for dependency in job.spec.depends_on:
+            try:
+                parent = await served.ask(served.store.job, dependency.job)
+            except NotFoundError:
+                await self._cancel_child(served, job, f"job {dependency.job} does not exist")
+                return "the job it waits for does not exist"
+            if not parent.state.is_final:
+                return f"waits for {parent.id} ({parent.state})"
+            if dependency.when == "ok" and parent.state is not JobState.COMPLETED:
+                reason = f"{parent.id}, which it waited for, ended as {parent.state}"
+                await self._cancel_child(served, job, reason)
+                return reason
+        return None
+
+    async def _cancel_child(self, served: Served, job: Job, reason: str) -> None:
+        await served.ask(
+            served.store.finish,
+            job.id,
+            attempt=job.attempt,
+            state=JobState.CANCELED,
+            reason=reason,
+            outcome="dependency",
+        )
+
+    def _start(self, served: Served, job: Job, shape: Shape, nodes: tuple[str, ...]) -> None:
+        key = served.key(job.id)
+        idle = self.allocations.idle_like(served, shape)
+        if idle is not None:
+            held = self.allocations.reserve_idle(idle, key)
+        else:
+            held = self.allocations.reserve_new(served, shape, key, nodes)
+        drive = Drive(self.parts, served, job, held)
+        self.adopt(drive, drive.start(new=idle is None))
+
+    def adopt(self, drive: Drive, work: Any) -> None:
+        """Run a drive's coroutine until it ends; then look at the queue again."""
+        task = asyncio.ensure_future(self._guard(drive, work))
+        self.drives[drive.key] = (drive, task)
+
+    async def _guard(self, drive: Drive, work: Any) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except StoreError as error:
+            log.warning("attempt %d of %s: %s", drive.number, drive.job.id, error)
+            if drive.number == 0:
+                await self.allocations.release(drive.held)
+        except Exception as error:
+            await drive.abandon(error)
+        finally:
+            self.drives.pop(drive.key, None)
+            self._wake.set()
+
+    async def _pass_on_cancels(self) -> None:
+        for served, job, _attempt in await self.board.live():
+            if job.cancel_requested_at is None:
+                continue
+            known = self.drives.get(served.key(job.id))
+            if known is not None:
+                known[0].canceled.set()
+
+    def held_by(self, name: str) -> Held | None:
+        """Return the allocation of that name, if this process knows it."""
+        return next((held for held in self.allocations.all if held.name == name), None)
+
+

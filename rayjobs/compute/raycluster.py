@@ -1,0 +1,248 @@
+"""The engine's view of a real Ray cluster. Imported in Ray processes only."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
+
+from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError, bundles
+from rayjobs.errors import RayjobsError, UnreachableError
+from rayjobs.policy import Shape
+
+NAMESPACE = "rayjobs"
+AGENT_START_S = 60.0
+
+
+class RayCluster:
+    """Placement groups and agents of the cluster this process is connected to."""
+
+    def __init__(self, target: str, home: Path) -> None:
+        self.target = target
+        self.home = home
+        self._groups: dict[str, PlacementGroup] = {}
+        self._agents: dict[str, RayAgent] = {}
+        self._agent_locks: dict[str, asyncio.Lock] = {}
+        # Ray's own calls block: a few threads, so that one slow group stops nobody.
+        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ray-calls")
+
+    async def _call(self, function: Any, *arguments: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, *arguments)
+
+    async def cluster_id(self) -> str:
+        """Return the id of this life of the cluster."""
+        return str(await self._call(lambda: ray.get_runtime_context().gcs_address)) + "/" + str(
+            await self._call(_cluster_id)
+        )
+
+    async def nodes(self) -> list[NodeInfo]:
+        """Return the living nodes."""
+        return await self._call(_nodes)  # type: ignore[no-any-return]
+
+    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
+        """Create a detached placement group; return the node id of each bundle."""
+        strategy = "STRICT_SPREAD" if shape.spread and shape.nodes > 1 else "PACK"
+
+        def create() -> tuple[str, ...]:
+            group = placement_group(
+                list(bundles(shape)), strategy=strategy, name=name, lifetime="detached"
+            )
+            if not group.wait(timeout_s):
+                state = placement_group_table(group).get("stats", {}).get("scheduling_state", "")
+                remove_placement_group(group)
+                raise NotPlacedError(
+                    f"Ray found no room for {shape.describe()} within {timeout_s:g} s "
+                    f"({state or 'pending'})"
+                )
+            self._groups[name] = group
+            places = placement_group_table(group)["bundles_to_node_id"]
+            return tuple(str(places[index]) for index in range(shape.nodes))
+
+        return await self._call(create)  # type: ignore[no-any-return]
+
+    async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
+        """Return the GPU ids of each bundle."""
+        if not shape.gpus:
+            return tuple(() for _ in range(shape.nodes))
+        group = await self._group(name)
+        references = [
+            _gpu_ids.options(
+                num_cpus=0,
+                num_gpus=shape.gpus,
+                name=f"gpu-ids-{name}",
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group, placement_group_bundle_index=index
+                ),
+            ).remote()
+            for index in range(shape.nodes)
+        ]
+        ids = await self._call(lambda: ray.get(references, timeout=AGENT_START_S))
+        return tuple(tuple(one) for one in ids)
+
+    async def remove_group(self, name: str) -> None:
+        """Remove a group; one that is not there is fine."""
+        try:
+            group = await self._group(name)
+        except ValueError:
+            return
+        self._groups.pop(name, None)
+        await self._call(remove_placement_group, group)
+
+    async def group_names(self, prefix: str) -> list[str]:
+        """Return the names of the groups that exist and begin with the prefix."""
+        table = await self._call(placement_group_table)
+        return sorted(
+            row["name"]
+            for row in table.values()
+            if row["name"].startswith(prefix) and row["state"] != "REMOVED"
+        )
+
+    async def agent(self, node_id: str) -> RayAgent:
+        """Return the agent of a node, started if need be."""
+        lock = self._agent_locks.setdefault(node_id, asyncio.Lock())
+        async with lock:
+            known = self._agents.get(node_id)
+            if known is not None and not known.lost:
+                return known
+            handle = await self._call(self._start_agent, node_id)
+            agent = RayAgent(handle)
+            try:
+                await asyncio.wait_for(agent.hello(), AGENT_START_S)
+            except TimeoutError as error:
+                raise AgentLostError(
+                    f"the agent of node {node_id[:12]} did not answer in {AGENT_START_S:g} s"
+                ) from error
+            self._agents[node_id] = agent
+            return agent
+
+    def _start_agent(self, node_id: str) -> Any:
+        from rayjobs.compute.agent import NodeAgent, agent_name
+
+        actor = ray.remote(NodeAgent)
+        return actor.options(
+            name=agent_name(self.target, node_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,
+            # One long call per attempt beside short ones.
+            max_concurrency=1000,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+        ).remote(self.target, str(self.home), node_id)
+
+    async def _group(self, name: str) -> PlacementGroup:
+        group = self._groups.get(name)
+        if group is None:
+            group = await self._call(get_placement_group, name)
+            self._groups[name] = group
+        return group
+
+
+class RayAgent:
+    """Calls a node agent's methods and turns Ray's errors into ours."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self.lost = False
+
+    async def _call(self, method: str, *arguments: Any, name: str | None = None, **more: Any) -> Any:
+        bound = getattr(self._handle, method)
+        if name is not None:
+            bound = bound.options(name=name)
+        try:
+            reference = bound.remote(*arguments, **more)
+            return await asyncio.wrap_future(reference.future())
+        except RayTaskError as error:
+            cause = error.cause if hasattr(error, "cause") else None
+            if isinstance(cause, RayjobsError):
+                raise cause from error
+            raise
+        except (RayActorError, GetTimeoutError) as error:
+            self.lost = True
+            raise AgentLostError(f"the node's agent is gone: {error}") from error
+
+    async def hello(self) -> Mapping[str, Any]:
+        """See `Agent.hello`."""
+        return await self._call("hello")  # type: ignore[no-any-return]
+
+    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent.prepare`."""
+        return await self._call("prepare", dict(order))  # type: ignore[no-any-return]
+
+    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent.launch`."""
+        return await self._call("launch", dict(order))  # type: ignore[no-any-return]
+
+    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent.follow`."""
+        name = f"{order['plan']['job']} a{order['plan']['attempt']}"
+        return await self._call("follow", dict(order), name=name)  # type: ignore[no-any-return]
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        """See `Agent.stop`."""
+        await self._call("stop", dict(order), reason=reason, grace_s=grace_s)
+
+    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent.collect`."""
+        return await self._call("collect", dict(order))  # type: ignore[no-any-return]
+
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
+        """See `Agent.settle`."""
+        return await self._call("settle", dict(order), end=end)  # type: ignore[no-any-return]
+
+    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent.clean`."""
+        return await self._call("clean", dict(order))  # type: ignore[no-any-return]
+
+
+@ray.remote(max_retries=0)
+def _gpu_ids() -> list[str]:
+    return [str(one) for one in ray.get_gpu_ids()]
+
+
+def _cluster_id() -> str:
+    worker = ray._private.worker.global_worker
+    return str(worker.gcs_client.cluster_id.hex())
+
+
+def _nodes() -> list[NodeInfo]:
+    available = ray._private.state.available_resources_per_node()
+    found = []
+    for node in ray.nodes():
+        if not node["Alive"]:
+            continue
+        total = node["Resources"]
+        free = available.get(node["NodeID"], {})
+        found.append(
+            NodeInfo(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                cpus=total.get("CPU", 0.0),
+                gpus=total.get("GPU", 0.0),
+                memory=total.get("memory", 0.0),
+                free_cpus=free.get("CPU", 0.0),
+                free_gpus=free.get("GPU", 0.0),
+                free_memory=free.get("memory", 0.0),
+            )
+        )
+    if not found:
+        raise UnreachableError("Ray lists no living node")
+    return found

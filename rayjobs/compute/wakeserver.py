@@ -1,0 +1,59 @@
+"""The target actor's end of the wake socket: one JSON object a line, 0600."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+LINE_LIMIT = 1 << 20
+
+
+class WakeServer:
+    """Answers clients of this machine."""
+
+    def __init__(self, path: Path, answer: Answer) -> None:
+        self.path = path
+        self._answer = answer
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. A socket left by an actor that died is replaced at once, never missing."""
+        fresh = self.path.with_name(f".{os.getpid()}-{self.path.name}")
+        fresh.unlink(missing_ok=True)
+        old = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(
+                self._serve, path=str(fresh), limit=LINE_LIMIT
+            )
+        finally:
+            os.umask(old)
+        os.replace(fresh, self.path)
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._server is not None:
+            self._server.close()
+        self.path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                try:
+                    asked = json.loads(line)
+                    reply = await self._answer(asked)
+                except (ValueError, KeyError, TypeError) as error:
+                    reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+                writer.write(json.dumps(reply).encode() + b"\n")
+                await writer.drain()
+        except (ConnectionError, asyncio.LimitOverrunError, ValueError) as error:
+            log.info("a client of the wake socket went away: %s", error)
+        finally:
+            writer.close()

@@ -1,0 +1,194 @@
+"""Which queued jobs start now, and why the others wait: a pure function.
+
+The rule is strict: higher priority first, then first come, first served, and nobody overtakes
+a job that waits for room. A job that waits for its own time (a retry's pause) or for another
+job is not in the line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What an allocation holds.
+
+    Attributes:
+        nodes: Number of bundles.
+        cpus, gpus: Per bundle.
+        memory: Bytes per bundle.
+        spread: Whether each bundle needs a node of its own.
+    """
+
+    nodes: int = 1
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory: float = 0.0
+    spread: bool = False
+
+    def to_dict(self) -> dict[str, float]:
+        """Return the shape as plain data."""
+        return {
+            "nodes": self.nodes,
+            "cpus": self.cpus,
+            "gpus": self.gpus,
+            "memory": self.memory,
+            "spread": float(self.spread),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, float]) -> Shape:
+        """Return the shape written by `to_dict`."""
+        return cls(
+            nodes=int(data["nodes"]),
+            cpus=float(data["cpus"]),
+            gpus=float(data["gpus"]),
+            memory=float(data.get("memory", 0.0)),
+            spread=bool(data.get("spread", 0.0)),
+        )
+
+    def describe(self) -> str:
+        """Return e.g. ``2 nodes × (4 CPUs, 1 GPU)``."""
+        parts = [f"{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}"]
+        if self.gpus:
+            parts.append(f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'}")
+        if self.memory:
+            parts.append(f"{self.memory / 2**30:.3g} GiB")
+        one = ", ".join(parts)
+        return one if self.nodes == 1 else f"{self.nodes} nodes × ({one})"
+
+
+@dataclass(frozen=True)
+class NodeRoom:
+    """What one node has: in all, and free of everybody's use."""
+
+    node_id: str
+    cpus: float
+    gpus: float
+    memory: float
+    free_cpus: float
+    free_gpus: float
+    free_memory: float
+
+    def holds(self, shape: Shape) -> bool:
+        """Return whether one bundle of the shape fits into what is free."""
+        return (
+            self.free_cpus + _SLACK >= shape.cpus
+            and self.free_gpus + _SLACK >= shape.gpus
+            and self.free_memory + _SLACK >= shape.memory
+        )
+
+    def less(self, shape: Shape) -> NodeRoom:
+        """Return the node with one bundle of the shape taken."""
+        return replace(
+            self,
+            free_cpus=self.free_cpus - shape.cpus,
+            free_gpus=self.free_gpus - shape.gpus,
+            free_memory=self.free_memory - shape.memory,
+        )
+
+
+# Fractions of CPUs and GPUs are added and taken away: their sums differ in the last bit.
+_SLACK = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A queued job as the policy sees it.
+
+    Attributes:
+        key: Names the job over all workspaces of the target.
+        order: What breaks ties of priority: (time of submission, serial, key).
+        not_before_s: Seconds until a retry's pause is over; 0 or less: over.
+        blocked_by: Why it cannot start whatever the room; None when nothing does.
+    """
+
+    key: str
+    priority: int
+    order: tuple[str, int, str]
+    shape: Shape
+    not_before_s: float = 0.0
+    blocked_by: str | None = None
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Start a job now, or let it wait with a reason."""
+
+    key: str
+    start: bool
+    reason: str
+    position: int = 0
+    nodes: tuple[str, ...] = field(default=())
+
+
+def decide(waiting: Sequence[Waiting], rooms: Sequence[NodeRoom]) -> list[Decision]:
+    """Return one decision per waiting job, in the order of the line.
+
+    Never over capacity; a job starts only if all that stand before it in the line start too.
+    """
+    line = sorted(waiting, key=lambda job: (-job.priority, job.order))
+    left = list(rooms)
+    decisions: list[Decision] = []
+    head: Waiting | None = None
+    position = 0
+    for job in line:
+        if job.blocked_by is not None:
+            decisions.append(Decision(job.key, False, job.blocked_by))
+            continue
+        if job.not_before_s > 0:
+            reason = f"tries again in {job.not_before_s:.0f} s"
+            decisions.append(Decision(job.key, False, reason))
+            continue
+        position += 1
+        if head is not None:
+            reason = f"waits for {position - 1} job{'' if position == 2 else 's'} ahead of it"
+            decisions.append(Decision(job.key, False, reason, position))
+            continue
+        taken = take(left, job.shape)
+        if taken is None:
+            head = job
+            reason = f"first in line; waits for {job.shape.describe()}: {describe_free(left)}"
+            decisions.append(Decision(job.key, False, reason, position))
+            continue
+        left, nodes = taken
+        decisions.append(Decision(job.key, True, "starts now", position, nodes))
+    return decisions
+
+
+def take(
+    rooms: Sequence[NodeRoom], shape: Shape
+) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
+    """Return the rooms with the shape taken and the node of each bundle; None: no room.
+
+    The fullest node that fits comes first, so that large jobs find whole nodes.
+    """
+    left = list(rooms)
+    chosen: list[str] = []
+    for _ in range(shape.nodes):
+        fitting = [
+            index
+            for index, room in enumerate(left)
+            if room.holds(shape) and not (shape.spread and room.node_id in chosen)
+        ]
+        if not fitting:
+            return None
+        best = min(fitting, key=lambda index: (left[index].free_gpus, left[index].free_cpus))
+        chosen.append(left[best].node_id)
+        left[best] = left[best].less(shape)
+    return left, tuple(chosen)
+
+
+def describe_free(rooms: Sequence[NodeRoom]) -> str:
+    """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
+    if not rooms:
+        return "no node is there"
+    cpus = sum(max(0.0, room.free_cpus) for room in rooms)
+    gpus = sum(max(0.0, room.free_gpus) for room in rooms)
+    all_gpus = sum(room.gpus for room in rooms)
+    text = f"{cpus:g} of {sum(room.cpus for room in rooms):g} CPUs"
+    if all_gpus:
+        text += f", {gpus:g} of {all_gpus:g} GPUs"
+    return f"{text} free" + (f" on {len(rooms)} nodes" if len(rooms) > 1 else "")
