@@ -1,0 +1,203 @@
+"""What a sweep found: the best trial, sorted children, the table, and the time that is left."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tuning.engine import SweepState
+from tuning.goal import PrimaryMetricGoal
+from tuning.spec import SweepSpec
+from tuning.trials import TrialRecord, TrialState
+
+
+def best_trial(
+    trials: Iterable[TrialRecord],
+    goal: PrimaryMetricGoal,
+    *,
+    include_failed: bool = False,
+    include_canceled: bool = False,
+) -> TrialRecord | None:
+    """Return the best trial, None where no trial qualifies.
+
+    A trial qualifies if it completed and has a finite value; its best value over its history
+    counts. Of equal ones the first wins. Running trials never qualify.
+
+    Args:
+        include_failed: Let failed trials qualify by what they reported before.
+        include_canceled: Let stopped trials qualify likewise.
+    """
+    states = {TrialState.COMPLETED}
+    if include_failed:
+        states.add(TrialState.FAILED)
+    if include_canceled:
+        states.add(TrialState.CANCELED)
+    found: TrialRecord | None = None
+    found_value = math.nan
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        value = trial.best(goal) if trial.state in states else None
+        if value is not None and (found is None or goal.is_better(value, found_value)):
+            found, found_value = trial, value
+    return found
+
+
+def sorted_children(
+    trials: Iterable[TrialRecord],
+    goal: PrimaryMetricGoal,
+    *,
+    top: int = 0,
+    reverse: bool = False,
+    discard_no_metric: bool = False,
+) -> list[dict[str, Any]]:
+    """Return the trials best first, those without a finite value last.
+
+    Args:
+        top: How many at most; 0 means all.
+        reverse: Worst first (those without a value still last).
+        discard_no_metric: Leave those without a value out.
+
+    Returns:
+        ``{"run_id", "hyperparameters" (JSON text), "best_primary_metric", "status"}`` each.
+
+    Source: ``HyperDriveRun.get_children_sorted_by_primary_metric``.
+    """
+    valued: list[tuple[float, TrialRecord]] = []
+    without: list[TrialRecord] = []
+    for trial in sorted(trials, key=lambda trial: trial.number):
+        value = trial.best(goal)
+        if value is None:
+            without.append(trial)
+        else:
+            valued.append((value, trial))
+    # A stable sort: equal values stay in order of number, in both directions.
+    direction = -goal.sign if not reverse else goal.sign
+    valued.sort(key=lambda pair: direction * pair[0])
+    listed = [trial for _, trial in valued]
+    if not discard_no_metric:
+        listed += without
+    return [
+        {
+            "run_id": trial.job_id,
+            "hyperparameters": hyperparameters(trial),
+            "best_primary_metric": trial.best(goal),
+            "status": str(trial.state),
+        }
+        for trial in (listed[:top] if top > 0 else listed)
+    ]
+
+
+def hyperparameters(trial: TrialRecord) -> str:
+    """Return the trial's parameters as JSON text, with the keys as given."""
+    return json.dumps(dict(trial.parameters))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a sweep's table.
+
+    Attributes:
+        best: Best finite value so far; None without one.
+        last: The latest report, finite or not.
+        intervals: Number of reports.
+        is_best: The sweep's best so far (completed trials only).
+        note: Why it was stopped or failed, or that it diverged.
+    """
+
+    number: int
+    state: TrialState
+    best: float | None
+    last: float | None
+    intervals: int
+    parameters: Mapping[str, Any]
+    job_id: str | None
+    is_best: bool
+    note: str
+
+
+def rows(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> list[Row]:
+    """Return the table of a sweep, in order of number."""
+    leader = best_trial(trials, goal)
+    return [
+        Row(
+            number=trial.number,
+            state=trial.state,
+            best=trial.best(goal),
+            last=trial.values[-1] if trial.values else None,
+            intervals=len(trial.values),
+            parameters=trial.parameters,
+            job_id=trial.job_id,
+            is_best=leader is not None and leader.number == trial.number,
+            note=trial.reason or ("diverged: a report was not finite" if trial.diverged else ""),
+        )
+        for trial in sorted(trials, key=lambda trial: trial.number)
+    ]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sweep in one line.
+
+    Attributes:
+        total: Trials it can have.
+        stopped: Canceled trials, by the policy or a limit.
+        eta_s: Seconds until the end, see `eta_s`; None while unknown.
+    """
+
+    total: int
+    completed: int
+    stopped: int
+    failed: int
+    running: int
+    best: TrialRecord | None
+    best_value: float | None
+    eta_s: float | None
+
+
+def summary(state: SweepState, spec: SweepSpec, *, now: datetime) -> Summary:
+    """Return the sweep's state in numbers.
+
+    Args:
+        now: The wall time, aware.
+    """
+    best = best_trial(state.trials, spec.goal)
+    return Summary(
+        total=spec.total,
+        completed=state.count(TrialState.COMPLETED),
+        stopped=state.count(TrialState.CANCELED),
+        failed=state.count(TrialState.FAILED),
+        running=len(state.active),
+        best=best,
+        best_value=best.best(spec.goal) if best else None,
+        eta_s=eta_s(state, spec, now=now),
+    )
+
+
+def eta_s(state: SweepState, spec: SweepSpec, *, now: datetime) -> float | None:
+    """Return an estimate of the seconds until the sweep ends, None before the first end.
+
+    The mean time of the ended trials, for every trial that is left, `concurrent` at a time;
+    what the running ones have already used counts. Never more than the sweep's own limit.
+    """
+    times = [
+        (trial.ended_at - trial.started_at).total_seconds()
+        for trial in state.trials
+        if trial.started_at is not None and trial.ended_at is not None
+    ]
+    if not times:
+        return None
+    mean = max(0.0, sum(times) / len(times))
+    unstarted = max(0, spec.total - len(state.trials))
+    work = unstarted * mean
+    longest = mean if unstarted else 0.0
+    for trial in state.active:
+        used = (now - trial.started_at).total_seconds() if trial.started_at is not None else 0.0
+        rest = max(0.0, mean - used)
+        work += rest
+        longest = max(longest, rest)
+    at_once = max(1, min(spec.limits.at_a_time, len(state.active) + unstarted))
+    allowed = max(0.0, spec.limits.max_duration_s - state.elapsed_s)
+    return min(max(work / at_once, longest), allowed)
