@@ -1,0 +1,207 @@
+"""Which files stay out of a snapshot: the ignore file's lines, and what is left out by default."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import stat
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.errors import SnapshotError
+from rayjobs.snapshots.secrets_found import is_secret_name
+
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
+
+# The first that exists counts, alone. Source: Azure ML SDK v1 for the last two.
+IGNORE_FILES = (".rayjobsignore", ".amlignore", ".gitignore")
+IGNORE_FILE_LIMIT = 1024**2  # bytes
+
+
+class Why(StrEnum):
+    """Why something is not in the snapshot."""
+
+    IGNORED = "ignored"
+    SECRET = "likely secret"
+    VERSION_CONTROL = "version control"
+    CACHE = "cache"
+    VIRTUAL_ENVIRONMENT = "virtual environment"
+    RECORDS = "rayjobs records"
+    LINK = "link"
+    SPECIAL = "special file"
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A file or folder (path ends in ``/``) that is not in the snapshot, and why."""
+
+    path: str
+    why: Why
+    detail: str = ""
+
+
+_BY_NAME: dict[str, Why] = {
+    **dict.fromkeys((".git", ".hg", ".svn", ".bzr", "_darcs", "cvs"), Why.VERSION_CONTROL),
+    **dict.fromkeys(
+        (
+            "__pycache__",
+            ".mypy_cache",
+            ".pytest_cache",
+            ".ruff_cache",
+            ".import_linter_cache",
+            ".ipynb_checkpoints",
+            ".hypothesis",
+            ".cache",
+            ".tox",
+            ".nox",
+            ".eggs",
+            ".dvc_cache",
+            "node_modules",
+            ".ds_store",
+            "thumbs.db",
+        ),
+        Why.CACHE,
+    ),
+    ".rayjobs": Why.RECORDS,
+}
+# A folder with one of these in it is an interpreter's environment, whatever its name.
+ENVIRONMENT_SIGNS = frozenset({"pyvenv.cfg", "conda-meta"})
+
+
+def default_reason(name: str) -> Why | None:
+    """Return why a file or folder of this name is left out by default; None: it is not."""
+    lowered = name.lower()
+    found = _BY_NAME.get(lowered)
+    if found is not None:
+        return found
+    if lowered.endswith((".pyc", ".pyo")):
+        return Why.CACHE
+    return Why.SECRET if is_secret_name(name) else None
+
+
+def ignore_line(path: str) -> str:
+    """Return the line of an ignore file that leaves out exactly this path."""
+    escaped = "".join("\\" + mark if mark in "\\*?[" else mark for mark in path)
+    if escaped.endswith(" "):
+        escaped = escaped[:-1] + "\\ "
+    return "/" + escaped
+
+
+class Rules:
+    """Decides path by path.
+
+    Args:
+        name: The ignore file in force, None without one.
+        text: Its content.
+        known: Decisions of the ignore file's lines from an earlier scan with the same text;
+            they spare compiling the patterns.
+    """
+
+    def __init__(self, name: str | None, text: str, *, known: dict[str, int] | None = None) -> None:
+        self.name = name
+        self.fingerprint = hashlib.sha256(
+            f"{name}\0{text}".encode(errors="surrogateescape")
+        ).hexdigest()
+        self.decisions: dict[str, int] = {}
+        self._known = known or {}
+        self._lines = [
+            (number, line)
+            for number, line in enumerate(text.split("\n"), start=1)
+            if line.strip() and not line.startswith("#")
+        ]
+        self._spec: GitIgnoreSpec | None = None
+
+    def trust(self, known: dict[str, int]) -> None:
+        """Take over decisions that were made with the same ignore file."""
+        self._known = known
+
+    def reason(self, path: str, name: str, *, is_folder: bool) -> LeftOut | None:
+        """Return why the path is left out; None when it is packed."""
+        shown = path + "/" if is_folder else path
+        line = self._line(shown)
+        if line > 0:
+            number, text = self._lines[line - 1]
+            return LeftOut(shown, Why.IGNORED, f"line {number} of {self.name}: {text.strip()}")
+        why = default_reason(name)
+        if why is None or self._brings_back(line, why, name):
+            return None
+        return LeftOut(shown, why)
+
+    def environment_reason(self, path: str, name: str) -> LeftOut | None:
+        """Return why a virtual environment's folder is left out; None when it is packed."""
+        if self._brings_back(self._line(path + "/"), Why.VIRTUAL_ENVIRONMENT, name):
+            return None
+        return LeftOut(path + "/", Why.VIRTUAL_ENVIRONMENT)
+
+    def _line(self, shown: str) -> int:
+        """Return which line decides: n ignores, -n takes back, 0 says nothing (n from 1)."""
+        if not self._lines:
+            return 0
+        decision = self._known.get(shown)
+        if decision is None:
+            found = self._compiled().check_file(shown)
+            at = (found.index or 0) + 1
+            decision = 0 if found.include is None else at if found.include else -at
+        self.decisions[shown] = decision
+        return decision
+
+    def _compiled(self) -> GitIgnoreSpec:
+        if self._spec is None:
+            from pathspec import GitIgnoreSpec  # only here: most submits need no patterns
+
+            try:
+                self._spec = GitIgnoreSpec.from_lines([line for _, line in self._lines])
+            except ValueError as error:
+                raise SnapshotError(
+                    f"{self.name} has a line that is no pattern: {error}. "
+                    f"Correct it, see `git help ignore` for the syntax"
+                ) from error
+        return self._spec
+
+    def _brings_back(self, line: int, why: Why, name: str) -> bool:
+        """Return whether a ``!pattern`` of .rayjobsignore means this default.
+
+        ``!src/`` is no wish for src/.env: the pattern's last part must itself be of the kind
+        that is left out, or be the very name.
+        """
+        if line >= 0 or self.name != IGNORE_FILES[0]:
+            return False
+        pattern = self._lines[-line - 1][1].strip().lstrip("!").rstrip("/")
+        while pattern.endswith("/**"):
+            pattern = pattern[:-3].rstrip("/")
+        part = pattern.rpartition("/")[2]
+        named = fnmatch.fnmatch(name, part) and part.strip("*?.") != ""
+        return default_reason(part) is why or (why is not Why.SECRET and named) or part == name
+
+
+def read_rules(root: Path) -> Rules:
+    """Return the rules of a source directory: its first ignore file, plus the defaults.
+
+    Raises:
+        SnapshotError: the ignore file cannot be read.
+    """
+    for name in IGNORE_FILES:
+        path = root / name
+        try:
+            # Non-blocking: a FIFO of that name must not stop us.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise SnapshotError(
+                f"the ignore file {path} cannot be read ({error.strerror}); repair or remove it, "
+                f"since it decides what leaves this machine"
+            ) from error
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise SnapshotError(f"the ignore file {path} is not a plain file; remove it")
+            raw = file.read(IGNORE_FILE_LIMIT + 1)
+        if len(raw) > IGNORE_FILE_LIMIT:
+            raise SnapshotError(f"the ignore file {path} is larger than 1 MiB; shorten it")
+        text = raw.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
+        return Rules(name, text)
+    return Rules(None, "")

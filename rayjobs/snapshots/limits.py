@@ -1,0 +1,70 @@
+"""How large a snapshot may be."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayjobs.errors import UsageError
+
+MIB = 1024**2
+SIZE_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_MIB"
+FILES_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_FILES"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds of a snapshot.
+
+    Attributes:
+        size: Bytes of all files together, before compression.
+        files: Number of files, folders and links.
+    """
+
+    size: int = 300 * MIB
+    files: int = 20_000
+
+
+# A node cannot know what a client allowed itself, so its own bounds only stop a bomb.
+UNPACK_LIMITS = Limits(size=16 * 1024 * MIB, files=1_000_000)
+
+
+def limits_from_environment(variables: Mapping[str, str] | None = None) -> Limits:
+    """Return the limits that the environment sets.
+
+    ``AML_SNAPSHOT_NO_FILE_LIMIT`` (any value but empty, 0 and false) lifts the file count.
+    Source: Azure ML SDK v1.
+
+    Raises:
+        UsageError: a limit is not a number above 0.
+    """
+    given = os.environ if variables is None else variables
+    default = Limits()
+    size = _positive(given, SIZE_VARIABLE, default.size / MIB)
+    files = _positive(given, FILES_VARIABLE, default.files)
+    if given.get("AML_SNAPSHOT_NO_FILE_LIMIT", "").lower() not in ("", "0", "false"):
+        files = UNPACK_LIMITS.files
+    return Limits(size=int(size * MIB), files=int(files))
+
+
+def _positive(given: Mapping[str, str], name: str, default: float) -> float:
+    text = given.get(name, "")
+    if not text:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e12:
+        raise UsageError(f"{name} is {text!r}; give a number above 0, such as {default:g}")
+    return value
+
+
+def size_text(size: float) -> str:
+    """Return a number of bytes for people, e.g. ``1.2 GiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

@@ -1,0 +1,223 @@
+"""Snapshots of one node: unpacked once per digest, copied for every attempt."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.errors import PrepareError, SnapshotError
+from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
+
+if TYPE_CHECKING:
+    from rayjobs.snapshots.unpack import Opener
+
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_FICLONE = 0x40049409  # Source: linux/fs.h
+_SMALL = 64 * 1024  # bytes: below, one read and one write are fastest
+_CHUNK = 16 * 1024**2
+_NO_CLONE = (errno.EOPNOTSUPP, errno.ENOTTY, errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EPERM)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True)
+class NodeSnapshots:
+    """Folder of unpacked snapshots, shared by all processes of a user on one node.
+
+    The boot is noted beside each: unpacking is not synced to the disk, so what a crash of the
+    machine left is unpacked again.
+
+    Attributes:
+        root: Below the node's scratch; made when it is first needed.
+    """
+
+    root: Path
+    limits: Limits = UNPACK_LIMITS
+
+    def ensure(self, digest: str, open_blob: Opener) -> Path:
+        """Return the folder of the unpacked snapshot; callers must not write there.
+
+        Blocks while another process unpacks the same one. Safe from threads and processes.
+
+        Args:
+            digest: ``sha256:…``
+            open_blob: Called only when it must be unpacked; returns the archive's path, or an
+                open file (closed here).
+
+        Raises:
+            SnapshotError: the archive is not whole, or is refused.
+            PrepareError: class ``storage``: the disk is full.
+        """
+        key = _key(digest)
+        tree = self.root / key
+        if self._is_whole(key):
+            return tree
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked(key, fcntl.LOCK_EX):
+            if self._is_whole(key):
+                return tree
+            self._discard(key)
+            from rayjobs.snapshots.unpack import unpack  # only where something is to be unpacked
+
+            blob = open_blob()
+            try:
+                unpack(blob, digest, tree, limits=self.limits)
+            finally:
+                if not isinstance(blob, Path):
+                    blob.close()
+            self._note(key)
+        return tree
+
+    def copy_into(self, digest: str, work_dir: Path) -> None:
+        """Copy the snapshot to `work_dir`, for one attempt to write in as it likes.
+
+        The folder must be missing or empty. Shares blocks with the original where the file
+        system can, never files: a script that writes to its code harms nobody else.
+
+        Raises:
+            SnapshotError: the snapshot is not on this node (`ensure` first), or the folder
+                has something in it.
+            PrepareError: class ``storage``: the disk is full.
+        """
+        key = _key(digest)
+        work_dir.mkdir(parents=True, exist_ok=True)
+        if any(work_dir.iterdir()):
+            raise SnapshotError(f"{work_dir} is not empty; an attempt starts in a new folder")
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked(key, fcntl.LOCK_SH):
+            if not self._is_whole(key):
+                raise SnapshotError(f"the snapshot {digest} is not unpacked on this node")
+            try:
+                _Copier().copy(str(self.root / key), str(work_dir))
+            except OSError as error:
+                if error.errno in _DISK_FULL:
+                    raise PrepareError(
+                        f"no space left in {work_dir} for the job's copy of its snapshot",
+                        failure_class="storage",
+                    ) from error
+                raise
+
+    def _is_whole(self, key: str) -> bool:
+        try:
+            noted = json.loads((self.root / f"{key}.json").read_bytes())
+            return bool(noted["boot_id"] == _boot_id()) and (self.root / key).is_dir()
+        except (OSError, ValueError, KeyError, TypeError):
+            return False  # not there, or torn by a crash: unpack it again
+
+    def _note(self, key: str) -> None:
+        temporary = self.root / f"tmp-{key}-{secrets.token_hex(4)}.json"
+        temporary.write_text(json.dumps({"boot_id": _boot_id()}))
+        temporary.replace(self.root / f"{key}.json")
+
+    def _discard(self, key: str) -> None:
+        """Remove what an unpacker that died left; only with the lock held."""
+        (self.root / f"{key}.json").unlink(missing_ok=True)
+        for leftover in [*self.root.glob(f"tmp-{key}-*"), self.root / key]:
+            if leftover.is_dir() and not leftover.is_symlink():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str, kind: int) -> Iterator[None]:
+        # Opened anew by each caller: the lock then also holds between threads. The kernel
+        # lets go of it when its holder dies.
+        descriptor = os.open(
+            self.root / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(descriptor, kind)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _key(digest: str) -> str:
+    found = _DIGEST.fullmatch(digest)
+    if found is None:
+        raise SnapshotError(f"{digest!r} is no snapshot's digest (sha256: and 64 hex digits)")
+    return found[1]
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+class _Copier:
+    """Copies a tree of folders, files and links; tries block sharing until it is refused once."""
+
+    def __init__(self) -> None:
+        self._clones = True
+        self._copies_ranges = True
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy what is in `source` to the existing folder `target`."""
+        pending = [(source, target)]
+        while pending:
+            old, new = pending.pop()
+            with os.scandir(old) as listing:
+                for entry in listing:
+                    place = f"{new}/{entry.name}"
+                    if entry.is_symlink():
+                        os.symlink(os.readlink(entry.path), place)  # noqa: PTH211 - as is
+                    elif entry.is_dir():
+                        os.mkdir(place, 0o755)  # noqa: PTH102 - speed
+                        pending.append((entry.path, place))
+                    else:
+                        self._copy_file(entry.path, place)
+
+    def _copy_file(self, old: str, new: str) -> None:
+        reader = os.open(old, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            info = os.fstat(reader)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            writer = os.open(new, flags, info.st_mode & 0o777)
+            try:
+                self._copy_content(reader, writer, info.st_size)
+            finally:
+                os.close(writer)
+        finally:
+            os.close(reader)
+
+    def _copy_content(self, reader: int, writer: int, size: int) -> None:
+        if size > _SMALL and self._clones:
+            try:
+                fcntl.ioctl(writer, _FICLONE, reader)
+                return
+            except OSError as error:
+                if error.errno not in _NO_CLONE:
+                    raise
+                self._clones = False
+        copied = 0
+        while copied < size:
+            if size > _SMALL and self._copies_ranges:
+                try:
+                    done = os.copy_file_range(reader, writer, min(_CHUNK, size - copied))
+                except OSError as error:
+                    if error.errno not in _NO_CLONE:
+                        raise
+                    self._copies_ranges = False
+                    continue
+                if done:
+                    copied += done
+                    continue
+                self._copies_ranges = False  # some file systems answer 0 instead of refusing
+            data = os.read(reader, min(_CHUNK, size - copied))
+            if not data:
+                raise SnapshotError("an unpacked snapshot changed while it was copied")
+            view = memoryview(data)
+            while view:
+                view = view[os.write(writer, view) :]
+            copied += len(data)

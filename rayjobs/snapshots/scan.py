@@ -1,0 +1,351 @@
+"""What of a source directory goes into its snapshot. Opens no file and follows no link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from rayjobs.errors import SnapshotError
+from rayjobs.snapshots.ignore import (
+    ENVIRONMENT_SIGNS,
+    IGNORE_FILES,
+    LeftOut,
+    Rules,
+    Why,
+    ignore_line,
+)
+from rayjobs.snapshots.limits import FILES_VARIABLE, MIB, SIZE_VARIABLE, Limits, size_text
+from rayjobs.snapshots.links import leaves_tree
+
+NAMED_AT_MOST = 20  # paths in one message
+# A tree far above the limit is refused anyway; looking further would only take time.
+SCAN_FACTOR = 10
+
+
+class Kind(StrEnum):
+    """What an entry of a snapshot is."""
+
+    FOLDER = "folder"
+    FILE = "file"
+    LINK = "link"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One file, folder or link of a snapshot.
+
+    Attributes:
+        path: Relative to the source directory.
+        size: Bytes; 0 for folders and links.
+        target: Where a link leads.
+    """
+
+    path: str
+    kind: Kind
+    size: int = 0
+    executable: bool = False
+    target: str = ""
+
+
+@dataclass
+class Scan:
+    """The result of one walk.
+
+    Attributes:
+        entries: Sorted by the bytes of their paths.
+        stats: Per file: size, mtime_ns, ctime_ns, inode; what tells an unchanged file.
+        unreadable: ``path (reason)`` of what could not be looked at.
+        is_complete: False when the walk ended early, far above the limit.
+    """
+
+    root: Path
+    entries: list[Entry] = field(default_factory=list)
+    stats: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
+    left_out: list[LeftOut] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    is_complete: bool = True
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(entry.size for entry in self.entries)
+
+    @property
+    def files(self) -> int:
+        """Number of files, without folders and links."""
+        return len(self.stats)
+
+
+def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
+    """Return what is to be packed from `root` (a real path, without links)."""
+    found = Scan(root)
+    links: dict[str, str] = {}
+    pending = [""]
+    seen = 0
+    while pending:
+        folder = pending.pop()
+        listed = _list_folder(found, folder)
+        if folder and any(entry.name in ENVIRONMENT_SIGNS for entry in listed):
+            left = rules.environment_reason(folder, folder.rpartition("/")[2])
+            if left is not None:
+                found.left_out.append(left)
+                continue
+        if folder:
+            found.entries.append(Entry(folder, Kind.FOLDER))
+        prefix = folder + "/" if folder else ""
+        for entry in listed:
+            path = prefix + entry.name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            left = rules.reason(path, entry.name, is_folder=is_folder)
+            if left is not None:
+                found.left_out.append(left)
+                continue
+            seen += 1
+            if is_folder:
+                pending.append(path)
+                continue
+            try:
+                info = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue  # removed since it was listed
+            except OSError as error:
+                found.unreadable.append(f"{path} ({error.strerror})")
+                continue
+            if stat.S_ISREG(info.st_mode):
+                is_executable = bool(info.st_mode & 0o100)
+                found.entries.append(Entry(path, Kind.FILE, info.st_size, is_executable))
+                found.stats[path] = (
+                    info.st_size,
+                    info.st_mtime_ns,
+                    info.st_ctime_ns,
+                    info.st_ino,
+                )
+            elif stat.S_ISLNK(info.st_mode):
+                target = _inside_target(found, path)
+                if target is not None:
+                    links[path] = target
+            else:
+                kind = _special_kind(info.st_mode)
+                found.left_out.append(LeftOut(path, Why.SPECIAL, kind))
+        if seen > limits.files * SCAN_FACTOR:
+            found.is_complete = False
+            break
+    _keep_links(found, links)
+    found.entries.sort(key=lambda entry: os.fsencode(entry.path))
+    return found
+
+
+def _list_folder(found: Scan, folder: str) -> list[os.DirEntry[str]]:
+    path = os.path.join(found.root, folder) if folder else str(found.root)  # noqa: PTH118 - speed
+    try:
+        with os.scandir(path) as listing:
+            return sorted(listing, key=lambda entry: os.fsencode(entry.name))
+    except FileNotFoundError:
+        return []  # removed since it was listed
+    except OSError as error:
+        found.unreadable.append(f"{folder or '.'}/ ({error.strerror})")
+        return []
+
+
+def _special_kind(mode: int) -> str:
+    if stat.S_ISFIFO(mode):
+        return "FIFO"
+    if stat.S_ISSOCK(mode):
+        return "socket"
+    return "device"
+
+
+# -- links: kept as links where they stay inside, left out with a warning where they do not ------
+
+
+def _inside_target(found: Scan, path: str) -> str | None:
+    """Return the link's target, relative; None when the link is left out."""
+    full = found.root / path
+    try:
+        text = os.readlink(full)
+        real = os.path.realpath(full)
+        full.stat()
+    except FileNotFoundError:
+        pass  # leads to nothing: kept when it is inside
+    except OSError as error:
+        found.left_out.append(LeftOut(path, Why.LINK, f"leads nowhere ({error.strerror})"))
+        return None
+    root = str(found.root)
+    if real != root and not real.startswith(root + "/"):
+        found.left_out.append(LeftOut(path, Why.LINK, f"leads out of the folder, to {text}"))
+        return None
+    if text.startswith("/") or leaves_tree(path, {path: text}):
+        return os.path.relpath(real, full.parent)
+    return text
+
+
+def _keep_links(found: Scan, links: dict[str, str]) -> None:
+    # Rewriting one link may change where others lead, so look until nothing changes.
+    while leaving := [path for path in links if leaves_tree(path, links)]:
+        for path in leaving:
+            full = found.root / path
+            straight = os.path.relpath(os.path.realpath(full), full.parent)
+            if links[path] == straight:
+                del links[path]
+                found.left_out.append(LeftOut(path, Why.LINK, "leads out of the folder or round"))
+            else:
+                links[path] = straight
+    packed = {entry.path for entry in found.entries} | set(links)
+    for path in sorted(links):
+        found.entries.append(Entry(path, Kind.LINK, target=links[path]))
+        real = os.path.relpath(os.path.realpath(found.root / path), found.root)
+        if real != "." and real not in packed:
+            found.notes.append(f"the link {path} leads to {real}, which is not in the snapshot")
+
+
+# -- what the scan means -----------------------------------------------------------------------
+
+
+def refuse_unreadable(paths: Iterable[str], root: Path) -> None:
+    """Raise SnapshotError when there is any, naming all."""
+    listed = sorted(paths)
+    if listed:
+        lines = "\n".join(f"  {path}" for path in listed)
+        raise SnapshotError(
+            f"{len(listed)} path{'s' if len(listed) > 1 else ''} of {root} cannot be read:\n"
+            f"{lines}\nMake them readable, or leave them out by lines in {IGNORE_FILES[0]}",
+            unreadable=tuple(listed),
+        )
+
+
+def refuse_missing_entry(found: Scan, entry: str, rules: Rules) -> None:
+    """Raise SnapshotError when the entry script would not be in the snapshot, saying why."""
+    path = os.path.normpath(entry)
+    if any(one.path == path and one.kind is not Kind.FOLDER for one in found.entries):
+        return
+    for left in found.left_out:
+        if left.path == path or (left.path.endswith("/") and path.startswith(left.path)):
+            what = f"{left.why}: {left.detail}" if left.detail else str(left.why)
+            if left.why is Why.IGNORED:
+                remedy = f"Change that line, or add the line `!{ignore_line(left.path)}` after it"
+            elif left.why in (Why.LINK, Why.SPECIAL):
+                remedy = "Put a plain file in its place"
+            else:
+                remedy = f"Add the line `!{ignore_line(left.path)}` to {IGNORE_FILES[0]}"
+                if rules.name not in (None, IGNORE_FILES[0]):
+                    remedy += f" (it replaces {rules.name}: copy the lines of that file)"
+            raise SnapshotError(
+                f"the entry script {entry} would be left out of the snapshot by {left.path} "
+                f"({what}). {remedy}"
+            )
+    raise SnapshotError(
+        f"the entry script {entry} is not a file in {found.root}. Check its name; it is "
+        f"relative to the source directory"
+    )
+
+
+def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limits) -> None:
+    """Raise SnapshotError above the limits, with the largest paths and the lines that help."""
+    size, count = found.size, len(found.entries)
+    if size <= limits.size and count <= limits.files and found.is_complete:
+        return
+    by_size = size > limits.size
+    units: Counter[str] = Counter()
+    within: Counter[str] = Counter()
+    ancestors = _ancestors(os.path.normpath(entry)) if entry else set()
+    for one in found.entries:
+        if one.kind is Kind.FOLDER:
+            continue
+        unit = _unit(one.path, ancestors)
+        units[unit] += one.size if by_size else 1
+        within[unit] += 1
+    excess = (size - limits.size) if by_size else (count - limits.files)
+    help_lines: list[str] = []
+    for unit, weight in units.most_common(10):
+        if excess <= 0:
+            break
+        if unit != (os.path.normpath(entry) if entry else None):
+            help_lines.append(ignore_line(unit))
+            excess -= weight
+
+    def shown(unit: str, weight: int) -> str:
+        amount = size_text(weight) if by_size else f"{weight:,} files"
+        return f"  {amount:>12}  {unit}" + (
+            f" ({within[unit]:,} files)" if by_size and unit.endswith("/") else ""
+        )
+
+    largest = "\n".join(shown(unit, weight) for unit, weight in units.most_common(10))
+    files = sorted((one for one in found.entries if one.size), key=lambda one: -one.size)[:5]
+    singles = "\n".join(f"  {size_text(one.size):>12}  {one.path}" for one in files)
+    more = "more than " if not found.is_complete else ""
+    have = size_text(size) if by_size else f"{count:,} files, folders and links"
+    allowed = size_text(limits.size) if by_size else f"{limits.files:,}"
+    variable = SIZE_VARIABLE if by_size else FILES_VARIABLE
+    value = f"{-(-size // MIB)}" if by_size else f"{count}"
+    where = IGNORE_FILES[0]
+    if rules.name not in (None, where):
+        where += f" (it replaces {rules.name}: copy the lines of that file into it)"
+    raise SnapshotError(
+        f"{found.root} has {more}{have}; a snapshot may have {allowed}.\n"
+        f"Where it is:\n{largest}\n"
+        + (f"Largest files:\n{singles}\n" if by_size else "")
+        + f"These lines in {where} would help:\n"
+        + "\n".join(f"  {line}" for line in help_lines)
+        + f"\nData belongs in a datastore and comes as an input. If all of it is code, "
+        f"set {variable}={value}",
+        largest=tuple(units.most_common(10)),
+        ignore_lines=tuple(help_lines),
+    )
+
+
+def _ancestors(path: str) -> set[str]:
+    parts = path.split("/")
+    return {"/".join(parts[:length]) + "/" for length in range(1, len(parts))}
+
+
+def _unit(path: str, ancestors: set[str]) -> str:
+    """Return the topmost folder above `path` that does not hold the entry script."""
+    parts = path.split("/")
+    for length in range(1, len(parts)):
+        folder = "/".join(parts[:length]) + "/"
+        if folder not in ancestors:
+            return folder
+    return path
+
+
+def warnings_of(found: Scan) -> list[str]:
+    """Return what the submitter should know about what was left out, one sentence each."""
+    warnings = []
+    secrets = [left.path for left in found.left_out if left.why is Why.SECRET]
+    if secrets:
+        warnings.append(
+            f"left out as likely secrets: {_some(secrets)}. A line such as "
+            f"`!{ignore_line(secrets[0])}` in {IGNORE_FILES[0]} packs one all the same; "
+            f"better pass secrets by reference (`secrets:`)"
+        )
+    special = [f"{left.path} ({left.detail})" for left in found.left_out if left.why is Why.SPECIAL]
+    if special:
+        warnings.append(f"left out, no plain files: {_some(special)}")
+    links = [f"{left.path} ({left.detail})" for left in found.left_out if left.why is Why.LINK]
+    if links:
+        warnings.append(
+            f"links left out: {_some(links)}. Copy what the job needs into the source directory"
+        )
+    usual = (Why.VERSION_CONTROL, Why.VIRTUAL_ENVIRONMENT, Why.CACHE, Why.RECORDS)
+    default = [left.path for why in usual for left in found.left_out if left.why is why]
+    if default:
+        warnings.append(f"left out by default: {_some(default)}")
+    warnings.extend(found.notes[:NAMED_AT_MOST])
+    if any(entry.path.startswith("outputs/") for entry in found.entries):
+        warnings.append(
+            "outputs/ is not empty and goes along; the job's own outputs are stored from the "
+            f"folder of that name, these files with them. The line `/outputs/` in "
+            f"{IGNORE_FILES[0]} leaves it out"
+        )
+    return warnings
+
+
+def _some(paths: list[str]) -> str:
+    more = len(paths) - NAMED_AT_MOST
+    return ", ".join(paths[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,89 @@
+"""Remembers what an unchanged tree was packed to, so that it need not be read again.
+
+A tree counts as unchanged when its list of paths, and every file's size, times and inode, are
+the same. A file that changed within 2 s before the scan is not trusted: on a file system with
+coarse times it could change again and look the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rayjobs.snapshots.scan import Scan
+
+FORMAT = 1
+SETTLED_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """What one scan and pack found.
+
+    Attributes:
+        rules: Fingerprint of the ignore file.
+        decisions: What its lines said of each path.
+        signature: Of the tree; empty when the tree was too young to be trusted.
+        suspects: Files that hold what looks like a secret.
+    """
+
+    rules: str
+    decisions: dict[str, int]
+    signature: str
+    digest: str
+    suspects: tuple[str, ...] = ()
+
+
+def signature(found: Scan) -> str:
+    """Return a hash of everything that tells whether the tree is the same."""
+    hashed = hashlib.sha256()
+    stats = found.stats
+    for entry in found.entries:
+        line = (entry.path, entry.kind.value, entry.executable, entry.target, stats.get(entry.path))
+        hashed.update(repr(line).encode(errors="surrogateescape"))
+    return hashed.hexdigest()
+
+
+class StatCache:
+    """The memory of one source directory, a small JSON file."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+        self._path = folder / f"{name}.json"
+
+    def load(self) -> Remembered | None:
+        """Return what was remembered; None when there is nothing, or nothing of use."""
+        try:
+            data = json.loads(self._path.read_bytes())
+            if data.pop("format") != FORMAT:
+                return None
+            data["suspects"] = tuple(data["suspects"])
+            return Remembered(**data)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # a cache: whatever is wrong with it, reading the tree is right
+
+    def save(self, remembered: Remembered) -> None:
+        """Remember; a failure costs the next submit time and nothing else."""
+        temporary = self._path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            temporary.write_text(json.dumps({"format": FORMAT, **asdict(remembered)}))
+            temporary.replace(self._path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+
+    @staticmethod
+    def is_settled(found: Scan, began_ns: int) -> bool:
+        """Return whether every file was last changed at least 2 s before the scan began.
+
+        Times in the future are not settled where they are the change time: that one follows
+        the machine's clock, so the clock has stepped back.
+        """
+        for _, modified, changed, _ in found.stats.values():
+            if began_ns - changed < SETTLED_NS or 0 <= began_ns - modified < SETTLED_NS:
+                return False
+        return True

@@ -1,0 +1,191 @@
+"""From a stored archive to a folder: checked whole, then made visible in one step."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import zstandard
+
+from rayjobs.errors import PrepareError, SnapshotError
+from rayjobs.snapshots.archive import CHUNK, Content, Source, entries
+from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits, size_text
+from rayjobs.snapshots.links import leaves_tree
+from rayjobs.snapshots.pack import DISK_FULL
+from rayjobs.snapshots.scan import Entry, Kind
+
+WINDOW_LIMIT = 128 * 1024**2  # bytes of memory that an archive may make zstd take
+RESERVE = 64 * 1024**2  # bytes left free on the disk
+HEADER_ALLOWANCE = 4096  # bytes of the stream per entry that are no content
+
+
+def unpack(
+    archive: Path | BinaryIO, digest: str, into: Path, *, limits: Limits = UNPACK_LIMITS
+) -> None:
+    """Unpack a snapshot to `into`, which must not exist; it appears whole or not at all.
+
+    Nothing is written before the whole content has the right hash. Refused whole: absolute
+    names, ``..``, links that could lead out, names that come twice or below a file or link,
+    anything but files, folders and links, and what is above the limits.
+
+    Raises:
+        SnapshotError: the archive is not the snapshot `digest`, or is refused.
+        PrepareError: class ``storage``: the disk is full.
+    """
+    into.parent.mkdir(parents=True, exist_ok=True)
+    if into.exists():
+        raise SnapshotError(f"{into} exists already; a snapshot is unpacked to a new folder")
+    partial = into.parent / f"tmp-{into.name[:80]}-{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        with tempfile.TemporaryFile(dir=into.parent) as spool:
+            if isinstance(archive, Path):
+                with _opened(archive) as file:
+                    _unpack(file, digest, partial, limits)
+            else:
+                # Read twice, and a download cannot be: first the hash, then the files.
+                _spool(archive, spool, limits)
+                _unpack(spool, digest, partial, limits)
+        partial.rename(into)
+    except OSError as error:
+        if error.errno in DISK_FULL:
+            raise PrepareError(
+                f"no space left in {into.parent} for the snapshot {digest}",
+                failure_class="storage",
+            ) from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _opened(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise SnapshotError(f"the snapshot's archive {path} is not there") from error
+
+
+def _spool(archive: BinaryIO, spool: BinaryIO, limits: Limits) -> None:
+    taken = 0
+    while data := archive.read(CHUNK):
+        taken += len(data)
+        if taken > limits.size + HEADER_ALLOWANCE:
+            raise SnapshotError(
+                f"the snapshot's archive is larger than {size_text(limits.size)}, the limit here"
+            )
+        spool.write(data)
+    spool.seek(0)
+
+
+def _unpack(file: BinaryIO, digest: str, partial: Path, limits: Limits) -> None:
+    size = _check_hash(file, digest, limits)
+    free = shutil.disk_usage(partial.parent).free
+    if size + RESERVE > free:
+        raise PrepareError(
+            f"the snapshot {digest} needs {size_text(size)} in {partial.parent}, which has "
+            f"{size_text(free)} free",
+            failure_class="storage",
+        )
+    file.seek(0)
+    partial.mkdir(mode=0o700)
+    try:
+        with _stream(file) as stream:
+            _extract(stream, partial, limits)
+    except zstandard.ZstdError as error:  # it was read whole before: the file changed
+        raise SnapshotError(f"the archive of {digest} changed while it was read") from error
+    partial.chmod(0o755)
+
+
+def _stream(file: BinaryIO) -> zstandard.ZstdDecompressionReader:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=WINDOW_LIMIT)
+    return decompressor.stream_reader(file, closefd=False)
+
+
+def _check_hash(file: BinaryIO, digest: str, limits: Limits) -> int:
+    """Return the bytes of the content, or raise SnapshotError when it is not `digest`."""
+    most = limits.size + limits.files * HEADER_ALLOWANCE
+    hashed = hashlib.sha256()
+    size = 0
+    try:
+        with _stream(file) as stream:
+            while data := stream.read(CHUNK):
+                size += len(data)
+                if size > most:
+                    raise SnapshotError(
+                        f"the snapshot {digest} unpacks to more than {size_text(limits.size)}, "
+                        f"the limit here; it is refused"
+                    )
+                hashed.update(data)
+    except zstandard.ZstdError as error:
+        raise SnapshotError(f"the archive of the snapshot {digest} is damaged: {error}") from error
+    found = "sha256:" + hashed.hexdigest()
+    if found != digest:
+        raise SnapshotError(
+            f"the archive of the snapshot {digest} holds something else ({found}): it was "
+            f"changed or cut short in the blob store. Submit the job again to store it anew"
+        )
+    return size
+
+
+def _extract(stream: Source, root: Path, limits: Limits) -> None:
+    kinds: dict[str, Kind] = {"": Kind.FOLDER}
+    links: dict[str, str] = {}
+    size = 0
+    for entry, content in entries(stream):
+        size += entry.size
+        if len(kinds) > limits.files or size > limits.size:
+            raise SnapshotError(
+                f"the snapshot has more than {limits.files:,} entries or "
+                f"{size_text(limits.size)}, the limits here; it is refused"
+            )
+        _check_place(entry, kinds)
+        kinds[entry.path] = entry.kind
+        if entry.kind is Kind.LINK:
+            links[entry.path] = entry.target  # made last: nothing is ever written through one
+        else:
+            _make(entry, content, root)
+    for path, target in links.items():
+        if "\0" in target or leaves_tree(path, links):
+            raise SnapshotError(
+                f"the snapshot has the link {path!r} to {target!r}, which could lead out of its "
+                f"folder; it is refused"
+            )
+    for path, target in links.items():
+        os.symlink(target, root / path)  # noqa: PTH211 - Path would normalise the text
+
+
+def _check_place(entry: Entry, kinds: dict[str, Kind]) -> None:
+    parts = entry.path.split("/")
+    if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
+        raise SnapshotError(
+            f"the snapshot has the entry {entry.path!r}, which is no place inside its folder; "
+            f"it is refused"
+        )
+    if entry.path in kinds:
+        raise SnapshotError(f"the snapshot has {entry.path!r} twice; it is refused")
+    parent = kinds.get("/".join(parts[:-1]))
+    if parent is not Kind.FOLDER:
+        raise SnapshotError(
+            f"the snapshot has {entry.path!r} where its folder is "
+            f"{'missing' if parent is None else 'a ' + parent.value}; it is refused"
+        )
+
+
+def _make(entry: Entry, content: Content, root: Path) -> None:
+    path = root / entry.path
+    if entry.kind is Kind.FOLDER:
+        path.mkdir(mode=0o755)
+        content.copy_to(None)
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    mode = 0o755 if entry.executable else 0o644
+    with os.fdopen(os.open(path, flags, mode), "wb") as file:
+        content.copy_to(file)
+
+
+Opener = Callable[[], Path | BinaryIO]
