@@ -9,6 +9,7 @@ RayjobsError
 │   ├── StoreError       the store cannot be read or written
 │   │   ├── StoreBusyError    another process holds its lock
 │   │   ├── StoreFullError    its disk is full
+│   │   │   └── StorageFullError  the disk of its files (blobs) is full
 │   │   └── StoreVersionError client and store do not match
 │   └── TargetError      a compute target cannot be started or reached
 ├── TransitionError      the state table has no such step
@@ -120,6 +121,10 @@ class StoreBusyError(StoreError):
 
 class StoreFullError(StoreError):
     """The disk of the store is full."""
+
+
+class StorageFullError(StoreFullError):
+    """The disk of a workspace's files (blobs) is full."""
 
 
 class StoreVersionError(StoreError):

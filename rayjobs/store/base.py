@@ -74,6 +74,24 @@ class Store(Protocol):
         """Return jobs that match all that is given."""
         ...
 
+    def job_rows(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+    ) -> list[Mapping[str, Any]]:
+        """Return what `jobs` does as plain JSON data and without specs, for long lists.
+
+        Keys are the job's fields but its spec, failure and properties, and `name` (the spec's);
+        times are ISO text.
+        """
+        ...
+
     def counts(self) -> dict[JobState, int]:
         """Return how many jobs are in each state (states without jobs are left out)."""
         ...
@@ -107,7 +125,7 @@ class Store(Protocol):
         ...
 
     def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
-        """Keep the exit records of an attempt. Idempotent."""
+        """Keep the exit records of an attempt, one a node; those of other nodes stay. Idempotent."""
         ...
 
     def finish(
@@ -123,7 +141,8 @@ class Store(Protocol):
         """Write the one final state durably (fsync); also ends the attempt's row.
 
         False when the job is final already or has a newer attempt. From Queued (a cancel
-        before any attempt, a failed parent) pass the current attempt number.
+        before any attempt, a failed parent) pass the current attempt number. Raises
+        TransitionError where the table has no such step (Completed but from Finalizing).
         """
         ...
 
@@ -137,7 +156,11 @@ class Store(Protocol):
         failure: Failure | None = None,
         not_before: datetime | None = None,
     ) -> bool:
-        """Put a live job back to Queued at its old place; ends the attempt's row."""
+        """Put a live job back to Queued at its old place; ends the attempt's row.
+
+        A job whose cancel was requested before becomes Canceled instead (from the queue nobody
+        would start it again). False when the job is not live, or has a newer attempt.
+        """
         ...
 
     def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
@@ -216,7 +239,8 @@ class Store(Protocol):
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
         """Keep a batch; repeated keys are ignored. Returns how many were new.
 
-        Points of an attempt older than the job's are kept, but hidden by `metrics`.
+        Points of an attempt that is older than the job's when they come are kept, but always
+        hidden by `metrics`.
         """
         ...
 

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+from rayjobs.durable import sync_folder
 from rayjobs.errors import StoreBusyError, StoreError, StoreFullError
 from rayjobs.store.schema import bring_up_to_date, check_version
 
@@ -273,8 +274,4 @@ def _create_private(path: Path) -> None:
     except OSError as error:
         raise StoreError(f"the store {path} cannot be created: {error.strerror}") from error
     # The name itself must survive a power cut, as what is acknowledged below it does.
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
