@@ -40,5 +40,11 @@ def problem_of(
         return Problem(path, "this key is missing.", _EXAMPLES.get(path, "Add it."))
     if kind == "value_error":
         return Problem(path, str(error.get("ctx", {}).get("error", error["msg"])))
+    if kind == "string_pattern_mismatch":
+        return Problem(
+            path,
+            f"{given!r} cannot be a name.",
+            "Use letters, digits, '_', '-' and '.', beginning with a letter or digit.",
+        )
     message = str(error["msg"]).removeprefix("Input ").removeprefix("Value error, ")
     return Problem(path, f"{given!r} is given, and it {message}.", _EXAMPLES.get(path, ""))

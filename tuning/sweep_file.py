@@ -51,9 +51,11 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
         mark = getattr(exc, "problem_mark", None)
         line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         message = str(getattr(exc, "problem", None) or exc)
+        twice = "is there twice" in message
+        remedy = "Remove one of them." if twice else "Check the indentation and the colons."
         raise SweepError(
             f"{where} is not valid YAML",
-            problems=[Problem(line, f"{message}.", "Check the indentation and the colons.")],
+            problems=[Problem(line, f"{message}.", remedy)],
         ) from exc
     if not isinstance(data, dict):
         raise SweepError(
