@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.failures import Failure
-from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
+
+if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+    from rayjobs.spec import JobSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rayjobs.failures import Failure
 from rayjobs.records import Allocation, Attempt, Event, Job, MetricPoint, StoredFile
-from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
+
+if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+    from rayjobs.spec import JobSpec
 
 
 class Store(Protocol):
@@ -125,7 +127,7 @@ class Store(Protocol):
         ...
 
     def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
-        """Keep the exit records of an attempt, one a node; those of other nodes stay. Idempotent."""
+        """Keep an attempt's exit records, one a node; those of other nodes stay. Idempotent."""
         ...
 
     def finish(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs import ids
 from rayjobs.errors import NotFoundError, UsageError
 from rayjobs.records import Job
-from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import job_of, light_row, spec_of, to_json
+
+if TYPE_CHECKING:
+    from rayjobs.spec import JobSpec
 
 INSERT_JOB = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,

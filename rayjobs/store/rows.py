@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.clock import to_text
 from rayjobs.failures import Failure
@@ -20,8 +20,10 @@ from rayjobs.records import (
     MetricPoint,
     StoredFile,
 )
-from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
+
+if TYPE_CHECKING:
+    from rayjobs.spec import JobSpec
 
 
 def to_json(data: Any) -> str:
@@ -52,6 +54,8 @@ def optional_time(text: str | None) -> datetime | None:
 @lru_cache(maxsize=2048)
 def spec_of(text: str) -> JobSpec:
     """Return the spec; an actor that looks every second parses each once."""
+    from rayjobs.spec import JobSpec  # pydantic: not for calls that see no spec
+
     return JobSpec.model_validate_json(text)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from importlib import resources
 from pathlib import Path
 
 from rayjobs.errors import StoreError, StoreVersionError
@@ -84,7 +83,7 @@ def _create(connection: sqlite3.Connection, where: str) -> None:
 
 def schema_statements() -> list[str]:
     """Return the statements that create a new store."""
-    text = resources.files("rayjobs.store").joinpath("schema.sql").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("schema.sql").read_text(encoding="utf-8")
     bare = "\n".join(line for line in text.splitlines() if not line.startswith("--"))
     return [part.strip() for part in bare.split(";\n") if part.strip()]
 
