@@ -1,0 +1,65 @@
+"""Starting an attempt host, warm (forked) or cold, up to the moment it has taken over."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import Mapping
+
+from rayjobs.injob import detach, kernel
+from rayjobs.injob import plan as plans
+from rayjobs.injob.control import encode
+from rayjobs.injob.host import Host
+from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.injob.ranks import Program, WarmState
+
+
+def take_over(
+    plan: plans.Plan,
+    secrets: Mapping[str, str],
+    *,
+    warm: WarmState | None,
+    reason: str | None = None,
+) -> Program | None:
+    """Be the host of `plan` in this detached process; returns a program in a warm rank only."""
+    try:
+        detach.point_output(os.path.join(plan.root, "host.log"))
+        kernel.write_marker(plan.marker)
+        os.environ[MARKER_VARIABLE] = plan.marker
+        use_cgroups = os.environ.get("RAYJOBS_CGROUPS", "1") != "0"
+        host = Host(plan, secrets, warm=warm, cold_reason=reason, use_cgroups=use_cgroups)
+    except Exception as error:
+        traceback.print_exc()
+        detach.report({"ok": False, "error": f"the attempt host cannot start: {error}"})
+        return None
+    detach.report()
+    return host.run()
+
+
+def start(path: str, reason: str | None) -> int:
+    """Detach a cold host for the plan at `path` and print the line it reports.
+
+    Returns:
+        The exit code of the starting process, or of the host itself.
+    """
+    try:
+        plan = plans.load(path)
+    except plans.PlanError as error:
+        os.write(1, encode({"ok": False, "error": str(error)}))
+        return 1
+    if len(os.environ.get(MARKER_VARIABLE, "")) < len(plan.marker):
+        # Padding only: with the marker itself, this process would count among the attempt's.
+        os.environ[MARKER_VARIABLE] = "-" * len(plan.marker)
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+    line = sys.stdin.readline()
+    secrets = {str(key): str(value) for key, value in json.loads(line or "{}").items()}
+    reader = detach.fork_detached()
+    if reader is not None:
+        line = detach.read_report(reader)
+        os.write(1, line or b'{"ok": false, "error": "the attempt host died at its start"}\n')
+        return 0 if b'"ok": true' in line else 1
+    take_over(plan, secrets, warm=None, reason=reason or plan.cold or "started cold")
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,165 @@
+"""JSON lines over Unix sockets, for the warm interpreter's and the host's requests."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import socket
+from typing import Any, Callable, Mapping
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+
+def listen(path: str) -> socket.socket:
+    """A listening socket at `path`, mode 0600; whatever was there before is replaced.
+
+    Raises:
+        OSError: the path is too long, or its folder cannot be written.
+    """
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # the usual case
+    before = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(before)
+    listener.listen(64)
+    return listener
+
+
+def encode(values: Mapping[str, Any]) -> bytes:
+    """One line of the protocol."""
+    return json.dumps(values).encode() + b"\n"
+
+
+class Connection:
+    """One client: what it sent and what is still to be sent to it."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self.stream = stream
+        self.received = b""
+        self.to_send = b""
+        self.is_waiting = False  # for the exit record
+
+    @property
+    def events(self) -> int:
+        """What to select for."""
+        return selectors.EVENT_READ | (selectors.EVENT_WRITE if self.to_send else 0)
+
+
+class ControlServer:
+    """Serves any number of clients inside an event loop; never blocks, never raises for one."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        answer: Callable[[Mapping[str, Any]], Mapping[str, Any] | None],
+    ) -> None:
+        """Serve `listener`; `answer` returning None means: answer once the attempt has ended."""
+        self._listener = listener
+        self._selector = selector
+        self._answer = answer
+        self._connections: dict[int, Connection] = {}
+        listener.setblocking(False)
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self, _: int) -> None:
+        try:
+            stream, _address = self._listener.accept()
+        except OSError:
+            return  # the client has gone, or there are too many; it will try again
+        stream.setblocking(False)
+        connection = Connection(stream)
+        self._connections[stream.fileno()] = connection
+        self._selector.register(
+            stream, selectors.EVENT_READ, lambda events: self._serve(connection, events)
+        )
+
+    def _serve(self, connection: Connection, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                data = connection.stream.recv(65536)
+                if not data:
+                    self._drop(connection)
+                    return
+                connection.received += data
+                self._answer_lines(connection)
+            self._send(connection)
+        except BlockingIOError:
+            return
+        except OSError:
+            self._drop(connection)
+
+    def _answer_lines(self, connection: Connection) -> None:
+        while b"\n" in connection.received:
+            line, _, connection.received = connection.received.partition(b"\n")
+            answer: Mapping[str, Any] | None
+            try:
+                request = json.loads(line)
+                if not isinstance(request, dict):
+                    raise ValueError("a request is one JSON object")
+                answer = self._answer(request)
+            except (ValueError, TypeError) as error:
+                answer = {"ok": False, "error": f"cannot read the request: {error}"}
+            if answer is None:
+                connection.is_waiting = True
+            else:
+                connection.to_send += encode(answer)
+        if len(connection.received) > MAX_LINE_BYTES:
+            raise OSError("the request is too long")
+
+    def _send(self, connection: Connection) -> None:
+        if connection.to_send:
+            sent = connection.stream.send(connection.to_send)
+            connection.to_send = connection.to_send[sent:]
+        self._selector.modify(
+            connection.stream,
+            connection.events,
+            lambda events: self._serve(connection, events),
+        )
+
+    def _drop(self, connection: Connection) -> None:
+        self._connections.pop(connection.stream.fileno(), None)
+        self._selector.unregister(connection.stream)
+        connection.stream.close()
+
+    def answer_waiters(self, record: Mapping[str, Any]) -> int:
+        """Send `record` to every client that waits for it; how many there were."""
+        line, count = encode(record), 0
+        for connection in list(self._connections.values()):
+            if connection.is_waiting:
+                connection.is_waiting = False
+                connection.to_send += line
+                count += 1
+                try:
+                    self._send(connection)
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    self._drop(connection)
+        return count
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether an answer has not left yet."""
+        return any(connection.to_send for connection in self._connections.values())
+
+    def abandon(self) -> None:
+        """Close all of it in a forked process, without touching what the parent still uses."""
+        # Unregistering would change the epoll set, which both processes share.
+        for connection in self._connections.values():
+            connection.stream.close()
+        self._listener.close()
+        self._selector.close()
+
+    def close(self) -> None:
+        """Close every connection and the listener."""
+        for connection in list(self._connections.values()):
+            self._drop(connection)
+        self._selector.unregister(self._listener)
+        self._listener.close()

@@ -1,0 +1,84 @@
+"""Starting a process that nobody's death takes along: own session, forked twice."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Mapping
+
+from rayjobs.injob.control import encode
+from rayjobs.injob.identity import own_identity
+
+
+def fork_detached() -> int | None:
+    """Fork a process in its own session, whose parent is init (or the nearest subreaper).
+
+    Returns:
+        In the caller, the end of a pipe on which the new process says how it came up
+        (see `report`); in the new process, None, with the pipe's other end as descriptor
+        `report` writes to.
+    """
+    global _report_to
+    reader, writer = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    child = os.fork()
+    if child:
+        os.close(writer)
+        os.waitpid(child, 0)
+        return reader
+    try:
+        os.close(reader)
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    except BaseException:
+        os._exit(1)
+    _report_to = writer
+    return None
+
+
+_report_to: int | None = None
+
+
+def report(values: Mapping[str, object] | None = None) -> None:
+    """Tell whoever forked this process, once, that it is up (its identity), or `values`."""
+    global _report_to
+    if _report_to is None:
+        return
+    descriptor, _report_to = _report_to, None
+    answer = {"ok": True, **own_identity().as_dict()} if values is None else dict(values)
+    try:
+        os.write(descriptor, encode(answer))
+    except OSError:
+        pass  # nobody listens any more; the socket and host.json tell the same
+    os.close(descriptor)
+
+
+def report_descriptors() -> frozenset[int]:
+    """The descriptor that `report` will write to, if it has not yet."""
+    return frozenset(() if _report_to is None else (_report_to,))
+
+
+def read_report(descriptor: int) -> bytes:
+    """The one line that the detached process sent; empty when it died before."""
+    chunks = []
+    while True:
+        chunk = os.read(descriptor, 65536)
+        if not chunk:
+            break
+        chunks.append(chunk)
+        if chunk.endswith(b"\n"):
+            break
+    os.close(descriptor)
+    return b"".join(chunks)
+
+
+def point_output(log: str) -> None:
+    """Read nothing, and append stdout and stderr to the file `log`."""
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    for descriptor in {nothing, output} - {0, 1, 2}:
+        os.close(descriptor)

@@ -1,0 +1,228 @@
+"""How an attempt is ended: ask, wait, kill, prove; and what its exit record says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any, Iterable
+
+from rayjobs.injob.identity import ProcessStat, send_signal
+from rayjobs.injob.memory import ProcessLimit, remove_cgroups_of
+from rayjobs.injob.tree import as_remaining
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+    from rayjobs.injob.ranks import Rank
+
+# Helpers such as the multiprocessing resource tracker end by themselves after their parent.
+_ALONE_S = 0.25
+_LEFTOVER_GRACE_S = 2.0
+_PROOF_S = 15.0
+_FULL_BYTES = 256 * 1024
+
+
+class Ending:
+    """The end of an attempt. Its first cause decides the outcome; later ones only hurry it.
+
+    SIGTERM goes to the ranks alone at first: their helpers (data loader workers) must not die
+    under a script that saves its state. Those that outlive the ranks are asked next, then all
+    that is left is killed.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.outcome: str | None = None
+        self.reason = ""
+        self.first_failed: int | None = None
+        self.is_over = False
+        self._kill_at = 0.0
+        self._alone_until: float | None = None
+        self._leftovers_until: float | None = None
+        self._proof_until: float | None = None
+        self._killed: set[int] = set()
+        self._remaining: list[ProcessStat] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the attempt is being ended."""
+        return self.outcome is not None
+
+    def begin(self, outcome: str, reason: str, *, grace_s: float | None = None) -> None:
+        """Begin the end, or, when it has begun, only shorten its grace. Idempotent."""
+        grace = self._host.plan.grace_s if grace_s is None else max(grace_s, 0.0)
+        kill_at = time.monotonic() + grace
+        if self.has_begun:
+            if grace_s is not None:
+                self._kill_at = min(self._kill_at, kill_at)
+            return
+        self.outcome, self.reason, self._kill_at = outcome, reason, kill_at
+        for rank in self._host.ranks:
+            if not rank.has_ended:
+                self._ask_rank(rank)
+
+    def begin_with_failure(self, failed: list[Rank]) -> None:
+        """Begin the end because ranks have failed; the one that ended first is named."""
+        first = min(failed, key=_order_of_failure)
+        self.first_failed = first.plan.rank
+        if first.setup_error:
+            text = first.setup_error.decode("utf-8", "replace")
+            self.begin("host_error", f"rank {first.plan.rank} cannot be set up: {text}")
+            return
+        over = [rank for rank in failed if self._was_over_memory(rank)]
+        if over:
+            for rank in over:
+                rank.out_of_memory = True
+            self.first_failed = over[0].plan.rank
+            self.begin("out_of_memory", self._memory_text(over[0].plan.rank))
+            return
+        self.begin("failed", self._failure_text(first))
+
+    def begin_over_memory(self) -> None:
+        """Begin the end because our own watch has killed a process of the tree."""
+        victim = self._host.memory.killed_by_watch
+        rank = self._rank_of(victim) if victim is not None else None
+        if rank is not None:
+            rank.out_of_memory = True
+            self.first_failed = rank.plan.rank
+        self.begin("out_of_memory", self._memory_text(self.first_failed))
+
+    def _rank_of(self, pid: int) -> Rank | None:
+        ranks = self._host.ranks
+        for rank in ranks:
+            if rank.identity.pid == pid:
+                return rank
+        return ranks[0] if len(ranks) == 1 else None
+
+    def _was_over_memory(self, rank: Rank) -> bool:
+        # SIGKILL alone proves nothing: only a kill that our own limit has counted does. A rank
+        # that failed because a helper of its was killed that way is out of memory too.
+        return self._host.memory.was_exceeded() and (
+            rank.signal == signal.SIGKILL or len(self._host.ranks) == 1
+        )
+
+    def _memory_text(self, rank: int | None) -> str:
+        limit = (self._host.plan.memory_bytes or 0) / 2**30
+        who = "a process of the attempt" if rank is None else f"rank {rank}"
+        return (
+            f"{who} was killed: the attempt reached its own memory limit of {limit:.3g} GiB; "
+            "raise the limit or use less (smaller batches, fewer data loader workers)"
+        )
+
+    def _failure_text(self, rank: Rank) -> str:
+        if rank.signal is not None:
+            try:
+                name = signal.Signals(rank.signal).name
+            except ValueError:
+                name = f"signal {rank.signal}"
+            text = f"rank {rank.plan.rank} was ended by {name}"
+        else:
+            text = f"rank {rank.plan.rank} ended with exit code {rank.exit_code}"
+        if _is_full(self._host.plan.root):
+            text += "; the disk that holds the attempt's files is full (ENOSPC)"
+        return text
+
+    def _ask_rank(self, rank: Rank) -> None:
+        send_signal(rank.identity, signal.SIGTERM)
+        if self._host.plan.kind == "command":
+            # The shell's children do not hear what the shell is told; a terminal tells them all.
+            children = [
+                stat
+                for stat in self._host.tree.members()
+                if stat.session == rank.identity.pid and stat.pid != rank.identity.pid
+            ]
+            self._host.tree.signal(children, signal.SIGTERM)
+
+    def advance(self) -> None:
+        """Do what is due now; `is_over` once nothing is left, or it cannot be ended."""
+        now = time.monotonic()
+        if any(not rank.has_ended for rank in self._host.ranks) and now < self._kill_at:
+            return
+        if self._leftovers_until is None:
+            if self._is_empty():
+                return
+            if self._alone_until is None:
+                self._alone_until = now + _ALONE_S
+            if now < min(self._alone_until, self._kill_at):
+                return
+            self._leftovers_until = min(self._kill_at, now + _LEFTOVER_GRACE_S)
+            self._note(self._ask_leftovers())
+        if now < self._leftovers_until:
+            if self._host.tree.is_empty_quickly():
+                self._is_empty()
+            return
+        if self._proof_until is None:
+            self._proof_until = now + _PROOF_S
+        self._note(self._host.tree.kill())
+        if not self._is_empty() and now > self._proof_until:
+            self._remaining = self._host.tree.members()
+            self.is_over = True
+
+    def _ask_leftovers(self) -> list[ProcessStat]:
+        members = self._host.tree.members()
+        ranks = {rank.identity.pid for rank in self._host.ranks}
+        leftovers = [stat for stat in members if stat.pid not in ranks]
+        self._host.tree.signal(leftovers, signal.SIGTERM)
+        return leftovers
+
+    def _note(self, members: Iterable[ProcessStat]) -> None:
+        ranks = {rank.identity.pid for rank in self._host.ranks}
+        self._killed.update(stat.pid for stat in members if stat.pid not in ranks)
+
+    def _is_empty(self) -> bool:
+        if any(not rank.has_ended for rank in self._host.ranks):
+            return False
+        if not self._host.tree.is_empty_quickly() or self._host.tree.members():
+            return False
+        self.is_over = True
+        return True
+
+    def make_record(self, started_at: float, cold_reason: str | None) -> dict[str, Any]:
+        """The exit record; removes the cgroups of the tree."""
+        host = self._host
+        for rank in host.ranks:
+            rank.log.enforce(at_end=True)
+        memory = host.memory.as_record()
+        kind = host.tree.kind
+        if not self._remaining:
+            remove_cgroups_of(host.plan.marker)
+        return {
+            "version": 1,
+            "job": host.plan.job,
+            "attempt": host.plan.attempt,
+            "node": host.plan.node,
+            "marker": host.plan.marker,
+            "started_at": started_at,
+            "ended_at": time.time(),
+            "duration_s": host.duration_s(),
+            "outcome": self.outcome,
+            "reason": self.reason,
+            "ranks": [rank.as_record() for rank in host.ranks],
+            "first_failed_rank": self.first_failed,
+            "leftovers": {
+                "killed": len(self._killed),
+                "proven_dead": not self._remaining,
+                "remaining": as_remaining(self._remaining),
+            },
+            "tree": kind,
+            "memory": memory,
+            "pids": self._pids_record(host.processes),
+            "cold": cold_reason,
+        }
+
+    @staticmethod
+    def _pids_record(limit: ProcessLimit) -> dict[str, Any]:
+        return {"limit": limit.limit, "how": limit.how}
+
+
+def _order_of_failure(rank: Rank) -> tuple[float, bool, int]:
+    # Of those found dead together, one ended by a signal more likely pulled the others down.
+    return (rank.ended_at or 0.0, rank.signal is None, rank.plan.rank)
+
+
+def _is_full(folder: str) -> bool:
+    try:
+        room = os.statvfs(folder)
+    except OSError:
+        return False
+    return room.f_bavail * room.f_frsize < _FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)

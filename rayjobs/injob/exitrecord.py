@@ -1,0 +1,92 @@
+"""Writing and reading the exit record, the one truth about how an attempt ended."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from typing import Any, Mapping
+
+NAME = "exit.json"
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 64 * 1024
+
+
+def make_reserve(root: str) -> None:
+    """Occupy some room that the exit record can take when the disk is full."""
+    try:
+        with open(os.path.join(root, _RESERVE), "wb") as file:
+            # Not zeros: a file system that compresses would keep no room for those.
+            file.write(os.urandom(_RESERVE_BYTES))
+    except OSError:
+        return  # already full: writing the record is then tried without it
+
+
+def write_file(path: str, values: Mapping[str, Any]) -> None:
+    """Write a JSON file so that it is there whole and for good, or not at all.
+
+    Raises:
+        OSError: the disk is full or broken; an older file of that name is untouched.
+    """
+    temporary = f"{path}.new-{os.getpid()}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            json.dump(values, file)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        _remove(temporary)
+        raise
+    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write(root: str, record: Mapping[str, Any]) -> None:
+    """Write the exit record, on a full disk into the room that was reserved for it.
+
+    Raises:
+        OSError: even that was not possible.
+    """
+    path = os.path.join(root, NAME)
+    try:
+        write_file(path, record)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        release_reserve(root)
+        write_file(path, record)
+    release_reserve(root)
+
+
+def release_reserve(root: str) -> None:
+    """Give the reserved room back."""
+    _remove(os.path.join(root, _RESERVE))
+
+
+def read(root: str) -> dict[str, Any] | None:
+    """The exit record below an attempt's directory, or None while there is none.
+
+    Raises:
+        ValueError: the file is there but is no record; it is never written in part by us.
+    """
+    try:
+        with open(os.path.join(root, NAME), encoding="utf-8") as file:
+            values = json.load(file)
+    except FileNotFoundError:
+        return None
+    if not isinstance(values, dict) or "outcome" not in values:
+        raise ValueError(f"{os.path.join(root, NAME)} is not an exit record")
+    return values
+
+
+def _remove(path: str) -> None:
+    try:
+        os.unlink(path)
+    except OSError:
+        return  # not there

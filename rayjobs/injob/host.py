@@ -1,0 +1,328 @@
+"""The attempt host: starts the ranks of one attempt on one node, watches, ends, and records them.
+
+As a program, `python host.py PLAN [--cold-reason TEXT]`, it is the cold host: it detaches itself,
+reads one JSON line of secrets from its standard input, and prints one line with its identity.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import time
+import traceback
+from typing import Any, Mapping
+
+if __name__ == "__main__":
+    # Run by its path, so that the working directory is not on the module path; neither must be
+    # this folder, whose module names are general words.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+from rayjobs.injob import control, exitrecord, kernel
+from rayjobs.injob.ending import Ending
+from rayjobs.injob.identity import own_identity
+from rayjobs.injob.memory import MemoryLimit, ProcessLimit
+from rayjobs.injob.plan import Plan
+from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
+from rayjobs.injob.tree import Tree
+
+_TICK_S = 0.5
+_ENDING_TICK_S = 0.02
+_RETRY_RECORD_S = 0.5
+_KEEP_RECORD_S = 24 * 3600.0
+
+
+def boot_clock_s() -> float:
+    """Seconds on a clock that nobody sets and that counts suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Host:
+    """One attempt on one node, from its first rank to its exit record."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        secrets: Mapping[str, str],
+        *,
+        warm: WarmState | None,
+        cold_reason: str | None = None,
+        use_cgroups: bool = True,
+    ) -> None:
+        """Prepare the attempt: sockets, limits, host.json. Starts nothing yet.
+
+        Raises:
+            OSError: the attempt's directory or its socket cannot be used.
+        """
+        self.plan = plan
+        self._secrets = secrets
+        self._warm = warm
+        self._cold_reason = cold_reason
+        self.ranks: list[Rank] = []
+        self.record: dict[str, Any] | None = None
+        self._is_recorded = False
+        self._told: int | None = None
+        self._started_at = time.time()
+        self._started_s = boot_clock_s()
+        self._selector = selectors.DefaultSelector()
+        self._signals = self._catch_signals()
+        kernel.become_subreaper()
+        exitrecord.make_reserve(plan.root)
+        self.tree = Tree.make(plan.marker, use_cgroups=use_cgroups)
+        self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
+        self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
+        self.ending = Ending(self)
+        self._server = control.ControlServer(
+            control.listen(plan.socket), self._selector, self._answer
+        )
+        exitrecord.write_file(os.path.join(plan.root, "host.json"), self._description())
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "version": 1,
+            **own_identity().as_dict(),
+            "job": self.plan.job,
+            "attempt": self.plan.attempt,
+            "node": self.plan.node,
+            "marker": self.plan.marker,
+            "socket": self.plan.socket,
+            "started_at": self._started_at,
+            "cold": self._cold_reason,
+            "tree": self.tree.kind,
+            "cgroup": self.tree.cgroup,
+            "memory": self.memory.how,
+            "pids": self.processes.how,
+        }
+
+    def _catch_signals(self) -> int:
+        reader, writer = os.pipe()
+        for descriptor in (reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told_to_end)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._selector.register(reader, selectors.EVENT_READ, self._drain)
+        return reader
+
+    def _drain(self, _: int) -> None:
+        try:
+            while os.read(self._signals, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _told_to_end(self, number: int, _frame: object) -> None:
+        self._told = number  # only noted: the loop may be in the middle of anything
+
+    # ---- running ------------------------------------------------------------------------------
+
+    def run(self) -> Program | None:
+        """Carry the attempt out.
+
+        Returns:
+            In the host None, when the exit record is written and all waiters have been answered;
+            in a forked rank the program it has to run.
+        """
+        try:
+            program = self._start_ranks()
+            if program is not None:
+                return program
+            while not self.ending.is_over:
+                self._turn()
+            self._finish(self.ending.make_record(self._started_at, self._cold_reason))
+        except Exception:
+            traceback.print_exc()
+            self._give_up(traceback.format_exc())
+        return None
+
+    def _start_ranks(self) -> Program | None:
+        for item in self.plan.ranks:
+            try:
+                rank = fork_rank(
+                    self.plan, item, self._secrets, self._warm, abandon=self._server.abandon
+                )
+            except OSError as error:
+                self.ending.begin("host_error", f"rank {item.rank} cannot be started: {error}")
+                return None
+            if isinstance(rank, Program):
+                return rank
+            self.ranks.append(rank)
+            pid = rank.identity.pid
+            for holder in (self.tree, self.memory, self.processes):
+                holder.add(pid)
+            os.set_blocking(rank.setup, False)
+            self._selector.register(rank.setup, selectors.EVENT_READ, self._setup_reader(rank))
+        if self.ending.has_begun:
+            return None
+        for rank in self.ranks:
+            rank.started_at = time.time()
+            try:
+                os.write(rank.go, b"g")
+            except BrokenPipeError:
+                continue  # it died meanwhile, which the loop will see
+            finally:
+                os.close(rank.go)
+        self._started_s = boot_clock_s()
+        return None
+
+    def _setup_reader(self, rank: Rank) -> Any:
+        return lambda _: self._read_setup(rank)
+
+    def _read_setup(self, rank: Rank) -> None:
+        while rank.setup >= 0:
+            before = len(rank.setup_error)
+            if rank.read_setup():
+                self._selector.unregister(rank.setup)
+                os.close(rank.setup)
+                rank.setup = -1
+            elif len(rank.setup_error) == before:
+                return
+
+    @property
+    def state(self) -> str:
+        """The state that `status` reports."""
+        if self._is_recorded:
+            return "ended"
+        if self.ending.has_begun:
+            return "ending"
+        is_starting = not self.ranks or any(rank.setup >= 0 for rank in self.ranks)
+        return "starting" if is_starting else "running"
+
+    def deadline_in_s(self) -> float | None:
+        """Seconds until the attempt's time limit; None without one."""
+        limit = self.plan.max_duration_s
+        return None if limit is None else limit - (boot_clock_s() - self._started_s)
+
+    def duration_s(self) -> float:
+        """Seconds since the ranks were let go."""
+        return boot_clock_s() - self._started_s
+
+    def _turn(self) -> None:
+        timeout = _ENDING_TICK_S if self.ending.has_begun else _TICK_S
+        left = self.deadline_in_s()
+        if left is not None and not self.ending.has_begun:
+            timeout = min(timeout, max(left, 0.0))
+        self._serve(timeout)
+        self._reap()
+        for rank in self.ranks:
+            rank.log.enforce()
+        if not self.ending.has_begun:
+            self._look_for_an_end()
+        if self.ending.has_begun:
+            self.ending.advance()
+
+    def _serve(self, timeout_s: float) -> None:
+        for key, events in self._selector.select(timeout_s):
+            key.data(events)
+
+    def _reap(self) -> None:
+        now = time.time()
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            for rank in self.ranks:
+                if rank.identity.pid == pid and not rank.has_ended:
+                    rank.ended(status, usage.ru_maxrss * 1024, at=now)
+                    self._read_setup(rank)
+
+    def _look_for_an_end(self) -> None:
+        failed = [rank for rank in self.ranks if rank.has_failed]
+        left = self.deadline_in_s()
+        if self._told is not None:
+            name = signal.Signals(self._told).name
+            self.ending.begin("host_error", f"the attempt host was told to end by {name}")
+        elif failed:
+            self.ending.begin_with_failure(failed)
+        elif all(rank.has_ended for rank in self.ranks):
+            self.ending.begin("completed", "")
+        elif left is not None and left <= 0:
+            limit = self.plan.max_duration_s
+            self.ending.begin("time_limit", f"the attempt reached its time limit of {limit:g} s")
+        elif self.memory.check() is not None:
+            self.ending.begin_over_memory()
+
+    # ---- answers ------------------------------------------------------------------------------
+
+    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        operation = request.get("op")
+        if operation == "status":
+            return self._status()
+        if operation == "cancel":
+            grace = request.get("grace_s")
+            self.ending.begin(
+                "canceled",
+                str(request.get("reason") or "canceled"),
+                grace_s=None if grace is None else float(grace),
+            )
+            return {"ok": True, "state": self.state}
+        if operation == "wait":
+            return self.record if self.record is not None else None
+        return {"ok": False, "error": f"unknown operation {operation!r}"}
+
+    def _status(self) -> dict[str, Any]:
+        return {
+            "ok": True,
+            "state": self.state,
+            "ranks": [rank.as_status() for rank in self.ranks],
+            "log_bytes": {str(rank.plan.rank): rank.log.size for rank in self.ranks},
+            "deadline_in_s": self.deadline_in_s(),
+            "outcome": self.ending.outcome,
+        }
+
+    # ---- the end ------------------------------------------------------------------------------
+
+    def _give_up(self, why: str) -> None:
+        """End everything after an error of our own, and record it."""
+        deadline = time.monotonic() + 10.0
+        while self.tree.kill() and time.monotonic() < deadline:
+            self._reap()
+            time.sleep(0.02)
+        self._reap()
+        self.ending.outcome = None
+        self.ending.begin("host_error", f"the attempt host failed: {why}")
+        self._finish(self.ending.make_record(self._started_at, self._cold_reason))
+
+    def _finish(self, record: dict[str, Any]) -> None:
+        """Record first, report second; while the disk refuses, waiters get it from memory."""
+        keep_until = time.monotonic() + _KEEP_RECORD_S
+        while True:
+            try:
+                exitrecord.write(self.plan.root, record)
+                break
+            except OSError as error:
+                if self.record is None:
+                    print(f"cannot write the exit record yet: {error}", file=sys.stderr)
+                self.record = record
+                if not os.path.isdir(self.plan.root) or time.monotonic() > keep_until:
+                    break
+                self._server.answer_waiters(record)
+                self._serve(_RETRY_RECORD_S)
+        self.record, self._is_recorded = record, True
+        self._server.answer_waiters(record)
+        deadline = time.monotonic() + 5.0
+        while self._server.has_unsent and time.monotonic() < deadline:
+            self._serve(0.1)
+        try:
+            os.unlink(self.plan.socket)
+        except FileNotFoundError:
+            pass  # somebody tidied up
+        self._server.close()
+
+
+def main(arguments: list[str]) -> int:
+    """Start the cold host of a plan; 0 when it has taken the attempt over."""
+    from rayjobs.injob.coldhost import start
+
+    reason = arguments[2] if arguments[1:2] == ["--cold-reason"] else None
+    return start(arguments[0], reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

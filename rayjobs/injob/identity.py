@@ -1,0 +1,145 @@
+"""Who a process is: pid, start time and boot id, so that a reused pid is never taken for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any, Mapping
+
+
+@dataclass(frozen=True)
+class ProcessStat:
+    """The fields of `/proc/PID/stat` that are of use here; `start_time` is in clock ticks."""
+
+    pid: int
+    comm: str
+    state: str
+    parent: int
+    session: int
+    threads: int
+    start_time: int
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether nothing of it runs; a zombie leader whose threads live on is not dead."""
+        return self.state in "ZX" and self.threads <= 1
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One process for all time: no two processes of a machine share all three values."""
+
+    pid: int
+    start_time: int
+    boot_id: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """The identity as it stands in records and answers."""
+        return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Identity:
+        """The identity in a record.
+
+        Raises:
+            KeyError: a field is missing.
+            ValueError: a field is not a number.
+        """
+        return Identity(
+            int(values["pid"]), int(values["start_time"]), str(values["boot_id"])
+        )
+
+
+def boot_id() -> str:
+    """The id of this boot of the machine."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def stat_of(pid: int) -> ProcessStat | None:
+    """What the kernel says about `pid`, or None when there is no such process."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    # The name may hold spaces and brackets, hence the search from the right.
+    opening, closing = text.find("("), text.rfind(")")
+    fields = text[closing + 2 :].split()
+    if opening < 0 or len(fields) < 20:
+        return None
+    return ProcessStat(
+        pid=pid,
+        comm=text[opening + 1 : closing],
+        state=fields[0],
+        parent=int(fields[1]),
+        session=int(fields[3]),
+        threads=int(fields[17]),
+        start_time=int(fields[19]),
+    )
+
+
+def identity_of(pid: int) -> Identity | None:
+    """The identity of the process that has `pid` now, or None."""
+    stat = stat_of(pid)
+    return None if stat is None else Identity(pid, stat.start_time, boot_id())
+
+
+def own_identity() -> Identity:
+    """The identity of the calling process."""
+    found = identity_of(os.getpid())
+    if found is None:
+        raise RuntimeError("/proc does not show this process; mount /proc for this namespace")
+    return found
+
+
+def is_alive(identity: Identity) -> bool:
+    """Whether exactly this process still runs. A zombie is dead; a reused pid is another one."""
+    stat = stat_of(identity.pid)
+    return (
+        stat is not None
+        and stat.start_time == identity.start_time
+        and not stat.is_dead
+        and identity.boot_id == boot_id()
+    )
+
+
+def send_signal(identity: Identity, number: int) -> bool:
+    """Send a signal to exactly this process.
+
+    Returns:
+        False when it is no longer there; another process that has its pid now gets nothing.
+
+    Raises:
+        PermissionError: the process belongs to somebody else.
+    """
+    open_descriptor = getattr(os, "pidfd_open", None)
+    send = getattr(signal, "pidfd_send_signal", None)
+    if open_descriptor is None or send is None:
+        if not is_alive(identity):
+            return False
+        try:
+            os.kill(identity.pid, number)
+        except ProcessLookupError:
+            return False
+        return True
+    try:
+        descriptor = open_descriptor(identity.pid)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        if not is_alive(identity):
+            return False
+        os.kill(identity.pid, number)
+        return True
+    try:
+        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        if not is_alive(identity):
+            return False
+        send(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

@@ -1,0 +1,86 @@
+"""The few Linux calls that Python does not offer: prctl, hole punching, the environment block."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from rayjobs.injob.processes import MARKER_VARIABLE
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+_FALLOC_FL_KEEP_SIZE = 1
+_FALLOC_FL_PUNCH_HOLE = 2
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int, name: str) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def die_with_parent(signal_number: int) -> None:
+    """Ask for `signal_number` when the *thread* that forked this process ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal_number, "PR_SET_PDEATHSIG")
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process instead of init's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+
+
+def set_name(name: str) -> None:
+    """Set the name that `ps -o comm` shows; the kernel keeps 15 bytes of it."""
+    buffer = ctypes.create_string_buffer(name.encode()[:15])
+    if _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"PR_SET_NAME: {os.strerror(number)}")
+
+
+def punch_hole(descriptor: int, offset: int, length: int) -> None:
+    """Give the blocks of a byte range back to the file system; the file's size stays.
+
+    Raises:
+        OSError: the file system cannot (EOPNOTSUPP), or the call failed.
+    """
+    punch = _libc.fallocate
+    punch.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    flags = _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE
+    while punch(descriptor, flags, offset, length) != 0:
+        number = ctypes.get_errno()
+        if number != 4:  # EINTR
+            raise OSError(number, f"fallocate: {os.strerror(number)}")
+
+
+def write_marker(marker: str) -> None:
+    """Overwrite the padded marker variable in this process's own environment block.
+
+    `/proc/PID/environ` shows the block made at exec, so a variable set after a fork is invisible
+    to a scan. The interpreter must have been started with `RAYJOBS_MARKER` at least this long.
+
+    Raises:
+        ValueError: the block has no marker variable, or less room than `marker` needs.
+    """
+    with open("/proc/self/stat", "rb") as file:
+        text = file.read()
+    fields = text[text.rfind(b")") + 2 :].split()
+    start, end = int(fields[47]), int(fields[48])
+    block = ctypes.string_at(start, end - start)
+    name = MARKER_VARIABLE.encode() + b"="
+    position = 0 if block.startswith(name) else block.find(b"\0" + name) + 1
+    if not block.startswith(name, position):
+        raise ValueError(
+            f"the interpreter was started without {MARKER_VARIABLE}; start it with a padded value"
+        )
+    position += len(name)
+    room = block.index(b"\0", position) - position
+    value = marker.encode()
+    if len(value) > room:
+        raise ValueError(
+            f"the marker is {len(value)} bytes long, the environment block has room for {room}; "
+            "start the warm interpreter with a larger --marker-pad"
+        )
+    ctypes.memmove(start + position, value + b"\0" * (room - len(value)), room)

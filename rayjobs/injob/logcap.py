@@ -1,0 +1,84 @@
+"""Keeps a rank's log below a size on disk: its start and its end stay, the middle is given back."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from rayjobs.injob import kernel
+
+_BLOCK_BYTES = 4096
+
+
+class LogCap:
+    """Watches one append-only log file. Ranks write it directly; nothing is copied."""
+
+    def __init__(self, path: str, cap_bytes: int | None) -> None:
+        """Cap the file `path`; `cap_bytes` None only counts."""
+        self.path = path
+        self.cap_bytes = cap_bytes
+        self.hole: tuple[int, int] | None = None
+        self.is_possible = True
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far, those given back included."""
+        try:
+            return os.stat(self.path).st_size
+        except OSError:
+            return 0
+
+    @property
+    def dropped(self) -> int:
+        """The bytes given back."""
+        return 0 if self.hole is None else self.hole[1] - self.hole[0]
+
+    def enforce(self, *, at_end: bool = False) -> None:
+        """Give back the middle when the log has grown beyond its cap.
+
+        While the rank runs this waits for another quarter of the cap to come together, so that a
+        fast writer does not cause a call for every block.
+        """
+        if self.cap_bytes is None or not self.is_possible:
+            return
+        size = self.size
+        slack = 0 if at_end else self.cap_bytes // 4
+        if size - self.dropped <= self.cap_bytes + slack:
+            return
+        half = self.cap_bytes // 2
+        start = -(-half // _BLOCK_BYTES) * _BLOCK_BYTES
+        end = (size - half) // _BLOCK_BYTES * _BLOCK_BYTES
+        done = start if self.hole is None else self.hole[1]
+        if end <= done:
+            return
+        # Noted first: a reader must never take the zeros of a hole for something printed.
+        before, self.hole = self.hole, (start, end)
+        self._write_note()
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY)
+            try:
+                kernel.punch_hole(descriptor, done, end - done)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            self.hole, self.is_possible = before, False
+            self._write_note()
+
+    def as_note(self) -> dict[str, Any]:
+        """What `driver_<rank>.holes.json` holds."""
+        holes = []
+        if self.hole is not None:
+            holes.append({"offset": self.hole[0], "length": self.dropped})
+        return {"version": 1, "holes": holes, "dropped_bytes": self.dropped}
+
+    def _write_note(self) -> None:
+        name = self.path[: -len(".log")] if self.path.endswith(".log") else self.path
+        temporary = name + ".holes.json.new"
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(self.as_note(), file)
+            os.replace(temporary, name + ".holes.json")
+        except OSError:
+            # A full disk: the hole about to be made gives room, and the next call notes it again.
+            return

@@ -1,0 +1,69 @@
+"""Finding processes: all of them, the descendants of one, those that carry a marker."""
+
+from __future__ import annotations
+
+import os
+from typing import Iterable, Iterator
+
+from rayjobs.injob.identity import ProcessStat, stat_of
+
+MARKER_VARIABLE = "RAYJOBS_MARKER"
+
+
+def all_pids() -> list[int]:
+    """The pids that `/proc` shows at this moment."""
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def all_processes() -> Iterator[ProcessStat]:
+    """Every process that `/proc` shows; those that end meanwhile are left out."""
+    for pid in all_pids():
+        stat = stat_of(pid)
+        if stat is not None:
+            yield stat
+
+
+def descendants(root: int) -> list[ProcessStat]:
+    """Living descendants of `root`, without `root` itself and without zombies.
+
+    Complete as long as `root` is a child subreaper: then no descendant can leave its tree.
+    """
+    children: dict[int, list[ProcessStat]] = {}
+    for stat in all_processes():
+        children.setdefault(stat.parent, []).append(stat)
+    found: list[ProcessStat] = []
+    waiting = [root]
+    seen = {root}
+    while waiting:
+        for stat in children.get(waiting.pop(), []):
+            if stat.pid not in seen:
+                seen.add(stat.pid)
+                waiting.append(stat.pid)
+                found.append(stat)
+    return [stat for stat in found if not stat.is_dead]
+
+
+def has_marker(pid: int, marker: str) -> bool:
+    """Whether the environment block of `pid` names this marker."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            block = file.read()
+    except OSError:
+        return False
+    wanted = f"{MARKER_VARIABLE}={marker}".encode()
+    return wanted in block.split(b"\0")
+
+
+def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:
+    """Living processes whose environment block carries `marker`, except the pids in `without`."""
+    left_out = set(without)
+    found = []
+    for pid in all_pids():
+        # The stat is read before and after: a pid reused in between must not be reported.
+        before = None if pid in left_out else stat_of(pid)
+        if before is None or before.is_dead or not has_marker(pid, marker):
+            continue
+        after = stat_of(pid)
+        if after is not None and after.start_time == before.start_time and not after.is_dead:
+            found.append(after)
+    return found

@@ -1,0 +1,124 @@
+"""Runs a user's script in this interpreter exactly as `python script.py` would.
+
+As a program, `python rank.py INJOB_PATH SCRIPT ARGUMENT...`, it is the whole bootstrap of a cold
+rank. It imports next to nothing, since whatever it imports the script would find imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Sequence
+
+_KEPT: list[Any] = []
+
+
+def _full_name(script: str) -> str:
+    return script if os.path.isabs(script) else os.path.join(os.getcwd(), script)
+
+
+def make_main_module() -> Any:
+    """Put a fresh `__main__` in place of the current one, and return it."""
+    # Without a reference the old module would be torn down under the code that runs in it.
+    _KEPT.append(sys.modules["__main__"])
+    module = type(sys)("__main__")
+    module.__dict__["__builtins__"] = sys.modules["builtins"]
+    if sys.version_info < (3, 14):
+        module.__dict__["__annotations__"] = {}
+    sys.modules["__main__"] = module
+    return module
+
+
+def arrange_path(script: str, base_path: Sequence[str], injob_path: str) -> None:
+    """Set `sys.path`: the script's own folder, then the interpreter's own, then ours."""
+    path = list(base_path)
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        path.insert(0, os.path.dirname(os.path.realpath(_full_name(script))))
+    if injob_path not in path:
+        path.append(injob_path)
+    sys.path[:] = path
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Run `script` as `__main__` and end as the interpreter would.
+
+    Call it last and from the outermost frame, and return from there: the interpreter's own
+    finalisation (threads, atexit, flushing, the exit by SIGINT) then follows.
+
+    Raises:
+        SystemExit: the script failed; the traceback has been printed already.
+    """
+    full_name = _full_name(script)
+    sys.argv = [script, *arguments]
+    if hasattr(sys, "orig_argv"):
+        sys.orig_argv = [sys.executable, script, *arguments]
+    try:
+        os.close(os.open(full_name, os.O_RDONLY))
+    except OSError as error:
+        print(
+            f"{sys.executable}: can't open file {full_name!r}: [Errno {error.errno}] "
+            f"{os.strerror(error.errno or 0)}",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+    module = make_main_module()
+    try:
+        import ctypes
+    except ImportError:
+        failed = _run_by_exec(full_name, module)
+    else:
+        failed = _run_by_interpreter(full_name, ctypes)
+    if failed and not _was_interrupted():
+        raise SystemExit(1)
+
+
+def _was_interrupted() -> bool:
+    # CPython has noted an unhandled KeyboardInterrupt by itself: when we return normally it ends
+    # the process by SIGINT, which SystemExit would prevent.
+    last = getattr(sys, "last_type", None)
+    return isinstance(last, type) and issubclass(last, KeyboardInterrupt)
+
+
+def _run_by_interpreter(full_name: str, ctypes: Any) -> bool:
+    """Let CPython run the file by its own function: true in tracebacks, exits and `__main__`."""
+    c_file_open = ctypes.CDLL(None).fopen
+    c_file_open.restype = ctypes.c_void_p
+    c_file_open.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    run = ctypes.pythonapi.PyRun_SimpleFileExFlags
+    run.restype = ctypes.c_int
+    run.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_void_p]
+    name = os.fsencode(full_name)
+    stream = c_file_open(name, b"rbe")
+    close_when_read = 1
+    return bool(run(stream, name, close_when_read, None))
+
+
+def _run_by_exec(full_name: str, module: Any) -> bool:
+    """The same for an interpreter built without ctypes."""
+    names = module.__dict__
+    names["__file__"] = full_name
+    names["__cached__"] = None
+    with open(full_name, "rb") as file:
+        source = file.read()
+    try:
+        exec(compile(source, full_name, "exec", dont_inherit=True), names)
+    except SystemExit:
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        # The first entry is this function; for a syntax error there is no other.
+        trace = None if trace is None else trace.tb_next
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+        sys.excepthook(type(error), error, trace)
+        return True
+    return False
+
+
+if __name__ == "__main__":
+    if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
+        del sys.path[0]  # the folder of this file, whose modules are none of the script's business
+    arrange_path(sys.argv[2], sys.path, sys.argv[1])
+    run_script(sys.argv[2], sys.argv[3:])

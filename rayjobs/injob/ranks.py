@@ -1,0 +1,206 @@
+"""One rank as its host sees it, and the forked process on its way to the user's program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from typing import Any, Callable, Mapping
+
+from rayjobs.injob import detach, kernel, rank, startup
+from rayjobs.injob.identity import Identity, identity_of
+from rayjobs.injob.logcap import LogCap
+from rayjobs.injob.plan import Plan, RankPlan, expand
+
+
+@dataclass
+class Rank:
+    """A started rank; `status` is the wait status once it has ended."""
+
+    plan: RankPlan
+    identity: Identity
+    log: LogCap
+    setup: int  # reads why the process could not be set up; end of file means that it was
+    go: int  # one byte written here lets the process run
+    started_at: float = 0.0
+    ended_at: float | None = None
+    status: int | None = None
+    max_rss_bytes: int | None = None
+    out_of_memory: bool = False
+    setup_error: bytes = field(default=b"")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its wait status is known."""
+        return self.status is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, None while it runs or when a signal ended it."""
+        if self.status is None or not os.WIFEXITED(self.status):
+            return None
+        return os.WEXITSTATUS(self.status)
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, or None."""
+        if self.status is None or not os.WIFSIGNALED(self.status):
+            return None
+        return os.WTERMSIG(self.status)
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended in any way but with exit code 0."""
+        return self.has_ended and self.exit_code != 0
+
+    def read_setup(self) -> bool:
+        """Read what the process says about its setup; True when it will say no more."""
+        try:
+            data = os.read(self.setup, 4096)
+        except BlockingIOError:
+            return False
+        self.setup_error += data
+        return not data
+
+    def ended(self, status: int, max_rss_bytes: int, *, at: float) -> None:
+        """Note its end; `at` in seconds of the wall clock."""
+        self.status = status
+        self.ended_at = at
+        self.max_rss_bytes = max_rss_bytes
+
+    def as_status(self) -> dict[str, Any]:
+        """Its entry in the answer to `status`."""
+        return {
+            "rank": self.plan.rank,
+            "pid": self.identity.pid,
+            "start_time": self.identity.start_time,
+            "alive": not self.has_ended,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+        }
+
+    def as_record(self) -> dict[str, Any]:
+        """Its entry in the exit record."""
+        return {
+            "rank": self.plan.rank,
+            "pid": self.identity.pid,
+            "start_time": self.identity.start_time,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "started_at": self.started_at,
+            "ended_at": self.ended_at,
+            "max_rss_bytes": self.max_rss_bytes,
+            "out_of_memory": self.out_of_memory,
+            "log_bytes": self.log.size,
+            "log_dropped": self.log.dropped,
+        }
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a forked rank still has to do, once the frames of its host are off the stack."""
+
+    script: str
+    arguments: tuple[str, ...]
+
+    def run(self) -> None:
+        """Run the user's script; see `rank.run_script`."""
+        rank.run_script(self.script, self.arguments)
+
+
+@dataclass(frozen=True)
+class WarmState:
+    """What a fork of the warm interpreter must know of it."""
+
+    base_path: tuple[str, ...]
+    descriptors: frozenset[int]  # those that imported packages hold open
+
+
+def fork_rank(
+    plan: Plan,
+    item: RankPlan,
+    secrets: Mapping[str, str],
+    warm: WarmState | None,
+    *,
+    abandon: Callable[[], None],
+) -> Rank | Program:
+    """Fork one rank, which then waits to be let go.
+
+    Args:
+        abandon: called in the rank: closes the host's sockets as objects. Closing only their
+            descriptors would let a later garbage collection close the script's own files.
+
+    Returns:
+        In the host the rank; in the rank, after it was let go, the program it has to run. Cold
+        ranks and commands never return: they become another program.
+
+    Raises:
+        OSError: no process can be made.
+    """
+    setup_read, setup_write = os.pipe()
+    go_read, go_write = os.pipe()
+    host = os.getpid()
+    # No signal may reach the rank while it still has its host's handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        for descriptor in (setup_read, setup_write, go_read, go_write):
+            os.close(descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        raise
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        os.close(setup_write)
+        os.close(go_read)
+        identity = identity_of(pid)
+        if identity is None:
+            raise OSError("the forked rank cannot be seen in /proc")
+        return Rank(item, identity, LogCap(plan.log_of(item.rank), plan.log_cap_bytes),
+                    setup_read, go_write)  # fmt: skip
+    try:
+        startup.restore_signals(as_python=warm is not None)
+        kernel.die_with_parent(signal.SIGKILL)
+        abandon()
+        os.close(go_write)
+        os.close(setup_read)
+        if os.getppid() != host or not os.read(go_read, 1):
+            os._exit(1)  # the host died before it let this rank go
+        return _set_up(plan, item, secrets, warm, setup_write)
+    except BaseException as error:
+        os.write(setup_write, f"{type(error).__name__}: {error}".encode()[:4000])
+        os._exit(126)
+
+
+def _set_up(
+    plan: Plan,
+    item: RankPlan,
+    secrets: Mapping[str, str],
+    warm: WarmState | None,
+    setup: int,
+) -> Program:
+    env = plan.rank_env(item, secrets)
+    arguments = [expand(argument, env) for argument in plan.argv[1:]]
+    os.setsid()
+    detach.point_output(plan.log_of(item.rank))
+    os.chdir(plan.work)
+    if plan.kind == "command":
+        assert plan.command is not None
+        _replace(["/bin/sh", "-c", plan.command, "sh", *plan.argv], env, setup)
+    if warm is None:
+        # Its path is spelled out: `-m` would put the working directory on the module path.
+        bootstrap = os.path.abspath(rank.__file__)
+        script = plan.argv[0]
+        _replace([plan.python, bootstrap, plan.injob_path, script, *arguments], env, setup)
+    assert warm is not None
+    startup.refresh(env)
+    rank.arrange_path(plan.argv[0], warm.base_path, plan.injob_path)
+    startup.close_descriptors(keep=warm.descriptors)  # closes `setup` too: the host sees success
+    return Program(plan.argv[0], tuple(arguments))
+
+
+def _replace(arguments: list[str], env: Mapping[str, str], setup: int) -> None:
+    startup.close_descriptors(keep=[setup])
+    sys.stdout.flush()
+    os.execve(arguments[0], arguments, dict(env))

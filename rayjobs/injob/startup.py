@@ -1,0 +1,144 @@
+"""Brings a forked process into the state of a freshly started interpreter."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+import time
+from typing import Any, Iterable, Mapping
+
+from rayjobs.injob import kernel
+
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, getattr(signal, "SIGXFSZ", signal.SIGPIPE))
+_OPENBLAS_SETTERS = (
+    "openblas_set_num_threads",
+    "openblas_set_num_threads64_",
+    "scipy_openblas_set_num_threads",
+    "scipy_openblas_set_num_threads64_",
+)
+
+
+def restore_signals(*, as_python: bool) -> None:
+    """Set every signal as a process finds it at its start.
+
+    Args:
+        as_python: as an interpreter has set them by the first line of a script; else as a shell
+            hands them to a new program.
+    """
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            continue
+        handler: Any = signal.SIG_DFL
+        if as_python and number in _IGNORED_BY_PYTHON:
+            handler = signal.SIG_IGN
+        elif as_python and number == signal.SIGINT:
+            handler = signal.default_int_handler
+        try:
+            signal.signal(number, handler)
+        except OSError:
+            continue  # signals that the C library keeps to itself
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+
+
+def open_descriptors() -> list[int]:
+    """The file descriptors this process has open."""
+    descriptors = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.fstat(int(name))
+        except OSError:
+            continue  # the one that listed the folder
+        descriptors.append(int(name))
+    return descriptors
+
+
+def close_descriptors(*, keep: Iterable[int]) -> None:
+    """Close every descriptor above 2 that is not in `keep`."""
+    kept = set(keep)
+    for descriptor in open_descriptors():
+        if descriptor > 2 and descriptor not in kept:
+            os.close(descriptor)
+
+
+def replace_environment(env: Mapping[str, str]) -> None:
+    """Make `env` the whole environment, in Python's view and in C's."""
+    if sys.flags.utf8_mode and "LC_ALL" not in env and "LC_CTYPE" in os.environ:
+        # Python itself set it when it started in the C locale, as it would have done again.
+        env = {"LC_CTYPE": os.environ["LC_CTYPE"], **env}
+    os.environ.clear()
+    os.environ.update(env)
+    time.tzset()
+
+
+def refresh(env: Mapping[str, str]) -> None:
+    """Undo what a fork inherits and a fresh interpreter would not have."""
+    replace_environment(env)
+    kernel.set_name("python")
+    importlib.invalidate_caches()
+    gc.enable()
+    # The warm interpreter froze its objects so that a collection does not copy their pages; at the
+    # exit they must be collected, or C++ libraries complain about leaks.
+    atexit.register(gc.unfreeze)
+    _reseed()
+    _renew_multiprocessing()
+    _set_thread_counts(env)
+    tempfile = sys.modules.get("tempfile")
+    if tempfile is not None:
+        tempfile.tempdir = None  # it may have been chosen under another TMPDIR
+
+
+def _reseed() -> None:
+    """Give every generator fresh randomness: forks would otherwise draw the same numbers."""
+    random = sys.modules.get("random")
+    if random is not None:
+        random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # Only the CPU's: those of the devices are seeded at their first use, which is yet to come.
+        torch.default_generator.seed()
+
+
+def _renew_multiprocessing() -> None:
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        key = process.AuthenticationString(os.urandom(32))
+        process.current_process()._config["authkey"] = key
+
+
+def _set_thread_counts(env: Mapping[str, str]) -> None:
+    """Do by call what libraries do at their start from OMP_NUM_THREADS and its like."""
+    count = _count(env, "OMP_NUM_THREADS") or _count(env, "MKL_NUM_THREADS")
+    torch = sys.modules.get("torch")
+    if count and torch is not None:
+        torch.set_num_threads(count)
+    blas_count = _count(env, "OPENBLAS_NUM_THREADS") or count
+    if blas_count:
+        for library in _loaded_libraries("openblas"):
+            for name in _OPENBLAS_SETTERS:
+                setter = getattr(library, name, None)
+                if setter is not None:
+                    setter(ctypes.c_int(blas_count))
+
+
+def _count(env: Mapping[str, str], name: str) -> int | None:
+    value = env.get(name, "")
+    return int(value) if value.isdigit() and int(value) > 0 else None
+
+
+def _loaded_libraries(part_of_name: str) -> list[ctypes.CDLL]:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        paths = {line.split(None, 5)[5].strip() for line in file if line.count("/") > 0}
+    return [
+        ctypes.CDLL(path)
+        for path in sorted(paths)
+        if part_of_name in os.path.basename(path) and ".so" in path
+    ]

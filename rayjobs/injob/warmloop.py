@@ -1,0 +1,213 @@
+"""What the warm interpreter does: import, listen, fork."""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import gc
+import importlib
+import json
+import os
+import selectors
+import socket
+import sys
+import time
+import traceback
+from typing import Any, Mapping
+
+from rayjobs.injob import coldhost, control, detach, startup
+from rayjobs.injob import plan as plans
+from rayjobs.injob.coldcheck import cold_reason
+from rayjobs.injob.identity import own_identity
+from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.injob.ranks import Program, WarmState
+
+_CHECK_S = 5.0
+_REQUEST_S = 10.0
+
+
+class Warm:
+    """Answers requests one after the other; each takes milliseconds."""
+
+    def __init__(self, options: argparse.Namespace, base_path: tuple[str, ...]) -> None:
+        """Import, then listen.
+
+        Raises:
+            OSError: the socket cannot be made.
+        """
+        self._options = options
+        self._started_with = {
+            name: value for name, value in os.environ.items() if name != MARKER_VARIABLE
+        }
+        self._import_s, self._loaded, self._failed = _preload(options.preload)
+        self._state = WarmState(base_path, frozenset(startup.open_descriptors()))
+        self._listener = control.listen(options.socket)
+        self._inode = os.stat(options.socket).st_ino
+        # Whatever is alive now is alive for good: a collection in a rank need not copy its pages.
+        gc.collect()
+        gc.freeze()
+
+    def serve(self) -> Program | None:
+        """Answer until idle, stopped or replaced; in a forked rank, return its program."""
+        last_used = time.monotonic()
+        while self._is_wanted() and time.monotonic() - last_used < self._options.idle_s:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._listener, selectors.EVENT_READ)
+                if not selector.select(min(_CHECK_S, self._options.idle_s)):
+                    continue
+            stream, _ = self._listener.accept()
+            last_used = time.monotonic()
+            try:
+                stream.settimeout(_REQUEST_S)
+                request = _read_line(stream)
+                if request.get("op") == "stop":
+                    stream.sendall(control.encode({"ok": True}))
+                    return None
+                answer = self._answer(request, stream)
+                if isinstance(answer, Forked):
+                    return answer.program
+                stream.sendall(control.encode(answer))
+            except (OSError, ValueError) as error:
+                print(f"a request failed: {error}", file=sys.stderr, flush=True)
+            finally:
+                stream.close()
+        return None
+
+    def close(self) -> None:
+        """Remove the socket, unless another interpreter has taken its place."""
+        if self._is_wanted():
+            os.unlink(self._options.socket)
+        self._listener.close()
+
+    def _is_wanted(self) -> bool:
+        try:
+            return os.stat(self._options.socket).st_ino == self._inode
+        except OSError:
+            return False
+
+    def _answer(
+        self, request: Mapping[str, Any], stream: socket.socket
+    ) -> dict[str, Any] | Forked:
+        operation = request.get("op")
+        if operation == "ping":
+            return {
+                "ok": True,
+                **own_identity().as_dict(),
+                "preloaded": self._loaded,
+                "not_preloaded": self._failed,
+                "import_s": self._import_s,
+                "threads": len(os.listdir("/proc/self/task")),
+            }
+        if operation == "fork":
+            try:
+                plan = plans.load(str(request["plan"]))
+            except (KeyError, plans.PlanError) as error:
+                return {"ok": False, "error": str(error)}
+            names = {name.partition(".")[0] for name in sys.modules}
+            reason = cold_reason(
+                plan, names, started_with=self._started_with, python=sys.executable
+            )
+            if reason is not None:
+                return {"ok": False, "cold": reason}
+            return self._fork(plan, dict(request.get("secrets") or {}), stream)
+        return {"ok": False, "error": f"unknown operation {operation!r}"}
+
+    def _fork(
+        self, plan: plans.Plan, secrets: Mapping[str, str], stream: socket.socket
+    ) -> dict[str, Any] | Forked:
+        reader = detach.fork_detached()
+        if reader is None:
+            stream.close()
+            self._listener.close()
+            keep = self._state.descriptors | detach.report_descriptors()
+            startup.close_descriptors(keep=keep)
+            return Forked(coldhost.take_over(plan, secrets, warm=self._state))
+        line = detach.read_report(reader)
+        if not line:
+            return {"ok": False, "error": f"the attempt host died; see {plan.root}/host.log"}
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+
+class Forked:
+    """Said in a fork: this process is no warm interpreter any more."""
+
+    def __init__(self, program: Program | None) -> None:
+        self.program = program
+
+
+def _read_line(stream: socket.socket) -> dict[str, Any]:
+    data = b""
+    while not data.endswith(b"\n"):
+        chunk = stream.recv(65536)
+        if not chunk or len(data) > control.MAX_LINE_BYTES:
+            raise ValueError("the request is incomplete or too long")
+        data += chunk
+    values = json.loads(data)
+    if not isinstance(values, dict):
+        raise ValueError("a request is one JSON object")
+    return values
+
+
+def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
+    """Import the named modules; the seconds it took, those that came, and why others did not."""
+    began = time.monotonic()
+    loaded, failed = [], {}
+    for name in filter(None, names.split(",")):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever a package raises at import, the others still help
+            failed[name] = f"{type(error).__name__}: {error}"
+        else:
+            loaded.append(name)
+    return time.monotonic() - began, loaded, failed
+
+
+def _only_one(path: str) -> int | None:
+    """Lock the socket's name for this process's life; None when another one serves it."""
+    descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
+    """Detach, import, serve; returns a program in a forked rank only."""
+    parser = argparse.ArgumentParser(prog="rayjobs-warm")
+    parser.add_argument("--socket", required=True)
+    parser.add_argument("--marker-pad", type=int, default=128)
+    parser.add_argument("--preload", default="")
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--idle-s", type=float, default=1800.0)
+    options = parser.parse_args(arguments)
+    if len(os.environ.get(MARKER_VARIABLE, "")) < options.marker_pad:
+        os.environ[MARKER_VARIABLE] = "-" * options.marker_pad
+        os.execv(sys.executable, [sys.executable, sys.argv[0], *arguments])
+    reader = detach.fork_detached()
+    if reader is not None:
+        line = detach.read_report(reader)
+        os.write(1, line or b'{"ok": false, "error": "the warm interpreter died at its start"}\n')
+        os._exit(0 if line else 1)
+    detach.point_output(options.log)
+    os.chdir("/")
+    lock = _only_one(options.socket)
+    if lock is None:
+        detach.report({"ok": False, "error": f"another one already serves {options.socket}"})
+        return None
+    try:
+        warm = Warm(options, base_path)
+    except Exception as error:
+        traceback.print_exc()
+        detach.report({"ok": False, "error": f"the warm interpreter cannot start: {error}"})
+        return None
+    detach.report()
+    owner = os.getpid()
+    program = warm.serve()
+    if os.getpid() == owner:
+        warm.close()
+        os.close(lock)  # now, not after the long farewell of all those packages
+    return program
