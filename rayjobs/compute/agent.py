@@ -13,6 +13,7 @@ from typing import Any
 import rayjobs
 from rayjobs.compute.actor import set_up_logging
 from rayjobs.compute.node import Node
+from rayjobs.launch.plan import inherited
 from rayjobs.paths import TargetPaths
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class NodeAgent:
             "node_id": self._node_id,
             "address": ray.util.get_node_ip_address(),
             "root": str(self._node.paths.root),
-            "environment": dict(os.environ),
+            "environment": inherited(os.environ),
             "python": sys.executable,
             "injob_path": str(self._node.injob_path()),
             "version": rayjobs.__version__,

@@ -120,9 +120,7 @@ class Allocations:
         self._touch()
         return taken
 
-    def reserve_new(
-        self, served: Served, shape: Shape, key: str, nodes: tuple[str, ...]
-    ) -> Held:
+    def reserve_new(self, served: Served, shape: Shape, key: str, nodes: tuple[str, ...]) -> Held:
         """Count a new allocation against its nodes before its group exists."""
         name = f"rj-{self.target}-{ids.token(6)}"
         held = Held(name, served, shape, nodes, (), key, self._clock.monotonic_s())
@@ -149,9 +147,7 @@ class Allocations:
         placed = replace(placed, gpus=gpus)
         self._held[held.name] = placed
         self._touch()
-        await held.served.ask(
-            held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus
-        )
+        await held.served.ask(held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus)
         return placed
 
     async def give_back(self, held: Held, *, attempt: int, job: str, proven: bool) -> None:
@@ -159,9 +155,7 @@ class Allocations:
 
         The place is free for others even where the workspace cannot record it (full disk).
         """
-        freed = replace(
-            held, job=None, since_s=self._clock.monotonic_s(), draining=not proven
-        )
+        freed = replace(held, job=None, since_s=self._clock.monotonic_s(), draining=not proven)
         self._held[held.name] = freed
         self._touch()
         try:

@@ -201,13 +201,9 @@ class Drive:
                 following = asyncio.ensure_future(agent.follow(order))
                 canceling = asyncio.ensure_future(self.canceled.wait())
                 try:
-                    await asyncio.wait(
-                        {following, canceling}, return_when=asyncio.FIRST_COMPLETED
-                    )
+                    await asyncio.wait({following, canceling}, return_when=asyncio.FIRST_COMPLETED)
                     if not following.done():
-                        await agent.stop(
-                            order, reason="canceled", grace_s=self.job.spec.grace_s
-                        )
+                        await agent.stop(order, reason="canceled", grace_s=self.job.spec.grace_s)
                     return await following
                 finally:
                     canceling.cancel()

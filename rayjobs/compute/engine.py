@@ -158,9 +158,7 @@ class Engine:
 
     def shape_of(self, job: Job) -> Shape:
         """Return what the job's allocation holds on this target."""
-        shapes = [
-            capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in self.nodes
-        ]
+        shapes = [capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in self.nodes]
         plan = capacity.plan_shape(
             job.spec,
             capacity.Capacity(
@@ -256,5 +254,3 @@ class Engine:
     def held_by(self, name: str) -> Held | None:
         """Return the allocation of that name, if this process knows it."""
         return next((held for held in self.allocations.all if held.name == name), None)
-
-

@@ -48,8 +48,10 @@ class RayCluster:
 
     async def cluster_id(self) -> str:
         """Return the id of this life of the cluster."""
-        return str(await self._call(lambda: ray.get_runtime_context().gcs_address)) + "/" + str(
-            await self._call(_cluster_id)
+        return (
+            str(await self._call(lambda: ray.get_runtime_context().gcs_address))
+            + "/"
+            + str(await self._call(_cluster_id))
         )
 
     async def nodes(self) -> list[NodeInfo]:
@@ -163,7 +165,9 @@ class RayAgent:
         self._handle = handle
         self.lost = False
 
-    async def _call(self, method: str, *arguments: Any, name: str | None = None, **more: Any) -> Any:
+    async def _call(
+        self, method: str, *arguments: Any, name: str | None = None, **more: Any
+    ) -> Any:
         bound = getattr(self._handle, method)
         if name is not None:
             bound = bound.options(name=name)

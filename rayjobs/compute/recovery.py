@@ -48,9 +48,7 @@ async def _recover_workspace(
     store = served.store
     key = f"cluster:{engine.target}"
     same_cluster = await served.ask(store.meta, key) == cluster_id
-    live = {
-        job.id: (job, attempt) for job, attempt in await served.ask(store.live, engine.target)
-    }
+    live = {job.id: (job, attempt) for job, attempt in await served.ask(store.live, engine.target)}
     kept: set[str] = set()
     taken: set[str] = set()
     for row in await served.ask(store.allocations, engine.target):

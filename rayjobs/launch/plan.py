@@ -152,11 +152,7 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
     job = context.job
     attempt_paths = NodePaths(place.root).attempt(job.id, context.attempt, place.node)
     work = attempt_paths.work
-    environment = {
-        name: value
-        for name, value in place.base_environment.items()
-        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
-    }
+    environment = inherited(place.base_environment)
     environment.update(job.spec.environment_variables)
     environment.update(
         {
@@ -194,6 +190,15 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
     for name, path in inputs.items():
         environment |= input_variables(name, path)
     return environment
+
+
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the few variables of a node's own environment that ranks may see."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
 
 
 def input_variables(name: str, path: str) -> dict[str, str]:

@@ -1,0 +1,264 @@
+"""One Ray head per user and home: its settings, its record, its processes. No import of ray."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import rayjobs
+from rayjobs.compute.machine import LocalSettings
+from rayjobs.errors import TargetError
+from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
+from rayjobs.injob.processes import all_pids, descendants
+from rayjobs.paths import TargetPaths, runtime_dir
+
+# The longest path below Ray's folder that must fit into a socket's 107 bytes:
+# session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store
+LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+LOCAL = "local"
+
+# Settings of the user's shell that would change a head shared by all the user's workspaces.
+_DROPPED_PREFIXES = ("RAY_", "OMP_", "MKL_", "KMP_", "TORCH_")
+_DROPPED = (
+    "RAYJOBS_WORKSPACE",
+    "RAYJOBS_RUN_ID",
+    "RAYJOBS_MARKER",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTHONSTARTUP",
+    "PYTHONOPTIMIZE",
+    "PYTHONWARNINGS",
+    "PYTHONINSPECT",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "TMPDIR",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecord:
+    """A running head (`head.json`). It holds no secret: only where the token's file is.
+
+    Attributes:
+        instance: Random name of this life of the head.
+        node_ip: The loopback address that Ray's node has.
+        gcs_address: What `ray.init(address=…)` takes.
+        dashboard_url: Where the dashboard is.
+        temp_dir: Ray's folder, removed when the head stops.
+        node_id: Ray's id of the head node.
+        gpus: GPUs offered (whole devices).
+        memory_bytes: Memory offered to reservations.
+        processes: What ran when the head came up: name → identity.
+    """
+
+    instance: str
+    node_ip: str
+    gcs_address: str
+    dashboard_url: str
+    temp_dir: str
+    node_id: str
+    token_path: str
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    ray_version: str
+    rayjobs_version: str
+    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def identity(self, name: str) -> Identity | None:
+        """Return who was `name` ("gcs_server", "raylet", …) of this head."""
+        values = self.processes.get(name)
+        return None if values is None else Identity.from_dict(values)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether both processes without which nothing works are alive."""
+        owners = (self.identity("gcs_server"), self.identity("raylet"))
+        return all(owner is not None and is_alive(owner) for owner in owners)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a small file, or None when it is absent or not whole."""
+    try:
+        decoded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a small file at once, readable by its owner alone (0600)."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def load_record(paths: TargetPaths) -> HeadRecord | None:
+    """Return the record of the head that runs, or ran last; None when there is none."""
+    values = read_json(paths.head)
+    if values is None:
+        return None
+    known = HeadRecord.__dataclass_fields__
+    try:
+        return HeadRecord(**{name: value for name, value in values.items() if name in known})
+    except TypeError:
+        return None  # written by another version: its processes are found by folder
+
+
+def save_record(paths: TargetPaths, record: HeadRecord) -> None:
+    """Write `head.json`."""
+    write_private(paths.head, json.dumps(asdict(record), indent=1) + "\n")
+
+
+def ray_folder(home: Path) -> Path:
+    """Return the short folder that a local head of this home uses.
+
+    Raises:
+        TargetError: the folder's name is too long for Ray's sockets.
+    """
+    folder = runtime_dir(home) / "r"
+    if len(os.fsencode(folder)) + LONGEST_RAY_SOCKET > 107:
+        raise TargetError(
+            f"Ray's sockets below {folder} would have longer names than the 107 bytes that Unix "
+            f"allows. Set RAYJOBS_RUNTIME_BASE to a shorter folder, for instance /tmp."
+        )
+    return folder
+
+
+def node_ip(home: Path) -> str:
+    """Return a loopback address of this home's own, so that two heads keep apart."""
+    digest = hashlib.sha256(str(home).encode()).digest()
+    # 127.0.0.x is left to the system: Ray itself replaces 127.0.0.1 by an outside address.
+    return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
+
+
+def new_token(paths: TargetPaths) -> None:
+    """Make Ray's token file: 0600, 256 random bits, a new one for each life of the head."""
+    write_private(paths.token, secrets.token_hex(32))
+
+
+def auth_environment(token_path: Path | str) -> dict[str, str]:
+    """Return what makes a Ray process demand and send the token."""
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def head_environment(
+    home: Path, token_path: Path | str, *, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of the keeper, of Ray, and of all that lives in it."""
+    kept = {
+        name: value
+        for name, value in base.items()
+        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
+    }
+    source = str(Path(rayjobs.__file__).resolve().parents[1])
+    if source in base.get("PYTHONPATH", "").split(os.pathsep):
+        kept["PYTHONPATH"] = source  # run from a source tree that is not installed
+    return kept | {
+        "RAYJOBS_HOME": str(home),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        # Ray would end workers, which hold nothing, for the memory that ranks take.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # Ranks are given their devices by us; Ray must not hide them from a process without.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **auth_environment(token_path),
+    }
+
+
+def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[str]:
+    """Return the options of `ray start`. Every port is chosen by the kernel: none can be taken."""
+    options = {
+        "node-ip-address": ip,
+        "port": 0,
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": 0,
+        "dashboard-agent-listen-port": 0,
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "temp-dir": folder,
+        "num-cpus": settings.cpus,
+        "num-gpus": settings.gpus,
+        "memory": settings.memory_bytes,
+        "object-store-memory": settings.object_store_bytes,
+        "include-dashboard": "true",
+        # Workers' output goes to files that nobody follows: no process for that.
+        "include-log-monitor": "false",
+        "log-style": "record",
+        "log-color": "false",
+    }
+    flags = ["--head", "--disable-usage-stats", "--no-monitor"]  # one node: nothing to scale
+    return [*flags, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def processes_of(folder: Path) -> Iterator[Identity]:
+    """Find the Ray processes of the head whose folder is `folder`, by identity.
+
+    A process belongs to it when its command line names the folder, when it holds a file or log
+    of it open, or when it descends from such a one within Ray. Ray hides command lines (it
+    renames its workers), hence the open files. What attempts started is outside Ray and is not
+    found here.
+    """
+    wanted = os.fsencode(f"{folder}/")
+    found: set[int] = set()
+    for pid in all_pids():
+        if pid != os.getpid() and (_named(pid, wanted) or _holds(pid, wanted)):
+            found.add(pid)
+    for pid in list(found):
+        found.update(stat.pid for stat in descendants(pid) if _is_rays(stat.pid))
+    for pid in found:
+        stat = stat_of(pid)
+        identity = identity_of(pid)
+        if stat is not None and identity is not None and not stat.is_dead:
+            yield identity
+
+
+def _named(pid: int, wanted: bytes) -> bool:
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return wanted in command and _ray_command(command)
+
+
+def _is_rays(pid: int) -> bool:
+    try:
+        return _ray_command(Path(f"/proc/{pid}/cmdline").read_bytes())
+    except OSError:
+        return False
+
+
+def _ray_command(command: bytes) -> bool:
+    return (
+        command.startswith((b"ray::", b"ray-dashboard"))
+        or b"/ray/" in command
+        or b"'ray'" in command  # the dashboard's fork server
+    )
+
+
+def _holds(pid: int, wanted: bytes) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False  # it ended, or it is another user's
+    for name in names:
+        try:
+            if os.fsencode(os.readlink(f"{folder}/{name}")).startswith(wanted):
+                return _is_rays(pid)
+        except OSError:
+            continue
+    return False

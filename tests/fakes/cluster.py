@@ -1,0 +1,231 @@
+"""A small working cluster in memory: groups take room, agents do what a test tells them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.policy import Shape
+
+
+class FakeAgent:
+    """An agent whose attempts end when a test says so."""
+
+    def __init__(self, node_id: str) -> None:
+        self.node_id = node_id
+        self.lost = False
+        self.calls: list[tuple[str, str, int]] = []
+        self.ends: dict[tuple[str, int], asyncio.Future[dict[str, Any]]] = {}
+        self.prepare_error: Exception | None = None
+        self.launch_error: Exception | None = None
+        self.collect_problems: list[str] = []
+        self.settled: dict[str, Any] = {"state": "gone", "proven": True}
+        self.instant: int | None = None
+
+    async def hello(self) -> Mapping[str, Any]:
+        return {
+            "node_id": self.node_id,
+            "address": "127.0.0.1",
+            "root": "/nowhere",
+            "environment": {"PATH": "/bin"},
+            "python": "/bin/python",
+            "injob_path": "/nowhere/injob",
+            "version": "0",
+        }
+
+    def _note(self, what: str, order: Mapping[str, Any]) -> tuple[str, int]:
+        if self.lost:
+            raise AgentLostError("the fake agent was lost")
+        key = (order["plan"]["job"], order["plan"]["attempt"])
+        self.calls.append((what, *key))
+        return key
+
+    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._note("prepare", order)
+        if self.prepare_error is not None:
+            raise self.prepare_error
+        return {}
+
+    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        key = self._note("launch", order)
+        if self.launch_error is not None:
+            raise self.launch_error
+        self.future(key)
+        if self.instant is not None:
+            self.end(*key, exit_code=self.instant)
+        return {"pid": 1, "start_time": 1, "boot_id": "b", "cold": None}
+
+    def future(self, key: tuple[str, int]) -> asyncio.Future[dict[str, Any]]:
+        if key not in self.ends:
+            self.ends[key] = asyncio.get_running_loop().create_future()
+        return self.ends[key]
+
+    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        key = self._note("follow", order)
+        return await asyncio.shield(self.future(key))
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        job, attempt = self._note("stop", order)
+        self.end(job, attempt, outcome="canceled", signal=15)
+
+    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._note("collect", order)
+        return {"tails": {0: b""}, "problems": list(self.collect_problems)}
+
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
+        self._note("settle-end" if end else "settle", order)
+        return dict(self.settled)
+
+    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._note("clean", order)
+        return {"proven": True}
+
+    def end(
+        self,
+        job: str,
+        attempt: int,
+        *,
+        exit_code: int | None = None,
+        outcome: str = "",
+        signal: int | None = None,
+        proven: bool = True,
+    ) -> None:
+        """Let an attempt end as told."""
+        waiting = self.future((job, attempt))
+        if not waiting.done():
+            waiting.set_result(
+                exit_record(
+                    job,
+                    attempt,
+                    exit_code=exit_code,
+                    outcome=outcome,
+                    signal=signal,
+                    proven=proven,
+                )
+            )
+
+
+def exit_record(
+    job: str,
+    attempt: int,
+    *,
+    exit_code: int | None = 0,
+    outcome: str = "",
+    signal: int | None = None,
+    proven: bool = True,
+) -> dict[str, Any]:
+    """Return an exit record as an attempt host writes it."""
+    if not outcome:
+        outcome = "completed" if exit_code == 0 else "failed"
+    return {
+        "version": 1,
+        "job": job,
+        "attempt": attempt,
+        "node": 0,
+        "marker": "m",
+        "started_at": 1.0,
+        "ended_at": 2.0,
+        "duration_s": 1.0,
+        "outcome": outcome,
+        "reason": "",
+        "ranks": [
+            {
+                "rank": 0,
+                "pid": 1,
+                "exit_code": exit_code,
+                "signal": signal,
+                "started_at": 1.0,
+                "ended_at": 2.0,
+                "max_rss_bytes": 1,
+                "out_of_memory": False,
+                "log_bytes": 0,
+                "log_dropped": 0,
+            }
+        ],
+        "first_failed_rank": None if outcome in ("completed", "canceled") else 0,
+        "leftovers": {"killed": 0, "proven_dead": proven, "remaining": []},
+        "tree": "subreaper",
+        "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
+        "cold": None,
+    }
+
+
+class FakeCluster:
+    """Nodes with room; a group takes it until it is removed."""
+
+    def __init__(self, *, cpus: float = 2.0, gpus: float = 0.0, nodes: int = 1) -> None:
+        self.id = "cluster-1"
+        self.sizes = {f"node{index}": (cpus, gpus) for index in range(nodes)}
+        self.groups: dict[str, tuple[Shape, tuple[str, ...]]] = {}
+        self.agents = {name: FakeAgent(name) for name in self.sizes}
+        self.created: list[str] = []
+        self.place_error: Exception | None = None
+        self.hold_placement = asyncio.Event()
+        self.hold_placement.set()
+        self.over_capacity = False
+
+    async def cluster_id(self) -> str:
+        return self.id
+
+    def _used(self, node: str) -> tuple[float, float]:
+        shapes = [shape for shape, at in self.groups.values() for one in at if one == node]
+        return sum(shape.cpus for shape in shapes), sum(shape.gpus for shape in shapes)
+
+    async def nodes(self) -> list[NodeInfo]:
+        found = []
+        for name, (cpus, gpus) in self.sizes.items():
+            used_cpus, used_gpus = self._used(name)
+            found.append(
+                NodeInfo(
+                    name,
+                    "127.0.0.1",
+                    cpus,
+                    gpus,
+                    2.0**34,
+                    cpus - used_cpus,
+                    gpus - used_gpus,
+                    2.0**34,
+                )
+            )
+        return found
+
+    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
+        await self.hold_placement.wait()
+        if self.place_error is not None:
+            raise self.place_error
+        chosen: list[str] = []
+        for _ in range(shape.nodes):
+            for node, (cpus, gpus) in self.sizes.items():
+                used_cpus, used_gpus = self._used(node)
+                used_cpus += chosen.count(node) * shape.cpus
+                if shape.spread and node in chosen:
+                    continue
+                if used_cpus + shape.cpus <= cpus and used_gpus + shape.gpus <= gpus:
+                    chosen.append(node)
+                    break
+            else:
+                self.over_capacity = True
+                raise NotPlacedError("no room")
+        self.groups[name] = (shape, tuple(chosen))
+        self.created.append(name)
+        return tuple(chosen)
+
+    async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
+        return tuple(tuple(str(one) for one in range(int(shape.gpus))) for _ in range(shape.nodes))
+
+    async def remove_group(self, name: str) -> None:
+        self.groups.pop(name, None)
+
+    async def group_names(self, prefix: str) -> list[str]:
+        return sorted(name for name in self.groups if name.startswith(prefix))
+
+    async def agent(self, node_id: str) -> FakeAgent:
+        agent = self.agents[node_id]
+        if agent.lost:
+            fresh = FakeAgent(node_id)
+            fresh.ends = agent.ends
+            fresh.settled = agent.settled
+            self.agents[node_id] = fresh
+        return self.agents[node_id]

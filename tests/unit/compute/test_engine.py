@@ -1,0 +1,436 @@
+"""The engine on a real store and a fake cluster: every way a job starts, waits and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.clock import SystemClock
+from rayjobs.compute.board import Board
+from rayjobs.compute.cluster import NotPlacedError
+from rayjobs.compute.engine import Engine
+from rayjobs.errors import PrepareError
+from rayjobs.records import AllocationState, Job
+from rayjobs.spec import Dependency, Distribution, JobSpec, Resources, Retries
+from rayjobs.states import JobState
+from rayjobs.store.sql import SqlStore
+from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
+
+DEADLINE_S = 30.0
+
+
+class World:
+    """One workspace, one fake cluster, one engine that runs."""
+
+    def __init__(self, folder: Path, cluster: FakeCluster) -> None:
+        self.folder = folder
+        self.cluster = cluster
+        self.store = SqlStore(folder / "store.db")
+        self.engine = self._engine()
+        self._task: asyncio.Task[None] | None = None
+
+    def _engine(self) -> Engine:
+        board = Board("local", self.folder / "none", lambda path: ("ws", self.store))
+        return Engine(
+            "local", cluster=self.cluster, board=board, clock=SystemClock(), shares_machine=True
+        )
+
+    @property
+    def agent(self) -> FakeAgent:
+        return self.cluster.agents["node0"]
+
+    async def start(self) -> None:
+        await self.engine.board.add(str(self.folder))
+        self._task = asyncio.ensure_future(self.engine.run())
+
+    async def crash(self) -> None:
+        """Lose the engine at once, with all it knows."""
+        assert self._task is not None
+        drives = [task for _, task in self.engine.drives.values()]
+        for task in [self._task, *drives]:
+            task.cancel()
+        await asyncio.gather(self._task, *drives, return_exceptions=True)
+
+    async def restart(self) -> None:
+        self.engine = self._engine()
+        await self.start()
+
+    def submit(self, **more: Any) -> Job:
+        values: dict[str, Any] = {"script": "train.py", "name": "t"} | more
+        job, _ = self.store.submit(JobSpec(**values), experiment="t", snapshot=None, user="u")
+        self.engine.wake()
+        return job
+
+    async def until(self, fact: Callable[[], Any], what: str = "") -> Any:
+        end = time.monotonic() + DEADLINE_S
+        while True:
+            value = fact()
+            if value:
+                return value
+            if time.monotonic() > end:
+                jobs = [(job.id, job.state, job.reason) for job in self.store.jobs()]
+                raise AssertionError(f"never came true: {what or fact}; {jobs}")
+            await asyncio.sleep(0.005)
+
+    async def state(self, job: Job, state: JobState) -> Job:
+        await self.until(lambda: self.store.job(job.id).state is state, f"{job.id} {state}")
+        return self.store.job(job.id)
+
+    async def launched(self, job: Job, attempt: int = 1) -> None:
+        await self.until(
+            lambda: (
+                ("follow", job.id, attempt) in self.agent.calls
+                and self.store.job(job.id).state is JobState.RUNNING
+            ),
+            f"{job.id} launched",
+        )
+
+
+@contextlib.asynccontextmanager
+async def world(folder: Path, **size: Any) -> AsyncIterator[World]:
+    made = World(folder, FakeCluster(**size))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.crash()
+        made.store.close()
+
+
+Scene = Callable[[World], Awaitable[None]]
+
+
+def play(scene: Scene, folder: Path, **size: Any) -> None:
+    async def whole() -> None:
+        async with world(folder, **size) as here:
+            await scene(here)
+
+    asyncio.run(whole())
+
+
+def test_a_job_goes_its_whole_way(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        (attempt,) = here.store.attempts(job.id)
+        assert attempt.exits
+        assert attempt.hosts[0]["pid"] == 1
+        await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
+        kinds = [event.message for event in here.store.events(job.id)]
+        assert len(kinds) >= 5
+
+    play(scene, tmp_path)
+
+
+def test_jobs_of_one_shape_share_an_allocation(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+        jobs = [here.submit() for _ in range(6)]
+        for job in jobs:
+            await here.state(job, JobState.COMPLETED)
+        assert len(here.cluster.created) <= 2
+
+    play(scene, tmp_path)
+
+
+def test_higher_priority_goes_first_then_the_older(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        first = here.submit(resources=Resources(cpus=2))
+        await here.launched(first)
+        low = here.submit(resources=Resources(cpus=2))
+        high = here.submit(resources=Resources(cpus=2), priority=5)
+        also_low = here.submit(resources=Resources(cpus=2))
+        here.agent.instant = 0
+        here.agent.end(first.id, 1, exit_code=0)
+        for job in (low, high, also_low):
+            await here.state(job, JobState.COMPLETED)
+        order = [job for what, job, _ in here.agent.calls if what == "launch"]
+        assert order == [first.id, high.id, low.id, also_low.id]
+        assert not here.cluster.over_capacity
+
+    play(scene, tmp_path)
+
+
+def test_a_job_that_can_never_fit_does_not_block_others(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+        big = here.submit(resources=Resources(gpus=3))
+        small = here.submit()
+        await here.state(small, JobState.COMPLETED)
+        await here.until(lambda: here.engine.decisions)
+        (decision,) = here.engine.decisions.values()
+        assert "3 GPUs" in decision.reason
+        assert here.store.job(big.id).state is JobState.QUEUED
+
+    play(scene, tmp_path)
+
+
+def test_a_failing_script_ends_as_failed_with_its_exit_code(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 3
+        job = here.submit()
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert done.failure.exit_code == 3
+        assert str(done.failure.failure_class) == "user"
+
+    play(scene, tmp_path)
+
+
+def test_a_failing_script_is_retried_within_its_budget(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 1
+        job = here.submit(retries=Retries(user=1))
+        done = await here.state(job, JobState.FAILED)
+        assert done.attempt == 2
+        assert len(here.store.attempts(job.id)) == 2
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("stage", ["queued", "placing", "running", "ended"])
+def test_cancel_in_every_stage(tmp_path: Path, stage: str) -> None:
+    async def scene(here: World) -> None:
+        if stage == "queued":
+            blocker = here.submit(resources=Resources(cpus=2))
+            await here.launched(blocker)
+        if stage == "placing":
+            here.cluster.hold_placement.clear()
+        job = here.submit(resources=Resources(cpus=2))
+        if stage == "placing":
+            await here.state(job, JobState.PROVISIONING)
+        if stage in ("running", "ended"):
+            await here.launched(job)
+        if stage == "ended":
+            here.agent.end(job.id, 1, exit_code=0)
+            await here.state(job, JobState.COMPLETED)
+        for _ in range(2):  # idempotent
+            here.store.request_cancel(job.id)
+        here.engine.wake()
+        expected = JobState.COMPLETED if stage == "ended" else JobState.CANCELED
+        await here.state(job, expected)
+        if stage == "placing":
+            assert await here.cluster.group_names("rj-") == []
+            here.cluster.hold_placement.set()
+            after = here.submit(resources=Resources(cpus=2))
+            await here.launched(after)
+
+    play(scene, tmp_path)
+
+
+def test_a_group_that_finds_no_room_puts_its_job_back(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.cluster.place_error = NotPlacedError("others were faster")
+        job = here.submit()
+        await here.until(lambda: here.store.attempts(job.id) and here.store.attempts(job.id)[0])
+        await here.state(job, JobState.QUEUED)
+        here.cluster.place_error = None
+        here.agent.instant = 0
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.failure is None
+
+    play(scene, tmp_path)
+
+
+def test_a_node_that_cannot_prepare_gives_the_class(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.prepare_error = PrepareError("no such data", failure_class="data")
+        job = here.submit(retries=Retries(data=0))
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert str(done.failure.failure_class) == "data"
+        await here.until(lambda: all(held.job is None for held in here.engine.allocations.all))
+
+    play(scene, tmp_path)
+
+
+def test_an_error_nobody_foresaw_fails_one_job_and_not_the_queue(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.prepare_error = ZeroDivisionError("oh")
+        job = here.submit(retries=Retries(system=0))
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert "ZeroDivisionError" in done.failure.message
+        here.agent.prepare_error = None
+        here.agent.instant = 0
+        await here.state(here.submit(), JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        old = here.agent
+        old.lost = True
+        from rayjobs.compute.cluster import AgentLostError
+
+        old.ends[(job.id, 1)].set_exception(AgentLostError("gone"))
+        del old.ends[(job.id, 1)]
+        await here.until(lambda: here.agent is not old)
+        await here.until(lambda: ("follow", job.id, 1) in here.agent.calls)
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.agent.end(job.id, 1, exit_code=0, proven=False)
+        await here.state(job, JobState.COMPLETED)
+        await here.until(lambda: [held for held in here.engine.allocations.all if held.draining])
+        (row,) = here.store.allocations("local")
+        assert row.state is AllocationState.DRAINING
+        here.agent.instant = 0
+        after = here.submit()
+        await here.state(after, JobState.COMPLETED)
+        assert len(here.cluster.created) == 2
+
+    play(scene, tmp_path)
+
+
+def test_files_that_cannot_be_stored_are_told_and_not_trained_again(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.collect_problems = ["outputs/model.pt: no space left."]
+        here.agent.instant = 0
+        job = here.submit()
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert str(done.failure.failure_class) == "storage"
+        assert "no space left" in done.failure.message
+        assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_a_child_waits_for_its_parent_and_falls_with_it(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        parent = here.submit()
+        await here.launched(parent)
+        ok = here.submit(depends_on=(Dependency(job=parent.id),))
+        any_end = here.submit(depends_on=(Dependency(job=parent.id, when="any"),))
+        await here.until(lambda: len(here.engine.decisions) == 2)
+        assert "waits for" in here.engine.decisions[f"{here.folder}::{ok.id}"].reason
+        here.agent.instant = 0
+        here.agent.end(parent.id, 1, exit_code=1)
+        await here.state(ok, JobState.CANCELED)
+        await here.state(any_end, JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+# -- a new engine takes over --------------------------------------------------------------------
+
+
+def test_a_new_engine_follows_what_runs(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        here.agent.settled = {"state": "running", "proven": False}
+        here.agent.calls.clear()
+        await here.restart()
+        await here.until(lambda: ("follow", job.id, 1) in here.agent.calls)
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert ("launch", job.id, 1) not in here.agent.calls
+
+    play(scene, tmp_path)
+
+
+def test_a_cancel_that_nobody_heard_is_honoured(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        here.store.request_cancel(job.id)
+        here.agent.settled = {"state": "running", "proven": False}
+        await here.restart()
+        await here.state(job, JobState.CANCELED)
+
+    play(scene, tmp_path)
+
+
+def test_a_job_caught_before_its_launch_is_put_back(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.cluster.hold_placement.clear()
+        job = here.submit()
+        await here.state(job, JobState.PROVISIONING)
+        await here.crash()
+        here.cluster.hold_placement.set()
+        here.agent.instant = 0
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+        assert not here.cluster.over_capacity
+
+    play(scene, tmp_path)
+
+
+def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        here.cluster.id = "cluster-2"
+        here.cluster.groups.clear()
+        here.agent.calls.clear()
+        here.agent.settled = {"state": "gone", "proven": True}
+        await here.restart()
+        await here.launched(job, attempt=2)
+        calls = [what for what, _, _ in here.agent.calls]
+        assert calls.index("settle-end") < calls.index("launch")
+        first, _second = here.store.attempts(job.id)
+        assert first.outcome == "node_lost"
+
+    play(scene, tmp_path)
+
+
+def test_an_end_that_nobody_saw_is_believed_on_another_cluster(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        here.cluster.id = "cluster-2"
+        here.cluster.groups.clear()
+        here.agent.settled = {
+            "state": "ended",
+            "proven": True,
+            "exit": exit_record(job.id, 1, exit_code=0),
+        }
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_groups_that_belong_to_nobody_are_removed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit(distribution=Distribution())
+        await here.launched(job)
+        await here.crash()
+        from rayjobs.policy import Shape
+
+        here.cluster.groups["rj-local-ghost"] = (Shape(), ("node0",))
+        here.agent.settled = {"state": "running", "proven": False}
+        await here.restart()
+        await here.until(lambda: "rj-local-ghost" not in here.cluster.groups)
+        assert len(here.cluster.groups) == 1
+
+    play(scene, tmp_path)
