@@ -27,7 +27,7 @@ DEFAULT_DATASTORE = "workspaceblobstore"
 
 @dataclass(frozen=True)
 class DatastoreRecord:
-    """A named storage. `settings` are plain text and never hold a secret, only names of where one is.
+    """A named storage. `settings` never hold a secret, only the names of where one is.
 
     kind `local`: `root` (absolute folder).
     kind `s3`: `bucket`, and where given `prefix, endpoint, region, profile, access_key_env,
@@ -266,8 +266,8 @@ def datastore_exists(name: str) -> DatastoreExists:
 def datastore_not_found(name: str, known: list[str]) -> DatastoreNotFound:
     """Return the error for a datastore name nobody registered."""
     return DatastoreNotFound(
-        f"no datastore is called {name!r} in this workspace; there is {', '.join(known) or 'none'}. "
-        "Register it first (rayjobs datastore add)."
+        f"no datastore is called {name!r} in this workspace; there is "
+        f"{', '.join(known) or 'none'}. Register it first (rayjobs datastore add)."
     )
 
 

@@ -1,4 +1,4 @@
-"""The exact files of one version of some data: for each its shown path, source, size and identity."""
+"""The exact files of one version of some data, each with its source, size and identity."""
 
 from __future__ import annotations
 

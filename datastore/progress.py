@@ -89,7 +89,7 @@ def line_of(progress: Progress) -> str:
 
 
 class ProgressLine:
-    """A callback that keeps one line up to date on a terminal, and prints only the last elsewhere."""
+    """A callback that keeps one line up to date on a terminal; elsewhere it prints the last."""
 
     def __init__(self, stream: TextIO | None = None, *, every_s: float = 0.1) -> None:
         self._stream = stream if stream is not None else sys.stderr

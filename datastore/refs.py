@@ -46,7 +46,7 @@ def clean_path(path: str | None) -> str:
         return ""
     if "\0" in path:
         raise InvalidReference(f"path {path!r} holds a NUL character; no file can be named so")
-    parts = [part for part in path.replace("\\", "/").split("/") if part not in ("", ".")]
+    parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
         raise InvalidReference(
             f"path {path!r} has a '..' part; a path stays inside its datastore. "

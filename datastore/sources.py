@@ -89,8 +89,8 @@ def _parse_text(text: str) -> Source:
         if found:
             return Source(found[1], clean_path(found[2]))
     raise InvalidReference(
-        f"{text!r} cannot be read: local paths, file://, s3:// and azureml://datastores/NAME/paths/… "
-        "are known. Download other data first and put it in a datastore."
+        f"{text!r} cannot be read: local paths, file://, s3:// and "
+        "azureml://datastores/NAME/paths/… are known. Put other data in a datastore first."
     )
 
 
@@ -133,18 +133,16 @@ class _Found:
 
 def _find(source: Source, backend: Backend) -> _Found:
     if has_glob(source.path):
-        # A file may really be called `a[1].csv`; the exact name wins over the pattern.
-        exact = backend.stat(source.path)
-        if exact is None:
-            fixed: list[str] = []
-            for part in source.path.split("/"):
-                if has_glob(part):
-                    break
-                fixed.append(part)
-            base, pattern = "/".join(fixed), glob_pattern(source.path)
-            files = tuple(file for file in backend.walk(base) if pattern.match(file.path))
+        fixed: list[str] = []
+        for part in source.path.split("/"):
+            if has_glob(part):
+                break
+            fixed.append(part)
+        base, pattern = "/".join(fixed), glob_pattern(source.path)
+        files = tuple(file for file in backend.walk(base) if pattern.match(file.path))
+        if files:
             return _Found(source, base, files, False)
-        return _Found(source, source.path.rpartition("/")[0], (exact,), True)
+        # Nothing matches: it may be the plain name of something called `a[1]`.
     single = backend.stat(source.path)
     if single is not None:
         return _Found(source, source.path.rpartition("/")[0], (single,), True)
@@ -156,9 +154,9 @@ def resolve(
 ) -> Manifest:
     """Return the manifest of what `sources` hold now.
 
-    One file is shown as that file; a folder or glob keeps the structure below its fixed part; several
-    sources of one datastore keep it below their common folder; those of several datastores are
-    shown below the datastores' names.
+    One file is shown as that file; a folder or glob keeps the structure below its fixed part;
+    several sources of one datastore keep it below their common folder; those of several datastores
+    are shown below the datastores' names.
 
     Raises:
         DataNotFound: a source holds nothing (with `must_exist`).
@@ -202,9 +200,7 @@ def record_for(datastore: str, open_record: OpenRecord) -> DatastoreRecord:
 
 def _common(lists: list[list[str]]) -> list[str]:
     first, *others = lists
-    length = 0
-    while length < len(first) and all(
-        other[: length + 1] == first[: length + 1] for other in others
-    ):
-        length += 1
+    length = min(len(parts) for parts in lists)
+    while any(other[:length] != first[:length] for other in others):
+        length -= 1
     return first[:length]

@@ -206,7 +206,7 @@ class S3Backend:
         if start:
             options["Range"] = f"bytes={start}-"
         return self._open().get_object(
-            Bucket=self.settings.bucket, Key=self._key(file.path), **options
+            Bucket=self.settings.bucket, Key=self._prefix + file.path, **options
         )
 
     def _put(self, source: Path, path: str, count: CountBytes) -> StoredFile:
@@ -241,7 +241,7 @@ class S3Backend:
         target = {"Bucket": self.settings.bucket, "Key": key}
         upload = client.create_multipart_upload(**target, Metadata=metadata)["UploadId"]
         part_bytes = max(PART_BYTES, -(-size // MOST_PARTS))
-        parts = []
+        parts: list[dict[str, Any]] = []
         try:
             with source.open("rb") as reader:
                 while chunk := reader.read(part_bytes):

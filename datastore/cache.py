@@ -1,0 +1,315 @@
+"""The node's cache of stored files: by content, verified before visible, fetched once.
+
+    objects/ab/<sha256>        the bytes, read-only
+    objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
+    index/<identity>           the content behind a stored file whose digest was not known before
+    partial/<pid>-<start>-…    being fetched, and its size (.need); swept once that process is gone
+    locks/                     one per file being fetched: the second asker waits, then finds it
+    usage                      the size of all objects; counted anew whenever room is made
+
+Users get hard links. An object with a second link is in use and never removed, whoever made the
+link and however its process ended; a removed one lives on for those who have it open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from datastore.backends import Backend, StoredFile
+from datastore.backends.base import CountBytes, ignore_bytes
+from datastore.digests import digest_of_file, digest_of_text, hex_of
+from datastore.errors import CacheFull, DataIntegrityError, DatastoreError
+from datastore.locks import locked
+from datastore.manifest import FileEntry
+from datastore.processes import ProcessIdentity, boot_id
+from datastore.progress import human_bytes
+
+SPARE_BYTES = 1 << 30
+"""The cache leaves at least so much of the disk to others."""
+_TRIES = 5  # how often a file may be removed between being found and being linked
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A verified file in the cache. `fetched` tells whether this call had to get it."""
+
+    path: Path
+    digest: str
+    size: int
+    fetched: bool
+
+
+class NodeCache:
+    """One folder of one node, for all its processes. `max_bytes` None: only the disk bounds it."""
+
+    def __init__(
+        self, root: Path, *, max_bytes: int | None = None, spare_bytes: int = SPARE_BYTES
+    ) -> None:
+        self.root = root
+        self.max_bytes = max_bytes
+        self.spare_bytes = spare_bytes
+        for name in ("objects", "index", "partial", "locks"):
+            (root / name).mkdir(parents=True, exist_ok=True)
+
+    # --- using ---
+
+    def ensure(
+        self, entry: FileEntry, backend: Backend, count: CountBytes = ignore_bytes
+    ) -> Cached:
+        """Return the file in the cache, fetched and verified first if it is not there.
+
+        Raises:
+            DataIntegrityError: what arrives is not what was asked for; nothing is kept of it.
+            CacheFull: there is no room, and nothing unused to remove.
+            DatastoreError: the storage cannot give it.
+        """
+        identity = self._identity(entry, backend)
+        found = self._find(identity, entry)
+        if found is not None:
+            count(entry.size)
+            return found
+        with locked(self.root / "locks" / identity, remove=True):
+            found = self._find(identity, entry)
+            if found is not None:
+                count(entry.size)
+                return found
+            return self._fetch(identity, entry, backend, count)
+
+    def link(
+        self, entry: FileEntry, backend: Backend, to: Path, count: CountBytes = ignore_bytes
+    ) -> Cached:
+        """Make `to` a hard link of the cached file (a copy on another file system).
+
+        Raises: as `ensure`.
+        """
+        to.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(_TRIES):
+            cached = self.ensure(entry, backend, count)
+            try:
+                try:
+                    os.link(cached.path, to)
+                except OSError as error:
+                    if isinstance(error, FileNotFoundError | FileExistsError):
+                        raise
+                    shutil.copyfile(cached.path, to)
+                return cached
+            except FileNotFoundError:
+                count(-entry.size)  # removed to make room, in this very moment
+        raise self._too_busy(entry)
+
+    def open(self, entry: FileEntry, backend: Backend) -> int:
+        """Return a descriptor to read the cached file; it stays good if the file is removed.
+
+        Raises: as `ensure`.
+        """
+        for _ in range(_TRIES):
+            cached = self.ensure(entry, backend)
+            with contextlib.suppress(FileNotFoundError):
+                return os.open(cached.path, os.O_RDONLY | os.O_CLOEXEC)
+        raise self._too_busy(entry)
+
+    def has(self, entry: FileEntry, backend: Backend) -> bool:
+        """Tell whether the file is in the cache, verified."""
+        return self._find(self._identity(entry, backend), entry) is not None
+
+    def used_bytes(self) -> int:
+        """Return the size of all objects, counted now."""
+        return sum(path.stat().st_size for path in self._objects())
+
+    # --- finding ---
+
+    def _identity(self, entry: FileEntry, backend: Backend) -> str:
+        if entry.digest:
+            return hex_of(entry.digest)
+        # The storage's mark changes with the bytes, so this names them as well as a digest does.
+        text = f"{backend.where}\n{entry.key}\n{entry.etag}\n{entry.size}"
+        return hex_of(digest_of_text(text))
+
+    def _find(self, identity: str, entry: FileEntry) -> Cached | None:
+        digest = entry.digest
+        if not digest:
+            try:
+                digest = (self.root / "index" / identity).read_text()
+                hex_of(digest)
+            except (OSError, DatastoreError):
+                return None
+        path = self._object(digest)
+        if not self._is_sound(path, digest):
+            return None
+        return Cached(path, digest, entry.size, fetched=False)
+
+    def _object(self, digest: str) -> Path:
+        name = hex_of(digest)
+        return self.root / "objects" / name[:2] / name
+
+    def _is_sound(self, path: Path, digest: str) -> bool:
+        seal = path.with_name(path.name + ".seal")
+        try:
+            now = _look_of(path)
+        except FileNotFoundError:
+            return False
+        try:
+            if json.loads(seal.read_text()) == now:
+                os.utime(seal)
+                return True
+        except (OSError, ValueError):
+            pass  # no seal, or half of one: the content itself decides
+        # Written to by its user, or not flushed before the machine went down: look at the bytes.
+        try:
+            if digest_of_file(path) == digest:
+                _write(seal, json.dumps(now))
+                return True
+        except FileNotFoundError:
+            return False
+        path.unlink(missing_ok=True)
+        return False
+
+    # --- fetching ---
+
+    def _fetch(
+        self, identity: str, entry: FileEntry, backend: Backend, count: CountBytes
+    ) -> Cached:
+        me = ProcessIdentity.current()
+        partial = self.root / "partial" / f"{me.pid}-{me.start_time}-{secrets.token_hex(6)}"
+        need = partial.with_suffix(".need")
+        self._reserve(entry.size, need)
+        wanted = StoredFile(entry.key, entry.size, entry.etag, entry.digest)
+        try:
+            digest = _fetch_verified(backend, wanted, partial, count)
+            if entry.digest and digest != entry.digest:
+                raise DataIntegrityError(
+                    f"{entry.key!r} on {backend.where} has digest {digest}; the version that was "
+                    f"asked for has {entry.digest}. It was not used."
+                )
+            partial.chmod(0o444)
+            path = self._object(digest)
+            path.parent.mkdir(exist_ok=True)
+            if self._is_sound(path, digest):
+                self._unreserve(entry.size)  # the same bytes are here under another name
+            else:
+                partial.replace(path)
+                _write(path.with_name(path.name + ".seal"), json.dumps(_look_of(path)))
+            if not entry.digest:
+                _write(self.root / "index" / identity, digest)
+            return Cached(path, digest, entry.size, fetched=True)
+        except BaseException as error:
+            self._unreserve(entry.size)
+            if isinstance(error, OSError):
+                raise CacheFull(
+                    f"cannot write to the cache at {self.root}: {error.strerror or error}."
+                ) from error
+            raise
+        finally:
+            partial.unlink(missing_ok=True)
+            need.unlink(missing_ok=True)
+
+    # --- making room ---
+
+    def _reserve(self, size: int, need: Path) -> None:
+        with locked(self.root / "usage.lock"):
+            used = self._kept_usage()
+            if not self._fits(used, size):
+                used = self._make_room(size)
+            need.write_text(str(size))
+            _write(self.root / "usage", str(used + size))
+
+    def _unreserve(self, size: int) -> None:
+        with locked(self.root / "usage.lock"):
+            _write(self.root / "usage", str(max(0, self._kept_usage() - size)))
+
+    def _kept_usage(self) -> int:
+        try:
+            return int((self.root / "usage").read_text())
+        except (OSError, ValueError):
+            return self.used_bytes()
+
+    def _fits(self, used: int, size: int) -> bool:
+        if self.max_bytes is not None and used + size > self.max_bytes:
+            return False
+        return shutil.disk_usage(self.root).free - size >= self.spare_bytes
+
+    def _make_room(self, size: int) -> int:
+        """Remove the longest unused objects until `size` fits; return what is used then."""
+        unused: list[tuple[float, Path, int]] = []
+        used = self._sweep_partials()
+        for path in self._objects():
+            try:
+                status = path.stat()
+                used += status.st_size
+                if status.st_nlink == 1:
+                    unused.append((_last_use(path), path, status.st_size))
+            except FileNotFoundError:
+                continue
+        for _, path, freed in sorted(unused):
+            if self._fits(used, size):
+                break
+            path.unlink(missing_ok=True)
+            path.with_name(path.name + ".seal").unlink(missing_ok=True)
+            used -= freed
+        if not self._fits(used, size):
+            bound = (
+                f"its bound is {human_bytes(self.max_bytes)}"
+                if self.max_bytes is not None and used + size > self.max_bytes
+                else f"{human_bytes(self.spare_bytes)} of the disk must stay free"
+            )
+            raise CacheFull(
+                f"the cache at {self.root} has no room for {human_bytes(size)}: "
+                f"{human_bytes(used)} are in use by running jobs, and {bound}. "
+                "Raise the bound, free disk space, or mount the data from a shared folder."
+            )
+        return used
+
+    def _sweep_partials(self) -> int:
+        """Remove what dead processes left; return the size of what living ones are fetching."""
+        size = 0
+        for path in (self.root / "partial").iterdir():
+            pid, start = path.name.split("-")[:2]
+            if not ProcessIdentity(int(pid), int(start), boot_id()).is_alive():
+                path.unlink(missing_ok=True)
+            elif path.suffix == ".need":
+                with contextlib.suppress(FileNotFoundError, ValueError):
+                    size += int(path.read_text())
+        return size
+
+    def _objects(self) -> list[Path]:
+        return [path for path in (self.root / "objects").glob("??/*") if path.suffix != ".seal"]
+
+    def _too_busy(self, entry: FileEntry) -> CacheFull:
+        return CacheFull(
+            f"{entry.path!r} was removed from the cache at {self.root} as often as it was fetched: "
+            "the cache is too small for what runs on this node. Raise its bound."
+        )
+
+
+def _fetch_verified(backend: Backend, wanted: StoredFile, to: Path, count: CountBytes) -> str:
+    try:
+        return backend.fetch(wanted, to, count)
+    except DataIntegrityError as error:
+        if error.__class__ is not DataIntegrityError:
+            raise  # the source has changed: asking again gives the same
+        # Bytes can be damaged on their way; if they are damaged at rest, this says so again.
+        return backend.fetch(wanted, to, count)
+
+
+def _look_of(path: Path) -> list[object]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ino, boot_id()]
+
+
+def _last_use(path: Path) -> float:
+    try:
+        return path.with_name(path.name + ".seal").stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(6)}.seal")
+    draft.write_text(text)
+    draft.replace(path)

@@ -1,0 +1,141 @@
+"""Reads the files of a table with pyarrow and does the table's steps; the only user of pyarrow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import csv, json, parquet
+
+from datastore.errors import InvalidReference
+from datastore.tabular import TableUnreadable, TabularOptions
+
+PATH_COLUMN = "Path"
+
+
+def read_table(files: Sequence[tuple[str, Path]], options: TabularOptions) -> Any:
+    """Return the table in `files` after all steps.
+
+    Raises:
+        TableUnreadable: a file is not such a table, or the files' columns do not go together.
+        InvalidReference: a step names a column that is not there.
+    """
+    wanted = _rows_needed(options.steps)
+    tables: list[Any] = []
+    rows = 0
+    for shown, path in files:
+        table = _read(shown, path, options)
+        if options.include_path:
+            column = pa.array([f"/{shown}"] * table.num_rows, pa.string())
+            table = table.add_column(0, PATH_COLUMN, column)
+        tables.append(table)
+        rows += table.num_rows
+        if wanted is not None and rows >= wanted:
+            break
+    if not tables:
+        return pa.table({})
+    try:
+        whole = pa.concat_tables(tables, promote_options="permissive")
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise TableUnreadable(
+            f"the files' columns do not go together: {error}. Give set_column_types."
+        ) from error
+    for step, value in options.steps:
+        whole = _do(whole, step, value)
+    return whole
+
+
+def _read(shown: str, path: Path, options: TabularOptions) -> Any:
+    try:
+        if options.reader == "csv":
+            table = _read_csv(path, options)
+        elif options.reader == "parquet":
+            table = parquet.read_table(path)
+        elif path.stat().st_size == 0:
+            table = pa.table({})
+        else:
+            table = json.read_json(path)
+        for column, kind in options.types:
+            if options.reader != "csv":
+                at = _index(table, column)
+                table = table.set_column(at, column, table.column(at).cast(_type(kind)))
+        return table
+    except (pa.ArrowException, UnicodeDecodeError, LookupError) as error:
+        if isinstance(error, InvalidReference):
+            raise
+        raise TableUnreadable(f"{shown!r} cannot be read as {options.reader}: {error}") from error
+
+
+def _read_csv(path: Path, options: TabularOptions) -> Any:
+    if path.stat().st_size == 0:
+        return pa.table({})
+    reading = csv.ReadOptions(encoding=options.encoding)
+    parsing = csv.ParseOptions(delimiter=options.separator, newlines_in_values=options.multi_line)
+    names: list[str] | None = None
+    if not options.header:
+        probe = csv.ReadOptions(encoding=options.encoding, autogenerate_column_names=True)
+        with csv.open_csv(path, read_options=probe, parse_options=parsing) as reader:
+            names = [f"Column{number}" for number in range(1, len(reader.schema) + 1)]
+        reading = csv.ReadOptions(encoding=options.encoding, column_names=names)
+    kinds = {column: _type(kind) for column, kind in options.types}
+    if not options.infer_types:
+        if names is None:
+            with csv.open_csv(path, read_options=reading, parse_options=parsing) as reader:
+                names = list(reader.schema.names)
+        kinds = {name: kinds.get(name, pa.string()) for name in names}
+    converting = csv.ConvertOptions(
+        column_types=kinds, strings_can_be_null=not options.empty_as_string
+    )
+    table = csv.read_csv(
+        path, read_options=reading, parse_options=parsing, convert_options=converting
+    )
+    for column, _ in options.types:
+        _index(table, column)
+    return table
+
+
+def _rows_needed(steps: Sequence[tuple[str, Any]]) -> int | None:
+    """Return how many rows must be read, None for all: only take and skip can tell."""
+    skipped = 0
+    for step, value in steps:
+        if step == "take":
+            return skipped + int(value)
+        if step == "skip":
+            skipped += int(value)
+        elif step == "sample":
+            return None
+    return None
+
+
+def _do(table: Any, step: str, value: Any) -> Any:
+    if step == "take":
+        return table.slice(0, value)
+    if step == "skip":
+        return table.slice(value)
+    if step == "keep":
+        return table.select([_index(table, name) for name in value])
+    if step == "drop":
+        dropped = {_index(table, name) for name in value}
+        return table.select([at for at in range(table.num_columns) if at not in dropped])
+    if step == "sample":
+        share, seed, rest = value
+        chance = random.Random(seed)  # noqa: S311 - sampling, not secrecy
+        picks = [(chance.random() < share) != rest for _ in range(table.num_rows)]
+        return table.filter(pa.array(picks, pa.bool_()))
+    raise InvalidReference(f"step {step!r} of a table is not known to this release.")
+
+
+def _index(table: Any, name: str) -> int:
+    at = int(table.schema.get_field_index(name))
+    if at < 0:
+        raise InvalidReference(
+            f"the table has no column {name!r}; it has {', '.join(table.schema.names) or 'none'}."
+        )
+    return at
+
+
+def _type(kind: str) -> Any:
+    return pa.timestamp("ns") if kind.startswith("timestamp") else pa.type_for_alias(kind)
