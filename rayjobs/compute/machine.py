@@ -126,7 +126,7 @@ def gpu_count() -> int:
 def object_store_bytes() -> int:
     """Return a small store's size that leaves at least half of `/dev/shm` to others."""
     try:
-        free = shutil.disk_usage("/dev/shm").free  # noqa: S108 - Ray puts its store there
+        free = shutil.disk_usage("/dev/shm").free
     except OSError:
         return SMALLEST_STORE
     return max(SMALLEST_STORE, min(USUAL_STORE, free // 2))

@@ -1,0 +1,247 @@
+"""Stops a local head with everything around it, and leaves nothing. Standard library only.
+
+Whoever calls this holds the keeper's lock: the keeper itself, or a client when there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.compute import localhead, wakeclient
+from rayjobs.errors import TargetError
+from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
+from rayjobs.injob.processes import descendants, marked
+from rayjobs.paths import NodePaths, TargetPaths, runtime_dir
+
+RETIRE_ANSWER_S = 20.0
+HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
+POLITE_S = 5.0
+KILLED_S = 20.0
+POLL_S = 0.05
+# What a stopped target leaves: its definition, its workspaces, and what was said.
+_LIVE_FILES = ("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a target's files and sockets are."""
+
+    name: str
+    home: Path
+
+    @property
+    def paths(self) -> TargetPaths:
+        """Files of the target."""
+        return TargetPaths.of(self.name, under=self.home)
+
+    @property
+    def socket(self) -> Path:
+        """The wake socket of its actor."""
+        return wakeclient.socket_of(self.name, self.home)
+
+    @property
+    def activity(self) -> Path:
+        """What the actor last said about its work: `{"busy": bool, "at": seconds, "jobs": []}`."""
+        return self.paths.root / "activity.json"
+
+
+def retire(place: Place, *, force: bool) -> None:
+    """Ask the actor to take no more jobs.
+
+    From its yes on it refuses wakes, so no job can slip in between this and the end of the head.
+
+    Raises:
+        TargetError: jobs are queued or running, and `force` is off (`jobs` lists them).
+    """
+    try:
+        answer = wakeclient.ask(
+            place.socket, {"op": "retire", "force": force}, timeout_s=RETIRE_ANSWER_S
+        )
+    except TimeoutError:
+        answer = None
+    if answer is not None and answer.get("ok"):
+        return
+    if force:
+        return
+    activity = localhead.read_json(place.activity) or {}
+    if answer is not None and "busy" in answer:
+        activity = answer
+    if activity.get("busy"):
+        jobs = [str(job) for job in activity.get("jobs", [])]
+        listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
+        raise TargetError(
+            f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
+            f" Wait for them or cancel them, or stop it with --force, which cancels them.",
+            jobs=jobs,
+        )
+
+
+def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
+    """End the attempts, warm interpreters, Ray, and all files and sockets of a local head.
+
+    Idempotent; it works with any part of it already dead.
+
+    Raises:
+        TargetError: a process could not be ended; the head's record is kept then.
+    """
+    _end_attempts(place, say)
+    say("stopping Ray")
+    clear_ray(place)
+    _end_warm(place)
+    remove_files(place)
+
+
+def clear_ray(place: Place) -> None:
+    """End Ray's processes of this home and remove its folder; attempts are not touched.
+
+    Raises:
+        TargetError: a process could not be ended; Ray's folder is kept then.
+    """
+    folder = localhead.ray_folder(place.home)
+    _end_ray(place, folder)
+    survivors = list(localhead.processes_of(folder))
+    if survivors:
+        raise TargetError(
+            f"these processes of target {place.name!r} could not be ended: "
+            + ", ".join(str(identity.pid) for identity in survivors)
+            + ". Look at them with ps, and stop the target again.",
+            pids=[identity.pid for identity in survivors],
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    place.paths.head.unlink(missing_ok=True)
+
+
+def remove_files(place: Place, *, keep_progress: bool = False) -> None:
+    """Remove what only a running head needs; folders go where nothing is left in them."""
+    place.socket.unlink(missing_ok=True)
+    for file in _LIVE_FILES:
+        if not (keep_progress and file == place.paths.progress.name):
+            (place.paths.root / file).unlink(missing_ok=True)
+    place.paths.token.unlink(missing_ok=True)
+    folder = runtime_dir(place.home)
+    for path in folder.glob("*.sock"):
+        if not wakeclient.is_listening(path):
+            path.unlink(missing_ok=True)
+    for empty in (place.paths.workspaces, place.paths.log, folder):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
+
+
+def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
+    """End processes: SIGTERM, and SIGKILL for those that are still there after `polite_s`."""
+    left = [identity for identity in identities if _signal(identity, signal.SIGTERM)]
+    if not _wait_for_end(left, polite_s):
+        for identity in left:
+            _signal(identity, signal.SIGKILL)
+        _wait_for_end(left, KILLED_S)
+
+
+def owner_of(path: Path) -> Identity | None:
+    """Return who listens at a Unix socket, or None."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5.0)
+        try:
+            connection.connect(str(path))
+            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        except OSError:
+            return None
+    pid, _uid, _gid = struct.unpack("3i", credentials)
+    return identity_of(pid)
+
+
+def _end_ray(place: Place, folder: Path) -> None:
+    record = localhead.load_record(place.paths)
+    known = set(localhead.processes_of(folder))
+    raylet = record.identity("raylet") if record else None
+    if raylet is not None and is_alive(raylet):
+        # Its own children it ends by itself, and only while it is told politely.
+        known |= {
+            identity
+            for stat in descendants(raylet.pid)
+            if (identity := identity_of(stat.pid)) is not None
+        }
+        end([raylet])
+    else:
+        end([identity for identity in known if _comm(identity) == "raylet"])
+    # What is left holds nothing worth a farewell: the store of this head was its memory.
+    for _ in range(10):
+        known |= set(localhead.processes_of(folder))
+        alive = [identity for identity in known if is_alive(identity)]
+        if not alive:
+            return
+        end(alive, polite_s=0.0)
+
+
+def _end_attempts(place: Place, say: Callable[[str], None]) -> None:
+    """End attempts that still run on this machine, through their hosts."""
+    hosts = list(_living_hosts(place))
+    if hosts:
+        say(f"ending {len(hosts)} running attempt{'s' if len(hosts) > 1 else ''}")
+    for _values, identity in hosts:
+        _signal(identity, signal.SIGTERM)  # a host then ends its ranks and writes exit.json
+    _wait_for_end([identity for _values, identity in hosts], HOST_GRACE_S)
+    for values, identity in hosts:
+        _signal(identity, signal.SIGKILL)
+        marker = str(values.get("marker") or "")
+        if marker:
+            left = [identity_of(stat.pid) for stat in marked(marker)]
+            end([found for found in left if found is not None], polite_s=0.0)
+
+
+def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
+    attempts = NodePaths(place.home / "node").root / "attempts"
+    for path in attempts.glob("*/a*/host.json"):
+        if (path.parent / "exit.json").exists():
+            continue
+        values = localhead.read_json(path) or {}
+        try:
+            identity = Identity.from_dict(values)
+        except (KeyError, TypeError, ValueError):
+            continue  # torn by a crash: its host never began
+        if is_alive(identity):
+            yield values, identity
+
+
+def _end_warm(place: Place) -> None:
+    """End warm interpreters: they live outside Ray, and only serve this home."""
+    owners = []
+    for path in runtime_dir(place.home).glob("warm-*.sock"):
+        owner = owner_of(path)
+        with contextlib.suppress(TimeoutError):
+            wakeclient.ask(path, {"op": "stop"}, timeout_s=2.0)
+        if owner is not None:
+            owners.append(owner)
+    if not _wait_for_end(owners, POLITE_S):
+        end(owners, polite_s=1.0)
+
+
+def _signal(identity: Identity, number: int) -> bool:
+    try:
+        return send_signal(identity, number)
+    except PermissionError:
+        return False  # another user's: none of ours
+
+
+def _comm(identity: Identity) -> str:
+    try:
+        return Path(f"/proc/{identity.pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _wait_for_end(identities: list[Identity], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while any(is_alive(identity) for identity in identities):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

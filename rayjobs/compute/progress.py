@@ -1,0 +1,68 @@
+"""Stage lines of a start in progress: written by the keeper and the starter, read by clients."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step of a start.
+
+    Attributes:
+        start: Which start it belongs to.
+        kind: "stage", "ready", "failed" or "stopped".
+        text: For people.
+    """
+
+    start: str
+    kind: str
+    text: str = ""
+
+
+class Progress:
+    """Appends lines to a target's progress file; each is one write, so none is read in halves."""
+
+    def __init__(self, path: Path, start: str) -> None:
+        self.path = path
+        self.start = start
+
+    def stage(self, text: str) -> None:
+        """Say what happens now."""
+        self._add("stage", text)
+
+    def ready(self) -> None:
+        """Say that the target answers."""
+        self._add("ready", "")
+
+    def failed(self, text: str) -> None:
+        """Say why the start ended without a target."""
+        self._add("failed", text)
+
+    def _add(self, kind: str, text: str) -> None:
+        line = json.dumps({"start": self.start, "kind": kind, "text": text}) + "\n"
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+
+def read(path: Path) -> list[Line]:
+    """Return the lines written so far; an unfinished last one is left for the next look."""
+    try:
+        text = path.read_bytes()
+    except OSError:
+        return []
+    lines = []
+    for raw in text.split(b"\n")[:-1]:
+        try:
+            values = json.loads(raw)
+            lines.append(Line(str(values["start"]), str(values["kind"]), str(values["text"])))
+        except (ValueError, KeyError, TypeError):
+            continue  # not ours
+    return lines

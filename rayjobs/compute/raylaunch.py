@@ -1,0 +1,215 @@
+"""The starter: a short process with Ray in it, which starts a head or only a target actor.
+
+`python -P -m rayjobs.compute.raylaunch HOME TARGET START what` is run by the keeper, with the
+environment that `localhead.head_environment` made. It does what `ray start --head` does by calling
+the same command in this process, then connects from here: Ray is imported once, not twice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import rayjobs
+from rayjobs import ids
+from rayjobs.compute import localhead
+from rayjobs.compute.localhead import HeadRecord
+from rayjobs.compute.machine import LocalSettings
+from rayjobs.compute.progress import Progress
+from rayjobs.errors import RayjobsError, TargetError
+from rayjobs.injob.identity import identity_of, stat_of
+from rayjobs.paths import TargetPaths
+
+NAMESPACE = "rayjobs"
+HOOK = "rayjobs.compute.raylaunch.without_client_server"
+# What Ray wrote last, where a start fails without a word.
+LOGS_TO_QUOTE = ("gcs_server.err", "raylet.err", "dashboard.err", "gcs_server.out", "raylet.out")
+
+
+def without_client_server(parameters: Any, _is_head: bool) -> None:
+    """Leave out Ray's client server (`RAY_START_HOOK`): nobody here uses it, and it runs code.
+
+    The command line of Ray cannot switch it off once gRPC is installed.
+    """
+    parameters.ray_client_server_port = None
+
+
+def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
+    """Start Ray's head, connect this process to it, and write `head.json`.
+
+    Raises:
+        TargetError: Ray did not come up; the message holds what it said.
+    """
+    paths = TargetPaths.of(name, under=home)
+    settings = LocalSettings.read()
+    folder, ip = localhead.ray_folder(home), localhead.node_ip(home)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.environ["RAY_START_HOOK"] = HOOK
+    from ray.scripts.scripts import start
+
+    say(f"starting Ray on {ip} ({settings.cpus} CPUs, {settings.gpus} GPUs)")
+    try:
+        start.main(
+            args=localhead.head_arguments(settings, ip=ip, folder=folder), standalone_mode=False
+        )
+        address = (folder / "ray_current_cluster").read_text(encoding="ascii").strip()
+    except (Exception, SystemExit) as exc:
+        traceback.print_exc()
+        raise TargetError(
+            f"Ray could not be started: {_last_line(str(exc)) or type(exc).__name__}"
+            f"{_quotes(folder)}"
+        ) from exc
+    finally:
+        os.environ.pop("RAY_START_HOOK", None)
+    node, dashboard = connect(address)
+    record = HeadRecord(
+        instance=ids.token(8),
+        node_ip=ip,
+        gcs_address=address,
+        dashboard_url=f"http://{dashboard}" if dashboard else "",
+        temp_dir=str(folder),
+        node_id=str(node["NodeID"]),
+        token_path=str(paths.token),
+        cpus=float(node["Resources"].get("CPU", 0)),
+        gpus=float(node["Resources"].get("GPU", 0)),
+        memory_bytes=int(node["Resources"].get("memory", 0)),
+        ray_version=_ray_version(),
+        rayjobs_version=rayjobs.__version__,
+        processes=_identities(folder),
+    )
+    localhead.save_record(paths, record)
+    say(f"Ray is up (dashboard at {record.dashboard_url})")
+    return record
+
+
+def connect(address: str) -> tuple[dict[str, Any], str]:
+    """Connect this process to a cluster; return its head's node row and its dashboard's address.
+
+    Raises:
+        TargetError: the cluster cannot be reached with this token.
+    """
+    import ray
+
+    try:
+        context = ray.init(
+            address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR"
+        )
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+    except Exception as exc:
+        raise TargetError(
+            f"the Ray cluster at {address} cannot be reached: {_last_line(str(exc))}. Check its "
+            f"address and that its token is the one given.",
+            address=address,
+        ) from exc
+    heads = [node for node in nodes if "node:__internal_head__" in node["Resources"]]
+    dashboard = context.address_info.get("webui_url") or ""
+    return (heads or nodes)[0], str(dashboard)
+
+
+def start_actor(name: str, home: Path, say: Callable[[str], None]) -> None:
+    """Create or find the target actor; returns when its wake socket answers."""
+    from rayjobs.compute.actor import start_target_actor
+
+    say("starting the target")
+    start_target_actor(name, str(home))
+
+
+def end_actor(name: str) -> None:
+    """End the target actor for good; Ray does not restart it. Without one, nothing happens."""
+    import ray
+
+    try:
+        ray.kill(ray.get_actor(f"rayjobs-target-{name}", namespace=NAMESPACE), no_restart=True)
+    except ValueError:
+        return  # no such actor
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the starter; the exit code is 0 when the target answers (or ended, for `end`)."""
+    parser = argparse.ArgumentParser(prog="rayjobs.compute.raylaunch")
+    parser.add_argument("home", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("start")
+    parser.add_argument("what", choices=("head", "actor", "replace", "end"))
+    parser.add_argument("--address")
+    options = parser.parse_args(argv)
+    paths = TargetPaths.of(options.target, under=options.home)
+    progress = Progress(paths.progress, options.start)
+    with _failures_told(progress) as outcome:
+        if options.what == "head":
+            start_head(options.home, options.target, progress.stage)
+        else:
+            record = localhead.load_record(paths)
+            address = options.address or (record.gcs_address if record else "")
+            if not address:
+                raise TargetError(f"target {options.target!r} has no running Ray to connect to")
+            if options.address:
+                progress.stage(f"connecting to Ray at {address}")
+            _, dashboard = connect(address)
+            if options.address and dashboard:
+                localhead.write_private(paths.root / "dashboard", f"http://{dashboard}")
+        if options.what in ("replace", "end"):
+            end_actor(options.target)
+        if options.what != "end":
+            start_actor(options.target, options.home, progress.stage)
+            progress.ready()
+        outcome.append(0)
+    return outcome[0] if outcome else 1
+
+
+@contextlib.contextmanager
+def _failures_told(progress: Progress) -> Iterator[list[int]]:
+    """Turn any failure into one line that the waiting clients show."""
+    try:
+        yield []
+    except RayjobsError as exc:
+        progress.failed(exc.message)
+    except Exception as exc:
+        traceback.print_exc()
+        progress.failed(f"the target could not be started: {type(exc).__name__}: {exc}")
+
+
+def _identities(folder: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for identity in localhead.processes_of(folder):
+        stat = stat_of(identity.pid)
+        if stat is None or identity_of(identity.pid) != identity:
+            continue
+        name = stat.comm
+        while name in found:
+            name += "+"
+        found[name] = identity.as_dict()
+    return found
+
+
+def _ray_version() -> str:
+    import ray
+
+    return str(ray.__version__)
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
+
+
+def _quotes(folder: Path) -> str:
+    """Return the last words of Ray's own logs, or nothing."""
+    for name in LOGS_TO_QUOTE:
+        try:
+            text = (folder / "session_latest" / "logs" / name).read_text("utf-8", "replace")
+        except OSError:
+            continue
+        if lines := [line for line in text.splitlines() if line.strip()][-3:]:
+            return f"\nRay's {name} ends with:\n" + "\n".join(f"  {line[:300]}" for line in lines)
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

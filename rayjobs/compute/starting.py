@@ -1,0 +1,318 @@
+"""The client's way to a running target: wake it, and start it where it does not run. No Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import rayjobs
+from rayjobs import ids
+from rayjobs.compute import keeper, localhead, progress, wakeclient
+from rayjobs.compute.headstop import Place
+from rayjobs.compute.targetrecord import load_target
+from rayjobs.compute.versions import check_client, must_replace
+from rayjobs.errors import TargetError
+from rayjobs.paths import TargetPaths
+
+START_TIMEOUT_S = 300.0
+POLL_S = 0.05
+SPAWN_LIMIT = 3
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """What answered.
+
+    Attributes:
+        name: The target.
+        version: rayjobs version of the actor.
+        epoch: Random name of this life of the actor.
+        served: Whether the actor serves the workspace of the wake; None where none was named.
+        was_started: Whether this call waited for a start.
+    """
+
+    name: str
+    version: str = ""
+    epoch: str = ""
+    served: bool | None = None
+    was_started: bool = False
+
+
+def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
+    """Note that the target serves a workspace, so that a later actor finds it by itself."""
+    text = str(workspace)
+    name = hashlib.sha256(text.encode()).hexdigest()[:16] + ".json"
+    path = paths.workspaces / name
+    if not path.exists():
+        localhead.write_private(path, json.dumps({"path": text}) + "\n")
+
+
+def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
+    """Tell the target that there is work in `workspace`; False when nobody listens.
+
+    The workspace is registered first: a target started later serves it.
+
+    Raises:
+        TimeoutError: the actor listens and does not answer; it polls, so the work is not lost.
+    """
+    register_workspace(TargetPaths.of(name, under=home), workspace)
+    return _answer(Place(name, home), workspace) is not None
+
+
+def ensure_target(
+    name: str,
+    *,
+    home: Path,
+    workspace: Path | str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> TargetStatus:
+    """Return once the target answers; start it when it does not run.
+
+    Any number of clients may call this at once: one head is started, all of them follow it.
+
+    Args:
+        workspace: Registered with the target, and woken.
+        on_stage: Gets each stage's text as it begins ("starting Ray …").
+
+    Raises:
+        TargetError: the start failed (with its reason), or was not done in `timeout_s`.
+    """
+    record = load_target(name, home=home)
+    place = Place(name, home)
+    if workspace is not None:
+        register_workspace(place.paths, workspace)
+    answer = _answer(place, workspace)
+    was_started = answer is None
+    if answer is None:
+        begin = _start_local if record.is_local else _start_attached
+        answer = begin(place, workspace, on_stage, timeout_s)
+    elif must_replace(str(answer.get("version", "")), rayjobs.__version__):
+        answer = _replace(place, workspace, on_stage, timeout_s)
+        was_started = True
+    elif record.is_local and not keeper.is_kept(place.paths):
+        spawn(place, ids.token(4))  # the head's keeper was killed: a new one takes over
+    check_client(str(answer.get("version", "")), rayjobs.__version__)
+    return TargetStatus(
+        name=name,
+        version=str(answer.get("version", "")),
+        epoch=str(answer.get("epoch", "")),
+        served=answer.get("served"),
+        was_started=was_started,
+    )
+
+
+def spawn(place: Place, start: str) -> None:
+    """Start a keeper that outlives this process; returns when it holds the keeper's lock.
+
+    Raises:
+        TargetError: the interpreter could not run it.
+    """
+    command = [sys.executable, "-P", "-m", "rayjobs.compute.keeper"]
+    errors = _log_file(place, "keeper.err")
+    with errors.open("wb") as output:
+        done = subprocess.run(
+            [*command, str(place.home), place.name, start],
+            env=localhead.head_environment(place.home, place.paths.token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            check=False,
+        )
+    if done.returncode != 0:
+        raise TargetError(
+            f"the keeper of target {place.name!r} could not be started (exit code "
+            f"{done.returncode}). See {errors}."
+        )
+
+
+def run_starter(
+    place: Place,
+    what: str,
+    *,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> None:
+    """Run the starter from here, for what a keeper has no part in.
+
+    Args:
+        what: "actor", "replace" or "end" (see `raylaunch`).
+
+    Raises:
+        TargetError: it failed; the message holds its reason.
+    """
+    record = load_target(place.name, home=place.home)
+    token = record.token_file or str(place.paths.token)
+    start = ids.token(4)
+    command = [sys.executable, "-P", "-m", "rayjobs.compute.raylaunch"]
+    command += [str(place.home), place.name, start, what]
+    if record.address is not None:
+        command += ["--address", record.address]
+    place.paths.progress.unlink(missing_ok=True)
+    log = _log_file(place, "start.log")
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env=localhead.head_environment(place.home, token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C ends the waiting, not the start
+            cwd="/",
+        )
+    follower = _Follower(place, on_stage, start)
+    deadline = time.monotonic() + timeout_s
+    while child.poll() is None:
+        follower.look()
+        if time.monotonic() >= deadline:
+            child.kill()
+            child.wait()
+            raise TargetError(
+                f"target {place.name!r} did not answer within {timeout_s:g} s. See {log}."
+            )
+        time.sleep(POLL_S)
+    follower.look()
+    if child.returncode != 0:
+        raise TargetError(
+            follower.failure
+            or f"target {place.name!r}: the starter ended with exit code {child.returncode}. "
+            f"See {log}."
+        )
+
+
+class _Follower:
+    """Shows the stage lines of one start, or of any, as they come."""
+
+    def __init__(self, place: Place, on_stage: Callable[[str], None], start: str = "") -> None:
+        self.failure = ""
+        self._place = place
+        self._on_stage = on_stage
+        self._start = start
+        self._shown = 0
+
+    def look(self) -> None:
+        """Show what is new."""
+        lines = progress.read(self._place.paths.progress)
+        if self._start:
+            lines = [line for line in lines if line.start == self._start]
+        if len(lines) < self._shown:
+            self._shown = 0  # another start began
+        for line in lines[self._shown :]:
+            if line.kind == "stage":
+                self.failure = ""
+                self._on_stage(line.text)
+            elif line.kind == "failed":
+                self.failure = line.text
+        self._shown = len(lines)
+
+
+def _log_file(place: Place, name: str) -> Path:
+    place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place.paths.log / name
+
+
+def _answer(place: Place, workspace: Path | str | None) -> dict[str, Any] | None:
+    request: dict[str, Any] = {"op": "ping"}
+    if workspace is not None:
+        request = {"op": "wake", "workspace": str(workspace), "version": rayjobs.__version__}
+    answer = wakeclient.ask(place.socket, request)
+    return answer if answer is not None and answer.get("ok") else None
+
+
+@contextlib.contextmanager
+def start_lock(paths: TargetPaths) -> Iterator[None]:
+    """Let one client at a time start or replace what runs a target."""
+    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start_local(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+) -> dict[str, Any]:
+    """Bring up a keeper if there is none, and follow its start until the target answers."""
+    follower = _Follower(place, on_stage)
+    deadline = time.monotonic() + timeout_s
+    spawned = 0
+    while time.monotonic() < deadline:
+        answer = _answer(place, workspace)
+        if answer is not None:
+            follower.look()
+            return answer
+        kept = keeper.is_kept(place.paths)
+        follower.look()
+        if not kept:
+            # The keeper cleans up before it ends, so a failure is told when nothing is left.
+            if spawned and follower.failure:
+                raise TargetError(follower.failure)
+            with start_lock(place.paths):
+                if not keeper.is_kept(place.paths):
+                    if spawned >= SPAWN_LIMIT:
+                        raise TargetError(
+                            f"the keeper of target {place.name!r} ended again and again. See "
+                            f"{place.paths.log}."
+                        )
+                    place.paths.progress.unlink(missing_ok=True)
+                    spawn(place, ids.token(4))
+                spawned += 1
+        time.sleep(POLL_S)
+    raise TargetError(
+        f"target {place.name!r} did not answer within {timeout_s:g} s; it may still come up. "
+        f"See {place.paths.log}."
+    )
+
+
+def _start_attached(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+) -> dict[str, Any]:
+    with start_lock(place.paths):
+        answer = _answer(place, workspace)
+        if answer is None:
+            run_starter(place, "actor", on_stage=on_stage, timeout_s=timeout_s)
+            answer = _answer(place, workspace)
+    if answer is None:
+        raise TargetError(
+            f"the actor of target {place.name!r} runs, but not on this machine. A workspace in a "
+            f"SQLite file serves targets of its own machine only; run this on the cluster's node."
+        )
+    return answer
+
+
+def _replace(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+) -> dict[str, Any]:
+    with start_lock(place.paths):
+        answer = _answer(place, workspace)
+        old = str(answer.get("version", "")) if answer else ""
+        if answer is None or must_replace(old, rayjobs.__version__):
+            on_stage(f"replacing the target ({old or 'gone'} → {rayjobs.__version__})")
+            run_starter(place, "replace", on_stage=on_stage, timeout_s=timeout_s)
+            answer = _answer(place, workspace)
+    if answer is None:
+        raise TargetError(f"target {place.name!r} was replaced and does not answer. See its log.")
+    return answer

@@ -1,0 +1,98 @@
+"""What a compute target is: the local head, or a Ray cluster it was attached to."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.compute.localhead import LOCAL, read_json, write_private
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.paths import TargetPaths
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """A target's definition (`target.json`).
+
+    Attributes:
+        name: Lower case letters, digits and dashes.
+        address: `host:port` of the cluster's GCS; None for the local head.
+        token_file: File that holds the attached cluster's token; None for the local head.
+    """
+
+    name: str
+    address: str | None = None
+    token_file: str | None = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether rayjobs itself starts and stops its Ray head."""
+        return self.address is None
+
+
+def check_name(name: str) -> str:
+    """Return `name` if a target can have it.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            f"a target cannot be called {name!r}: use 1 to 31 lower case letters, digits and "
+            f"dashes, starting with a letter or digit.",
+            name=name,
+        )
+    return name
+
+
+def load_target(name: str, *, home: Path) -> TargetRecord:
+    """Return the definition of a target; `local` always exists.
+
+    Raises:
+        NotFoundError: no such target.
+    """
+    if name == LOCAL:
+        return TargetRecord(LOCAL)
+    values = None
+    if _NAME.fullmatch(name):
+        values = read_json(TargetPaths.of(name, under=home).record)
+    if values is None:
+        known = ", ".join(record.name for record in all_targets(home=home))
+        raise NotFoundError(
+            f"there is no target {name!r}; there are: {known}. Make one with "
+            f"`rayjobs target create {name} --address HOST:PORT --token-file FILE`.",
+            name=name,
+        )
+    address, token_file = values.get("address"), values.get("token_file")
+    return TargetRecord(
+        name,
+        address=None if address is None else str(address),
+        token_file=None if token_file is None else str(token_file),
+    )
+
+
+def save_target(record: TargetRecord, *, home: Path) -> None:
+    """Write a target's definition."""
+    values = {
+        "version": 1,
+        "name": record.name,
+        "address": record.address,
+        "token_file": record.token_file,
+    }
+    write_private(TargetPaths.of(record.name, under=home).record, json.dumps(values) + "\n")
+
+
+def all_targets(*, home: Path) -> Iterator[TargetRecord]:
+    """Yield `local` and then every attached target by name."""
+    yield TargetRecord(LOCAL)
+    for path in sorted((home / "targets").glob("*/target.json")):
+        if path.parent.name != LOCAL:
+            try:
+                yield load_target(path.parent.name, home=home)
+            except NotFoundError:
+                continue  # removed while we looked, or not whole
