@@ -15,6 +15,7 @@ from tuning.plots import COLOURS, LABELS, check_drawable
 from tuning.results import Row, best_trial, rows
 from tuning.trials import TrialRecord
 
+_ALL_TICKS = 25
 _STYLE = """
 body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #222;
        padding: 0 1rem; }
@@ -60,7 +61,12 @@ def write_html(
             figure,
             full_html=False,
             include_plotlyjs=position == 0,  # once, inline
-            config={"displaylogo": False, "responsive": True},
+            config={
+                "displaylogo": False,
+                "responsive": True,
+                # Named one by one: plotly's own choice has a button that sends data elsewhere.
+                "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+            },
             div_id=f"plot-{position}",
         )
         parts.append(f"<h2>{heading}</h2>\n{drawn}")
@@ -99,7 +105,7 @@ def _history(graph: Any, data: plot_data.History, metric: str) -> Any:
             name="best so far",
             line={"color": "#222", "shape": "hv"},
         )
-    return _framed(figure, "trial", f"best {metric}")
+    return _framed(figure, len(data.points), "trial", f"best {metric}")
 
 
 def _curves(graph: Any, data: Sequence[plot_data.Curve], metric: str) -> Any:
@@ -114,7 +120,8 @@ def _curves(graph: Any, data: Sequence[plot_data.Curve], metric: str) -> Any:
             marker={"size": 4},
             opacity=0.8,
         )
-    return _framed(figure, "interval (report of the metric)", metric)
+    longest = max((len(curve.values) for curve in data), default=0)
+    return _framed(figure, longest, "interval (report of the metric)", metric)
 
 
 def _parallel(graph: Any, data: plot_data.Parallel, goal: PrimaryMetricGoal) -> Any:
@@ -128,7 +135,7 @@ def _parallel(graph: Any, data: plot_data.Parallel, goal: PrimaryMetricGoal) -> 
                 "values": list(axis.values),
                 "range": [low - margin, high + margin],
                 "tickvals": [position for position, _ in axis.ticks],
-                "ticktext": [_shown(text) for _, text in axis.ticks],
+                "ticktext": [text for _, text in axis.ticks],  # drawn as plain text
             }
         )
     figure = graph.Figure(
@@ -146,7 +153,7 @@ def _parallel(graph: Any, data: plot_data.Parallel, goal: PrimaryMetricGoal) -> 
     return figure
 
 
-def _framed(figure: Any, across: str, up: str) -> Any:
+def _framed(figure: Any, count: int, across: str, up: str) -> Any:
     figure.update_layout(
         template="plotly_white",
         height=420,
@@ -155,6 +162,9 @@ def _framed(figure: Any, across: str, up: str) -> Any:
         yaxis_title=_shown(up),
         showlegend=True,
     )
+    figure.update_xaxes(tickformat="d")
+    if count <= _ALL_TICKS:
+        figure.update_xaxes(dtick=1)  # no tick between two trials
     return figure
 
 
