@@ -46,9 +46,7 @@ class Identity:
             KeyError: a field is missing.
             ValueError: a field is not a number.
         """
-        return Identity(
-            int(values["pid"]), int(values["start_time"]), str(values["boot_id"])
-        )
+        return Identity(int(values["pid"]), int(values["start_time"]), str(values["boot_id"]))
 
 
 def boot_id() -> str:

@@ -152,7 +152,5 @@ def proportional_bytes(pid: int) -> int:
     return 0
 
 
-
-
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None and text.strip().isdigit() else None

@@ -164,5 +164,5 @@ def _check(plan: Plan) -> None:
         raise PlanError("the plan has no ranks")
     if not plan.marker or len(plan.marker.split()) != 1:
         raise PlanError(f"the plan's marker {plan.marker!r} must be one word")
-    if len(os.fsencode(plan.socket)) > 100:
-        raise PlanError(f"the socket path {plan.socket} is longer than the 100 bytes Unix allows")
+    if len(os.fsencode(plan.socket)) > 107:
+        raise PlanError(f"the socket path {plan.socket} is longer than the 107 bytes Unix allows")

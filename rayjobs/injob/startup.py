@@ -90,7 +90,7 @@ def refresh(env: Mapping[str, str]) -> None:
     _set_thread_counts(env)
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
-        tempfile.tempdir = None  # it may have been chosen under another TMPDIR
+        tempfile.__dict__["tempdir"] = None  # it may have been chosen under another TMPDIR
 
 
 def _reseed() -> None:

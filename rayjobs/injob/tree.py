@@ -114,6 +114,4 @@ def make_cgroup(marker: str) -> str | None:
 
 def as_remaining(members: Iterable[ProcessStat]) -> list[dict[str, Any]]:
     """Processes as they stand in an exit record."""
-    return [
-        {"pid": stat.pid, "start_time": stat.start_time, "comm": stat.comm} for stat in members
-    ]
+    return [{"pid": stat.pid, "start_time": stat.start_time, "comm": stat.comm} for stat in members]

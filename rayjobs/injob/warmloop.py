@@ -85,9 +85,7 @@ class Warm:
         except OSError:
             return False
 
-    def _answer(
-        self, request: Mapping[str, Any], stream: socket.socket
-    ) -> dict[str, Any] | Forked:
+    def _answer(self, request: Mapping[str, Any], stream: socket.socket) -> dict[str, Any] | Forked:
         operation = request.get("op")
         if operation == "ping":
             return {

@@ -1,0 +1,96 @@
+"""Ends what an attempt left behind when its host is dead, and proves that nothing is left."""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.injob import cgroups
+from rayjobs.injob.identity import ProcessStat, boot_id
+from rayjobs.injob.memory import remove_cgroups_of
+from rayjobs.injob.tree import Tree, as_remaining, cgroup_name
+
+_TICK_S = 0.02
+_KILL_S = 15.0
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What was found and done.
+
+    Attributes:
+        proven_dead: Nothing of the attempt runs on this machine any more.
+        killed: How many processes were ended.
+        remaining: Those that could not be ended (pid, start_time, comm), such as a process in
+            uninterruptible sleep: the node's share must be drained, not handed on.
+        how: What the proof rests on, in words.
+    """
+
+    proven_dead: bool
+    killed: int
+    remaining: tuple[dict[str, Any], ...]
+    how: str
+
+
+def find_leftovers(marker: str, cgroup: str | None = None) -> list[ProcessStat]:
+    """Return the living processes of an attempt, its host included."""
+    return Tree(marker, _cgroup_of(marker, cgroup), holder=None).members()
+
+
+def end_leftovers(
+    marker: str, cgroup: str | None = None, grace_s: float = 2.0, *, boot: str | None = None
+) -> Proof:
+    """End every process of an attempt and prove it. Blocks for `grace_s` plus 15 s at most.
+
+    The attempt's host counts as part of it: ask a living host to cancel instead. Only processes
+    seen in the cgroup or with the marker, at this moment, are signalled, each by its identity,
+    so a pid that now belongs to somebody else is never hit. Idempotent.
+
+    Args:
+        marker: The attempt's marker, unique for all time.
+        cgroup: The cgroup from host.json; looked for by name when None.
+        grace_s: Time between SIGTERM and SIGKILL.
+        boot: The boot id of the attempt's host: after a reboot nothing can be left.
+    """
+    if boot is not None and boot != boot_id():
+        return Proof(True, 0, (), "the machine was restarted since")
+    folder = _cgroup_of(marker, cgroup)
+    tree = Tree(marker, folder, holder=None)
+    ended: set[tuple[int, int]] = set()
+    members = tree.members()
+    if members and grace_s > 0:
+        tree.signal(members, signal.SIGTERM)
+        deadline = time.monotonic() + grace_s
+        while members and time.monotonic() < deadline:
+            ended.update((stat.pid, stat.start_time) for stat in members)
+            time.sleep(_TICK_S)
+            members = tree.members()
+    deadline = time.monotonic() + _KILL_S
+    while members and time.monotonic() < deadline:
+        ended.update((stat.pid, stat.start_time) for stat in tree.kill())
+        time.sleep(_TICK_S)
+        members = tree.members()
+    if not members:
+        remove_cgroups_of(marker)
+    return Proof(
+        not members,
+        len(ended) - len(members),
+        tuple(as_remaining(members)),
+        "cgroup and marker scan" if folder is not None else "marker scan",
+    )
+
+
+def _cgroup_of(marker: str, cgroup: str | None) -> str | None:
+    """Return the attempt's cgroup folder if it still exists and is really its own."""
+    name = cgroup_name(marker)
+    # A wrong path in a record must never lead to the killing of another cgroup.
+    if cgroup is not None and Path(cgroup).name == name and Path(cgroup).is_dir():
+        return cgroup
+    for mount in cgroups.mounts():
+        folder = Path(mount.own) / name
+        if mount.version == 2 and folder.is_dir():
+            return str(folder)
+    return None
