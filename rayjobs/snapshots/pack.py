@@ -73,7 +73,7 @@ class _ChangedError(Exception):
 def pack(
     source_directory: str | Path,
     *,
-    blobs_put: Callable[[str, Path], object],
+    blobs_put: Callable[[Path, str], object],
     blobs_has: Callable[[str], bool] | None = None,
     limits: Limits | None = None,
     cache: Path | None = None,
@@ -85,9 +85,9 @@ def pack(
     are left out with a warning. No link is followed and nothing but plain files is opened.
 
     Args:
-        blobs_put: Called as ``blobs_put(key, path)`` with the archive's temporary file; must
-            store it durably before it returns, and may move the file away.
-        blobs_has: Whether a key is stored; without it every call writes the archive.
+        blobs_put: ``BlobStore.put_file``, called with the archive's temporary file and the key;
+            must store it durably before it returns, and may move the file away.
+        blobs_has: ``BlobStore.exists``; without it every call writes the archive.
         limits: None takes those of the environment (`limits_from_environment`).
         cache: Folder (of the workspace) that remembers what an unchanged tree was packed to;
             such a tree is not read again.
@@ -112,7 +112,7 @@ def pack(
 
 def _pack(
     root: Path,
-    blobs_put: Callable[[str, Path], object],
+    blobs_put: Callable[[Path, str], object],
     blobs_has: Callable[[str], bool] | None,
     limits: Limits,
     cache_folder: Path | None,
@@ -148,7 +148,7 @@ def _pack(
         key = blob_key(digest)
         is_new = blobs_has is None or not blobs_has(key)
         if is_new:
-            blobs_put(key, archive)
+            blobs_put(archive, key)
     except OSError as error:
         if error.errno in DISK_FULL:
             raise StoreFullError(

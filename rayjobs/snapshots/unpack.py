@@ -43,12 +43,14 @@ def unpack(
         raise SnapshotError(f"{into} exists already; a snapshot is unpacked to a new folder")
     partial = into.parent / f"tmp-{into.name[:80]}-{os.getpid()}-{secrets.token_hex(4)}"
     try:
-        with tempfile.TemporaryFile(dir=into.parent) as spool:
-            if isinstance(archive, Path):
-                with _opened(archive) as file:
-                    _unpack(file, digest, partial, limits)
-            else:
-                # Read twice, and a download cannot be: first the hash, then the files.
+        # Read twice, first for the hash, then for the files; a download cannot be.
+        if isinstance(archive, Path):
+            with _opened(archive) as file:
+                _unpack(file, digest, partial, limits)
+        elif archive.seekable():
+            _unpack(archive, digest, partial, limits)
+        else:
+            with tempfile.TemporaryFile(dir=into.parent) as spool:
                 _spool(archive, spool, limits)
                 _unpack(spool, digest, partial, limits)
         partial.rename(into)

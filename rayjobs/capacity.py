@@ -1,0 +1,227 @@
+"""What a target has, whether a job can ever fit there, and the shape it is placed in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rayjobs.errors import Problem
+from rayjobs.spec import JobSpec
+
+GIB = 1024**3
+# Ray counts in ten-thousandths; a bundle with nothing in it is refused.
+GRAIN = 10_000
+LEAST_CPUS = 0.001
+
+Strategy = Literal["STRICT_SPREAD", "PACK"]
+
+
+@dataclass(frozen=True)
+class NodeShape:
+    """One node, alive or one that may still start.
+
+    Attributes:
+        cpus: Logical CPUs.
+        gpus: GPUs.
+        memory_bytes: Memory that jobs may have.
+        count: How many nodes are like this.
+    """
+
+    cpus: float
+    gpus: float = 0.0
+    memory_bytes: int = 0
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """All that a target can ever have.
+
+    Attributes:
+        nodes: The nodes, those that may still start among them.
+        max_nodes: How many of them there may be at a time.
+        shares_machine: Several nodes of a job may be on one machine, and processes may exceed
+            its CPUs (the target ``local``); GPUs and memory may not be exceeded.
+    """
+
+    nodes: tuple[NodeShape, ...]
+    max_nodes: int
+    shares_machine: bool = False
+
+
+@dataclass(frozen=True)
+class PlacedShape:
+    """How a job is placed.
+
+    Attributes:
+        shape: ``nodes``; ``cpus``, ``gpus`` and ``memory`` (bytes) per node; ``spread`` 1.0
+            when each node of the job needs a machine of its own. Equal shapes may be handed on.
+        strategy: Of the placement group.
+        notes: What the submitter should know, e.g. that processes share CPUs.
+    """
+
+    shape: Mapping[str, float]
+    strategy: Strategy
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Need:
+    """What each node of a job needs."""
+
+    cpus: float
+    gpus: float
+    memory: int
+
+
+def _need(spec: JobSpec) -> _Need:
+    processes = spec.distribution.processes_per_node
+    wanted = spec.resources
+    return _Need(
+        cpus=_even(wanted.cpus * processes),
+        gpus=_even(wanted.gpus * processes),
+        memory=math.ceil((wanted.memory_gib or 0.0) * GIB) * processes,
+    )
+
+
+def _even(amount: float) -> float:
+    """Return the amount in Ray's grain: 3 × 0.1 is 0.3."""
+    return round(amount * GRAIN) / GRAIN
+
+
+def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
+    """Return why the job can never be placed, with numbers and what to do; empty when it can."""
+    if capacity.shares_machine:
+        return _fits_machine(spec, capacity)
+    need, nodes = _need(spec), spec.distribution.nodes
+    problems = []
+    if nodes > capacity.max_nodes:
+        problems.append(
+            Problem(
+                "distribution.nodes",
+                f"the job asks for {nodes} nodes; the target has {capacity.max_nodes} at most.",
+                "Lower distribution.nodes, or raise the target's maximum.",
+            )
+        )
+    for path, name, wanted, largest in (
+        ("resources.cpus", "CPUs", need.cpus, _largest(capacity, "cpus")),
+        ("resources.gpus", "GPUs", need.gpus, _largest(capacity, "gpus")),
+        ("resources.memory_gib", "GiB of memory", need.memory / GIB, _memory_gib(capacity)),
+    ):
+        if wanted > largest:
+            problems.append(
+                Problem(
+                    path,
+                    f"the job asks for {wanted:g} {name} per node{_factors(spec, path)}; the "
+                    f"largest node has {largest:.4g}.",
+                    f"Lower {path}, use fewer processes per node, or add a larger node type.",
+                )
+            )
+    if not problems:
+        fitting = sum(node.count for node in capacity.nodes if _holds(node, need))
+        if fitting < nodes:
+            problems.append(
+                Problem(
+                    "distribution.nodes",
+                    f"the job asks for {nodes} node{'s' if nodes > 1 else ''} with "
+                    f"{_described(need)} each; the target can have {fitting} such.",
+                    "Lower distribution.nodes or what a process asks for, or add such nodes.",
+                )
+            )
+    return problems
+
+
+def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:
+    need, nodes = _need(spec), spec.distribution.nodes
+    problems = []
+    for path, name, wanted, has in (
+        ("resources.gpus", "GPUs", _even(need.gpus * nodes), _total(capacity, "gpus")),
+        (
+            "resources.memory_gib",
+            "GiB of memory",
+            need.memory * nodes / GIB,
+            _total(capacity, "memory_bytes") / GIB,
+        ),
+    ):
+        if wanted > has:
+            ranks = spec.distribution.world_size
+            each = f" ({ranks} processes together)" if ranks > 1 else ""
+            problems.append(
+                Problem(
+                    path,
+                    f"the job asks for {wanted:g} {name}{each}; this machine has {has:.4g}.",
+                    f"Lower {path}, or choose a larger target.",
+                )
+            )
+    return problems
+
+
+def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
+    """Return the shape of the job's allocation on a target.
+
+    Where the machine is shared, the shape asks for no more CPUs than there are: a placement
+    group that asked for more would wait for ever.
+    """
+    need, nodes = _need(spec), spec.distribution.nodes
+    cpus, notes = need.cpus, []
+    if capacity.shares_machine:
+        has = _total(capacity, "cpus")
+        if nodes > 1:
+            notes.append(f"all {nodes} nodes of the job are on this one machine")
+        if capacity.nodes and cpus * nodes > has:
+            cpus = math.floor(has / nodes * GRAIN) / GRAIN
+            ranks = spec.distribution.world_size
+            who = f"its {ranks} processes share" if ranks > 1 else "its threads share"
+            notes.append(
+                f"the job asks for {need.cpus * nodes:g} CPUs and this machine has {has:g}: "
+                f"{who} them"
+            )
+    if cpus <= 0 and need.gpus <= 0 and need.memory <= 0:
+        cpus = LEAST_CPUS
+    strategy: Strategy = "PACK" if capacity.shares_machine else "STRICT_SPREAD"
+    return PlacedShape(
+        shape={
+            "nodes": float(nodes),
+            "cpus": cpus,
+            "gpus": need.gpus,
+            "memory": float(need.memory),
+            "spread": float(strategy == "STRICT_SPREAD"),
+        },
+        strategy=strategy,
+        notes=tuple(notes),
+    )
+
+
+def _holds(node: NodeShape, need: _Need) -> bool:
+    return node.cpus >= need.cpus and node.gpus >= need.gpus and node.memory_bytes >= need.memory
+
+
+def _largest(capacity: Capacity, name: str) -> float:
+    return max((float(getattr(node, name)) for node in capacity.nodes), default=0.0)
+
+
+def _memory_gib(capacity: Capacity) -> float:
+    return _largest(capacity, "memory_bytes") / GIB
+
+
+def _total(capacity: Capacity, name: str) -> float:
+    return sum(float(getattr(node, name)) * node.count for node in capacity.nodes)
+
+
+def _factors(spec: JobSpec, path: str) -> str:
+    processes = spec.distribution.processes_per_node
+    if processes == 1:
+        return ""
+    each = getattr(spec.resources, path.rpartition(".")[2])
+    return f" ({processes} processes × {each:g})"
+
+
+def _described(need: _Need) -> str:
+    parts = [f"{need.cpus:g} CPUs"]
+    if need.gpus:
+        parts.append(f"{need.gpus:g} GPUs")
+    if need.memory:
+        parts.append(f"{need.memory / GIB:g} GiB")
+    return ", ".join(parts)

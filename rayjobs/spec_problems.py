@@ -1,0 +1,195 @@
+"""What is wrong with a spec, in the words of the person who wrote it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_args
+
+from rayjobs.errors import Problem
+from rayjobs.spec import (
+    Dependency,
+    Distribution,
+    Input,
+    JobSpec,
+    Model,
+    Output,
+    Resources,
+    Retries,
+    SecretRef,
+)
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+# Friendly keys of files and options, by the part they stand in: key → field.
+SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
+    "": {
+        "max_duration": "max_duration_s",
+        "stall_timeout": "stall_timeout_s",
+        "grace": "grace_s",
+        "log_cap": "log_cap_mib",
+    },
+    "resources": {"memory": "memory_gib"},
+}
+_PARTS: Mapping[str, type[Model]] = {
+    "": JobSpec,
+    "resources": Resources,
+    "distribution": Distribution,
+    "retries": Retries,
+    "inputs.*": Input,
+    "outputs.*": Output,
+    "secrets.*": SecretRef,
+    "depends_on.*": Dependency,
+}
+# What people write from habit with other tools, and where it stands here.
+_ELSEWHERE: Mapping[str, str] = {
+    "args": "arguments",
+    "script_params": "arguments",
+    "entry_script": "script",
+    "entrypoint": "script",
+    "source_dir": "source_directory",
+    "working_dir": "source_directory",
+    "workdir": "source_directory",
+    "env": "environment_variables",
+    "envs": "environment_variables",
+    "env_vars": "environment_variables",
+    "python": "environment",
+    "compute_target": "target",
+    "after": "depends_on",
+    "dependencies": "depends_on",
+    "timeout": "max_duration",
+    "time_limit": "max_duration",
+    "max_run_duration_seconds": "max_duration",
+    "nodes": "distribution.nodes",
+    "node_count": "distribution.nodes",
+    "num_nodes": "distribution.nodes",
+    "processes": "distribution.processes_per_node",
+    "processes_per_node": "distribution.processes_per_node",
+    "procs_per_node": "distribution.processes_per_node",
+    "process_count_per_node": "distribution.processes_per_node",
+    "backend": "distribution.backend",
+    "cpu": "resources.cpus",
+    "cpus": "resources.cpus",
+    "gpu": "resources.gpus",
+    "gpus": "resources.gpus",
+    "memory": "resources.memory",
+    "memory_gib": "resources.memory",
+}
+_UNITS: Mapping[str, str] = {
+    "max_duration_s": 'seconds; `max_duration: "6h"` is easier to read',
+    "stall_timeout_s": 'seconds; `stall_timeout: "30m"` is easier to read',
+    "grace_s": "seconds between SIGTERM and SIGKILL",
+    "memory_gib": 'GiB per process; `memory: "8GiB"` says the same',
+    "log_cap_mib": "MiB per rank",
+    "cpus": "a number of CPUs per process",
+    "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
+}
+# Their values may be secret: a message names the key alone.
+_UNSHOWN = frozenset({"secrets", "environment_variables"})
+_LONGEST_SHOWN = 60
+
+
+def place(location: Sequence[str | int]) -> str:
+    """Return where something is: ``inputs.digits.mode``, ``arguments[2]``."""
+    text = ""
+    for part in location:
+        if part == "[key]":
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def near(word: str, words: Sequence[str]) -> str:
+    """Return a question that names the word that was probably meant; empty without one."""
+    found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"Did you mean `{found[0]}`?" if found else ""
+
+
+def problem_of(error: ErrorDetails) -> Problem:
+    """Return one error of pydantic as a problem."""
+    location, kind, context = error["loc"], error["type"], error.get("ctx", {})
+    at = place(location)
+    field = str(location[-1]) if location else ""
+    if kind == "extra_forbidden":
+        return _unknown_key(location)
+    if kind == "missing":
+        return Problem(at, "is missing.", "Add it.")
+    given = _shown(location, error["input"])
+    unit = f"It is {_UNITS[field]}." if field in _UNITS else ""
+    if location and location[-1] == "[key]":
+        what = "a letter or _, then letters, digits and _"
+        return Problem(at, "is no name.", f"Names begin with {what}.")
+    if kind == "literal_error":
+        choices = [str(choice) for choice in _choices(location)] or [str(context["expected"])]
+        remedy = near(str(error["input"]), choices) or ""
+        return Problem(at, f"{given} is none of: {', '.join(choices)}.", remedy)
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        return Problem(
+            at, f"{given} is out of range.", f"It must be {sign} {context[key]:g}. {unit}".strip()
+        )
+    if kind == "string_pattern_mismatch":
+        remedy = (
+            "Use letters, digits, `_`, `-` and `.`, a letter or digit first, 128 at most."
+            if field == "name"
+            else "Names begin with a letter or _, then letters, digits and _."
+        )
+        return Problem(at, f"{given} is no name.", remedy)
+    if kind == "string_type":
+        remedy = "Put it in quotes." if isinstance(error["input"], int | float) else "Write text."
+        return Problem(at, f"{given} is no text.", remedy)
+    if kind == "string_unicode":
+        return Problem(at, "has bytes that are no UTF-8 text.", "Give such data in a file.")
+    if kind in ("tuple_type", "list_type"):
+        return Problem(at, f"{given} is no list.", 'Write a list, such as ["--epochs", "3"].')
+    if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
+        return Problem(at, f"{given} is no mapping.", "Write `key: value` lines below it.")
+    if kind.startswith(("int_", "float_", "finite_")):
+        whole = "a whole number" if kind.startswith("int_") else "a number"
+        return Problem(at, f"{given} is not {whole}.", unit)
+    if kind.startswith("bool_"):
+        return Problem(at, f"{given} is neither true nor false.", "Write true or false.")
+    if kind == "value_error":
+        return Problem(at, f"{context['error']}.")
+    return Problem(at, f"{given}: {error['msg']}.", unit)
+
+
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _shown(location: Sequence[str | int], value: Any) -> str:
+    if location and location[0] in _UNSHOWN:
+        return "the value given"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _part(location: Sequence[str | int]) -> str:
+    """Return the key of `_PARTS` for the part that holds the last key of a location."""
+    above = location[:-1]
+    return "" if not above else str(above[0]) + (".*" if len(above) > 1 else "")
+
+
+def _unknown_key(location: Sequence[str | int]) -> Problem:
+    key, part = str(location[-1]), _part(location)
+    known = [*_PARTS[part].model_fields, *SHORT_KEYS.get(part, {})]
+    moved = _ELSEWHERE.get(key)
+    if moved is not None and part == "":
+        remedy = f"Write `{moved}`."
+    elif moved is not None and moved.startswith(f"{part}."):
+        remedy = f"Did you mean `{moved.rpartition('.')[2]}`?"
+    else:
+        remedy = near(key, known) or f"Known here: {', '.join(sorted(known))}."
+    return Problem(place(location), "is no key of a job.", remedy)
+
+
+def _choices(location: Sequence[str | int]) -> Sequence[Any]:
+    part = _PARTS.get(_part(location))
+    field = part.model_fields.get(str(location[-1])) if part else None
+    return get_args(field.annotation) if field else ()

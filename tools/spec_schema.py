@@ -1,0 +1,19 @@
+"""Writes rayjobs/job.schema.json, the JSON schema of spec files for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rayjobs.spec_file import editor_schema
+
+SCHEMA = Path(__file__).resolve().parent.parent / "rayjobs" / "job.schema.json"
+
+
+def text() -> str:
+    return json.dumps(editor_schema(), indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+
+
+if __name__ == "__main__":
+    SCHEMA.write_text(text(), encoding="utf-8")
+    print(f"written: {SCHEMA.name}")
