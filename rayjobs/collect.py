@@ -1,0 +1,375 @@
+"""Brings what an attempt logged and left behind into the store: metrics, logs, files.
+
+Used by the node agent, while the attempt runs and at its end. Everything blocks; nothing here
+knows Ray. Every step may be repeated: metrics have keys, blobs are kept by their digest.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.blobs import BlobStore
+from rayjobs.clock import Clock, SystemClock
+from rayjobs.driverlog import compact, read_tail
+from rayjobs.errors import RayjobsError, UsageError
+from rayjobs.injob.metricsfile import METRIC_KINDS, read_batch
+from rayjobs.injob.uploads import PART
+from rayjobs.metrics import point_of
+from rayjobs.paths import AttemptPaths, driver_log_name
+from rayjobs.records import MetricPoint, StoredFile
+from rayjobs.store.base import Store
+
+STABLE_S = 2.0  # a file untouched for so long is taken for whole
+AGAIN_S = 30.0  # a file that keeps changing is stored again at most this often while running
+TAIL_BYTES = 64 * 1024
+NAMED_AT_MOST = 5
+MOST_FILES = 200_000
+
+
+@dataclass
+class Found:
+    """What an attempt's folder holds.
+
+    Attributes:
+        files: (name, path) of the files to store, by name.
+        left_out: What is not stored, one sentence each.
+    """
+
+    files: list[tuple[str, Path]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+
+def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
+    """Return the files of an attempt: outputs, logs, uploads and what its ranks printed.
+
+    Links are followed as long as they stay below the script's directory; sockets, FIFOs and
+    devices are left out. Files of a second node appear under ``node-<k>/``.
+    """
+    paths = AttemptPaths(Path(root))
+    node = int(plan.get("node", 0))
+    prefix = f"node-{node}/" if node else ""
+    found = Found()
+    names: dict[str, Path] = {}
+    inside = Path(os.path.realpath(paths.work))
+    for folder in ("outputs", "logs"):
+        for name, path in _walk(paths.work / folder, folder, inside, found):
+            names[prefix + name] = path
+    uploads = paths.root / "uploads"
+    for name, path in _walk(uploads, "", Path(os.path.realpath(uploads)), found):
+        if not path.name.startswith(PART):
+            names[prefix + name] = path
+    world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
+    for rank in plan.get("ranks", ()):
+        log = paths.driver_log(int(rank["rank"]))
+        if log.is_file():
+            names[driver_log_name(int(rank["rank"]), world_size)] = log
+    found.files = sorted(names.items())
+    return found
+
+
+def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple[str, Path]]:
+    pending: list[tuple[Path, str, frozenset[str]]] = [(folder, name, frozenset())]
+    count = 0
+    while pending:
+        at, at_name, above = pending.pop()
+        real = os.path.realpath(at)
+        if real in above:
+            found.left_out.append(f"{at_name}: a link that leads to a folder above it")
+            continue
+        try:
+            entries = sorted(os.scandir(at), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            found.left_out.append(f"{at_name}: cannot be read ({error.strerror})")
+            continue
+        for entry in entries:
+            path = Path(entry.path)
+            shown = f"{at_name}/{_text(entry.name)}" if at_name else _text(entry.name)
+            kind = _kind(path, inside)
+            if kind == "folder":
+                pending.append((path, shown, above | {real}))
+            elif kind == "file":
+                count += 1
+                if count > MOST_FILES:
+                    found.left_out.append(f"{name}: more than {MOST_FILES} files; the rest is left")
+                    return
+                yield shown, path
+            elif kind:
+                found.left_out.append(f"{shown}: {kind}")
+
+
+def _text(name: str) -> str:
+    """A file's name as text: bytes that are no UTF-8 are shown, since records are text."""
+    return os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _kind(path: Path, inside: Path) -> str:
+    """Return ``file``, ``folder``, "" for what has gone, else why it is left out."""
+    try:
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if not target.is_relative_to(inside):
+                return "a link that leads out of the job's directory"
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "a link to nothing" if path.is_symlink() else ""
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file" if stat.S_ISREG(mode) else "neither a file nor a folder"
+
+
+@dataclass
+class _Seen:
+    """A file as it was when it was stored."""
+
+    size: int
+    changed_ns: int
+    inode: int
+    stored_s: float
+
+
+class Publisher:
+    """Stores an attempt's files: what is whole while it runs, everything at its end.
+
+    A file is visible once `publish` has taken its row (``store.publish_files`` of the job and
+    attempt). When that is refused, a newer attempt owns the job, and nothing more is stored.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        plan: Mapping[str, Any],
+        *,
+        blobs: BlobStore,
+        publish: Callable[[Sequence[StoredFile]], bool],
+        clock: Clock | None = None,
+    ) -> None:
+        self.root = Path(root)
+        self.plan = plan
+        self.refused = False
+        self.left_out: list[str] = []
+        self._blobs = blobs
+        self._publish = publish
+        self._clock = clock or SystemClock()
+        self._seen: dict[str, _Seen] = {}
+
+    def step(self) -> int:
+        """Store what has been whole for 2 s; return how many files.
+
+        Problems are not told: the file is tried again, at the latest by `finish`.
+        """
+        stored = []
+        now_s = self._clock.monotonic_s()
+        wall_s = self._clock.now().timestamp()
+        for name, path in scan_files(self.root, self.plan).files:
+            if self.refused or self._is_driver_log(path):
+                continue  # a log that grows is read where it is
+            try:
+                info = path.stat()
+                # A time that lies ahead (another clock) must not keep a file out for ever.
+                age_s = abs(wall_s - max(info.st_mtime, info.st_ctime))
+                if age_s < STABLE_S or not self._is_due(name, info, now_s):
+                    continue
+                stored.append(self._store(name, path, info))
+            except (RayjobsError, OSError):
+                continue
+        if stored:
+            try:
+                self._make_visible(stored)
+            except RayjobsError:
+                return 0
+        return len(stored)
+
+    def finish(self) -> list[str]:
+        """Store everything that is not stored yet; return the problems, one sentence each.
+
+        Idempotent: call it again once there is room. What could be stored is visible even
+        when something else could not.
+        """
+        found = scan_files(self.root, self.plan)
+        self.left_out = found.left_out
+        problems: list[str] = []
+        stored: list[StoredFile] = []
+        for name, path in found.files:
+            if self.refused:
+                break
+            try:
+                info = path.stat()
+                if self._is_due(name, info, None):
+                    stored.append(self._store(name, path, info))
+            except (RayjobsError, OSError) as error:
+                problems.append(f"{name}: {_sentence(error)}")
+            if len(stored) >= 500:
+                stored = self._visible_or(problems, stored)
+        self._visible_or(problems, stored)
+        if len(problems) > NAMED_AT_MOST:
+            more = len(problems) - NAMED_AT_MOST
+            problems = [*problems[:NAMED_AT_MOST], f"{more} more files could not be stored."]
+        return problems
+
+    def _visible_or(self, problems: list[str], stored: list[StoredFile]) -> list[StoredFile]:
+        if stored:
+            try:
+                self._make_visible(stored)
+            except RayjobsError as error:
+                problems.append(_sentence(error))
+        return []
+
+    def _make_visible(self, files: list[StoredFile]) -> None:
+        try:
+            if not self._publish(files):
+                self.refused = True
+        except RayjobsError:
+            for one in files:
+                self._seen.pop(one.name, None)  # tried again
+            raise
+
+    def _is_driver_log(self, path: Path) -> bool:
+        return path.parent == self.root / "log"
+
+    def _is_due(self, name: str, info: os.stat_result, now_s: float | None) -> bool:
+        seen = self._seen.get(name)
+        if seen is None:
+            return True
+        same = (seen.size, seen.changed_ns, seen.inode) == (
+            info.st_size,
+            info.st_mtime_ns,
+            info.st_ino,
+        )
+        return not same and (now_s is None or now_s - seen.stored_s >= AGAIN_S)
+
+    def _store(self, name: str, path: Path, info: os.stat_result) -> StoredFile:
+        if self._is_driver_log(path):
+            with compact(path) as whole:
+                blob = self._blobs.add_file(whole)
+        else:
+            blob = self._blobs.add_file(path)
+        self._seen[name] = _Seen(
+            info.st_size, info.st_mtime_ns, info.st_ino, self._clock.monotonic_s()
+        )
+        return StoredFile(
+            name=name,
+            attempt=int(self.plan["attempt"]),
+            size=blob.size,
+            digest=blob.digest,
+            blob=blob.key,
+            stored_at=self._clock.now(),
+        )
+
+
+def _sentence(error: Exception) -> str:
+    text = (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+    return text if text.endswith(".") else f"{text}."
+
+
+@dataclass
+class Batch:
+    """Records of one rank that were not delivered yet."""
+
+    rank: int
+    next_offset: int
+    points: list[MetricPoint] = field(default_factory=list)
+    tags: dict[str, str | None] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    notes: list[tuple[str, str]] = field(default_factory=list)
+
+
+class MetricFollower:
+    """Reads what the ranks of an attempt log, batch by batch.
+
+    A batch counts as delivered once `confirm` was called with it; until then it comes again.
+    A new follower starts at the beginning, which does no harm: the store knows the keys.
+    """
+
+    def __init__(self, root: Path, *, attempt: int) -> None:
+        self._folder = AttemptPaths(Path(root)).metrics(0).parent
+        self._attempt = attempt
+        self._offsets: dict[int, int] = {}
+
+    def batches(self, limit: int = 5000) -> Iterator[Batch]:
+        """Yield what is there now, at most `limit` records a batch. Confirm each one."""
+        for rank in self._ranks():
+            while True:
+                before = self._offsets.get(rank, 0)
+                batch = self._read(rank, before, limit)
+                if batch.next_offset == before:
+                    break
+                yield batch
+                if self._offsets.get(rank, 0) == before:
+                    break  # not confirmed: the caller tries again later
+
+    def confirm(self, batch: Batch) -> None:
+        """Note that a batch was delivered."""
+        self._offsets[batch.rank] = batch.next_offset
+
+    def _ranks(self) -> list[int]:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        ranks = [name[5:-6] for name in names if name.startswith("rank-") and name[-6:] == ".jsonl"]
+        return sorted(int(rank) for rank in ranks if rank.isdigit())
+
+    def _read(self, rank: int, offset: int, limit: int) -> Batch:
+        path = self._folder / f"rank-{rank}.jsonl"
+        records, next_offset = read_batch(str(path), offset, limit)
+        batch = Batch(rank, next_offset)
+        for record in records:
+            kind, name, value = record["k"], record.get("name"), record.get("value")
+            if kind in METRIC_KINDS:
+                point = point_of(record, attempt=self._attempt, rank=rank)
+                if point is not None:
+                    batch.points.append(point)
+            elif kind == "tag" and isinstance(name, str):
+                batch.tags[name] = None if value is None else str(value)
+            elif kind == "property" and isinstance(name, str):
+                batch.properties.setdefault(name, str(value))
+            elif kind == "fail":
+                batch.notes.append(("script_error", f"the script reported an error: {value}"))
+            elif kind == "dropped":
+                batch.notes.append(
+                    ("metrics_dropped", f"{value} records could not be written (disk full)")
+                )
+        return batch
+
+
+def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
+    """Bring a batch into the store. Repeating it changes nothing but notes.
+
+    Raises:
+        StoreError: the store cannot be written now; try the same batch again.
+    """
+    if batch.points:
+        store.add_metrics(job_id, batch.points)
+    if batch.tags:
+        store.update(job_id, tags=batch.tags)
+    if batch.properties:
+        _add_properties(store, job_id, batch, attempt)
+    for kind, message in batch.notes:
+        store.add_event(job_id, kind, message, attempt=attempt)
+
+
+def _add_properties(store: Store, job_id: str, batch: Batch, attempt: int) -> None:
+    for name, value in batch.properties.items():
+        try:
+            store.update(job_id, properties={name: value})
+        except UsageError as error:
+            # An earlier attempt, or another rank, has set it to something else.
+            store.add_event(job_id, "property_refused", str(error), attempt=attempt)
+
+
+def log_tails(
+    root: Path, plan: Mapping[str, Any], *, most_bytes: int = TAIL_BYTES
+) -> dict[int, bytes]:
+    """Return the end of what each rank of this node printed, by rank."""
+    paths = AttemptPaths(Path(root))
+    ranks = [int(rank["rank"]) for rank in plan.get("ranks", ())]
+    return {rank: read_tail(paths.driver_log(rank), most_bytes) for rank in ranks}

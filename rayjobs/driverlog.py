@@ -1,0 +1,158 @@
+"""Reads what a rank printed, byte for byte, also while it is written and when its middle is gone.
+
+A log that grew beyond its cap has a hole (``driver_<rank>.holes.json`` beside it says where):
+readers get one line instead that says how much is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+CHUNK_BYTES = 256 * 1024
+POLL_S = 0.05
+
+
+def holes(path: Path) -> list[tuple[int, int]]:
+    """Return the (start, end) of the parts of a log that were given back, in order."""
+    note = path.with_name(path.name.removesuffix(".log") + ".holes.json")
+    try:
+        listed = json.loads(note.read_bytes())["holes"]
+        found = [(int(one["offset"]), int(one["offset"]) + int(one["length"])) for one in listed]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return sorted(hole for hole in found if hole[1] > hole[0])
+
+
+def marker(missing_bytes: int) -> bytes:
+    """Return the line that stands where bytes are missing."""
+    return (
+        f"\n[rayjobs: {missing_bytes} bytes were left out here: the log reached its size limit]\n"
+    ).encode()
+
+
+def read(path: Path) -> bytes:
+    """Return a whole log. Raises FileNotFoundError."""
+    return b"".join(chunks(path))
+
+
+def chunks(path: Path) -> Iterator[bytes]:
+    """Yield a whole log in parts. Raises FileNotFoundError."""
+    with path.open("rb") as file:
+        position = 0
+        while True:
+            data, position = _next(file, path, position)
+            if not data:
+                return
+            yield data
+
+
+def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
+    """Return the bytes at a position (none at the end) and the position after them."""
+    file.seek(position)
+    data = file.read(CHUNK_BYTES)
+    if not data:
+        return b"", position
+    # Asked after the read: a hole is noted before it is made, so zeros are never taken for
+    # something that was printed.
+    for start, end in holes(path):
+        if start <= position < end:
+            return marker(end - start), end
+        if position < start < position + len(data):
+            return data[: start - position], start
+    return data, position + len(data)
+
+
+def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> Iterator[bytes]:
+    """Yield what a log holds and then what is added, until `stop` says that no more comes.
+
+    What was written before `stop` first said so is still yielded. An empty part is yielded at
+    each poll without news, so that the caller keeps its hand on the loop. The file may not
+    exist yet; once open, it may be removed.
+    """
+    file: BinaryIO | None = None
+    position = 0
+    try:
+        while True:
+            is_last = stop()
+            if file is None:
+                try:
+                    file = path.open("rb")
+                except OSError:
+                    file = None
+            data = b""
+            if file is not None:
+                data, position = _next(file, path, position)
+            if data:
+                yield data
+            elif is_last:
+                return
+            else:
+                yield b""
+                time.sleep(poll_s)
+    finally:
+        if file is not None:
+            file.close()
+
+
+def read_tail(path: Path, most_bytes: int) -> bytes:
+    """Return the last bytes of a log (after its hole); empty when there is no log."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            start = max(0, size - most_bytes)
+            file.seek(start)
+            data = file.read(most_bytes)
+    except OSError:
+        return b""
+    for hole_start, hole_end in holes(path):
+        if hole_start < start + len(data) and hole_end > start:
+            data = data[max(0, hole_end - start) :]
+            start = hole_end
+    return data
+
+
+def last_lines(data: Iterator[bytes] | bytes, count: int) -> bytes:
+    """Return the last `count` lines of a log; a last line without its newline counts."""
+    if count <= 0:
+        return b""
+    if isinstance(data, bytes):
+        data = iter((data,))
+    kept: list[bytes] = []
+    newlines = 0
+    for part in data:
+        kept.append(part)
+        newlines += part.count(b"\n")
+        # Parts that no longer hold any of the last lines are dropped: memory stays small.
+        while len(kept) > 1 and newlines - kept[0].count(b"\n") > count:
+            newlines -= kept[0].count(b"\n")
+            kept.pop(0)
+    whole = b"".join(kept)
+    body = whole[:-1] if whole.endswith(b"\n") else whole
+    start = len(body)
+    for _ in range(count):
+        start = body.rfind(b"\n", 0, start)
+        if start < 0:
+            return whole
+    return whole[start + 1 :]
+
+
+@contextmanager
+def compact(path: Path) -> Iterator[Path]:
+    """Give a file that holds the log as it is to be stored: without zeros where a hole is."""
+    if not holes(path):
+        yield path
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.compact")
+    try:
+        with temporary.open("wb") as file:
+            for part in chunks(path):
+                file.write(part)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,178 @@
+"""From exit records and log tails to one outcome and the failure that people are told."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayjobs import tracebacks
+from rayjobs.failures import Failure, FailureClass, signal_name
+
+_FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
+_NO_MEMORY = (
+    "MemoryError",
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+)
+_SIGNALS = {
+    signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
+    signals.SIGSEGV: "native code read or wrote where it may not",
+    signals.SIGABRT: "native code gave up, or an assertion failed",
+    signals.SIGBUS: "often shared memory (/dev/shm) that is full",
+    signals.SIGILL: "native code that is not for this processor",
+    signals.SIGFPE: "native code divided by zero",
+    signals.SIGTERM: "asked to end from outside",
+    signals.SIGINT: "interrupted",
+    signals.SIGPIPE: "wrote to a pipe that nobody reads",
+    signals.SIGXCPU: "used up its CPU time limit",
+    signals.SIGXFSZ: "wrote a file larger than allowed",
+}
+_CODES = {
+    124: "the code of `timeout` when the time is over",
+    126: "the shell's code for a command that cannot be executed",
+    127: "the shell's code for a command that was not found",
+}
+
+
+def diagnose(
+    exits: Sequence[Mapping[str, Any]], tails: Mapping[int, bytes]
+) -> tuple[str, Failure | None]:
+    """Return an attempt's outcome and, unless it completed or was canceled, its root cause.
+
+    Args:
+        exits: Exit records, one per node (docs/architecture.md).
+        tails: The end of each rank's log, by rank.
+    """
+    bad = [record for record in exits if record.get("outcome") != "completed"]
+    if exits and not bad:
+        return "completed", None
+    if not bad:
+        return "host_error", Failure(
+            FailureClass.SYSTEM, "the attempt left no exit record: its end is unknown"
+        )
+    # The node whose part ended first is the cause; the others followed it.
+    record = min(bad, key=_failed_at)
+    outcome = str(record.get("outcome"))
+    if outcome == "canceled":
+        return outcome, None
+    rank = _first_rank(record)
+    number = None if rank is None else int(rank["rank"])
+    said = tracebacks.find(tails.get(number, b"")) if number is not None else None
+    if outcome == "time_limit":
+        number = _any_rank(record) if number is None else number
+        lines = tracebacks.find(tails.get(-1 if number is None else number, b"")).lines[-3:]
+        reason = str(record.get("reason") or "the attempt reached its time limit")
+        return outcome, Failure(
+            FailureClass.TIME_LIMIT, f"{reason}; raise --max-duration", rank=None, lines=lines
+        )
+    if outcome == "out_of_memory":
+        return outcome, _failure(
+            FailureClass.OUT_OF_MEMORY, _memory_message(record, number), rank, said
+        )
+    if outcome != "failed":
+        reason = str(record.get("reason") or "the attempt host failed")
+        return outcome, _failure(FailureClass.SYSTEM, reason, rank, None)
+    if rank is None:
+        reason = str(record.get("reason") or "the attempt failed, and no rank is named")
+        return outcome, Failure(FailureClass.USER, reason)
+    assert said is not None
+    failure_class = _class_of(record, rank, said)
+    return outcome, _failure(failure_class, _message(record, rank, said), rank, said)
+
+
+def _failure(
+    failure_class: FailureClass,
+    message: str,
+    rank: Mapping[str, Any] | None,
+    said: tracebacks.Said | None,
+) -> Failure:
+    return Failure(
+        failure_class,
+        message,
+        rank=None if rank is None else int(rank["rank"]),
+        exit_code=None if rank is None else rank.get("exit_code"),
+        signal=None if rank is None else rank.get("signal"),
+        lines=() if said is None else said.lines,
+    )
+
+
+def _failed_at(record: Mapping[str, Any]) -> tuple[bool, float]:
+    rank = _first_rank(record)
+    ended = None if rank is None else rank.get("ended_at")
+    at = ended if ended is not None else record.get("ended_at")
+    # A cancel that one node was given because another failed must not hide that failure.
+    return record.get("outcome") == "canceled", float(at or 0.0)
+
+
+def _first_rank(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    wanted = record.get("first_failed_rank")
+    ranks = record.get("ranks") or ()
+    for rank in ranks:
+        if wanted is not None and rank.get("rank") == wanted:
+            return dict(rank)
+    if record.get("outcome") != "failed":
+        return None
+    failed = [rank for rank in ranks if rank.get("exit_code") != 0]
+    return min(failed, key=lambda rank: rank.get("ended_at") or 0.0) if failed else None
+
+
+def _any_rank(record: Mapping[str, Any]) -> int | None:
+    ranks = record.get("ranks") or ()
+    return int(ranks[0]["rank"]) if ranks else None
+
+
+def _class_of(
+    record: Mapping[str, Any], rank: Mapping[str, Any], said: tracebacks.Said
+) -> FailureClass:
+    if rank.get("out_of_memory"):
+        return FailureClass.OUT_OF_MEMORY
+    if any(text in said.error for text in _FULL):
+        return FailureClass.STORAGE
+    # On a full disk the traceback itself may be missing from the log.
+    if "ENOSPC" in str(record.get("reason")) and not said.is_traceback:
+        return FailureClass.STORAGE
+    if any(text in said.error for text in _NO_MEMORY):
+        return FailureClass.OUT_OF_MEMORY
+    return FailureClass.USER
+
+
+def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: tracebacks.Said) -> str:
+    who = f"rank {rank['rank']}"
+    number, code = rank.get("signal"), rank.get("exit_code")
+    if number is not None:
+        meaning = _SIGNALS.get(number)
+        what = f"{who} was ended by {signal_name(number)}"
+        what += f" ({meaning})" if meaning else ""
+    else:
+        what = f"{who} exited with code {code}"
+        if isinstance(code, int) and 128 < code < 128 + 65 and not said.is_traceback:
+            what += f" (a process of its was ended by {signal_name(code - 128)})"
+        elif code in _CODES:
+            what += f" ({_CODES[code]})"
+    if said.error and (said.is_traceback or number is None):
+        what += f": {said.error}"
+        what += f" ({said.at})" if said.at else ""
+    elif number is None and code == 1 and said.lines:
+        what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") says it there
+    elif not said.lines:
+        what += "; it printed nothing"
+    if "ENOSPC" in str(record.get("reason")) and "No space" not in what:
+        what += "; the disk that holds the attempt's files is full"
+    return what
+
+
+def _memory_message(record: Mapping[str, Any], number: int | None) -> str:
+    reason = str(record.get("reason") or "")
+    memory = record.get("memory") or {}
+    peak = memory.get("peak_bytes")
+    if not reason:
+        limit = memory.get("limit_bytes")
+        who = "a process of the attempt" if number is None else f"rank {number}"
+        reason = f"{who} was killed: out of memory"
+        reason += f" under the limit of {limit / 2**30:.3g} GiB" if limit else ""
+    return reason + (f" (peak {peak / 2**30:.3g} GiB)" if peak else "")

@@ -1,0 +1,158 @@
+"""Finds what a script said before it failed: its last traceback, or its last error lines."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from rayjobs.terminal import plain_text
+
+MOST_LINES = 12
+LONGEST_LINE = 400
+SURVIVED_LINES = 300  # a traceback followed by so much output did not end the process
+
+_HEADER = re.compile(r"^[\s|+]*-*\s*(?:Exception Group )?Traceback \(most recent call last\):\s*$")
+_FRAME = re.compile(r'^[\s|]*File "(?P<file>.+?)", line (?P<line>\d+)(?:, in (?P<where>.+))?$')
+_FINAL = re.compile(r"^[\s|]*(?P<type>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+_SYNTAX = re.compile(r"^(?:SyntaxError|IndentationError|TabError): ")
+# Told, but not what ended the process.
+_HARMLESS = re.compile(r"^(?:Exception ignored in|Exception in thread |Exception ignored while)")
+_LOUD = re.compile(
+    r"(?:^|[\s:\[(])(?:error|errors|fatal|failed|panic|abort(?:ed)?|exception|killed|"
+    r"segmentation fault|bus error|core dumped|terminate called|cannot|can't|not found|"
+    r"no such file|permission denied|no space left|usage:|assert(?:ion)?)(?:[\s:!.,)\]]|$)"
+    r"|\w(?:Error|Exception)\b",
+    re.IGNORECASE,
+)
+_ATTEMPT = re.compile(r"^.*/attempts/.+?/work/")
+_LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a log says about a failure.
+
+    Attributes:
+        error: The exception's own line, or the line that tells most; empty when nothing does.
+        at: ``train.py:12 in main``; empty when unknown.
+        lines: The lines that matter, oldest first.
+        is_traceback: Whether `error` is the final line of a traceback (or a syntax error).
+    """
+
+    error: str
+    at: str
+    lines: tuple[str, ...]
+    is_traceback: bool
+
+
+def find(tail: bytes) -> Said:
+    """Return what the end of a log says about its process's failure."""
+    lines = _lines(tail)
+    traceback = _last_traceback(lines)
+    if traceback is not None:
+        return traceback
+    spoken = [line for line in lines if line.strip()]
+    loud = [index for index, line in enumerate(spoken) if _LOUD.search(line)]
+    # An error that is followed by much other output was survived.
+    if loud and loud[-1] >= len(spoken) - 20:
+        start = max(0, min(loud[-1] - 2, len(spoken) - 6))
+        picked = spoken[start : start + MOST_LINES]
+        return Said(spoken[loud[-1]].strip(), "", tuple(picked), False)
+    last = spoken[-5:]
+    return Said("", "", tuple(last), False)
+
+
+def _lines(tail: bytes) -> list[str]:
+    text = tail.decode("utf-8", "replace")
+    lines = []
+    for line in text.split("\n"):
+        # What a progress bar has overwritten was not seen at the end either.
+        seen = line.rstrip("\r").rpartition("\r")[2]
+        plain = plain_text(seen).rstrip()
+        cut = len(plain) > LONGEST_LINE
+        lines.append(plain[:LONGEST_LINE] + "…" if cut else plain)
+    return lines
+
+
+def _last_traceback(lines: list[str]) -> Said | None:
+    for start in range(len(lines) - 1, -1, -1):
+        line = lines[start]
+        if _HEADER.match(line):
+            before = next((text for text in reversed(lines[:start]) if text.strip()), "")
+            if _HARMLESS.match(before):
+                continue
+            if sum(1 for text in lines[start:] if text.strip()) > SURVIVED_LINES:
+                return None
+            return _block(lines, start + 1)
+        if _SYNTAX.match(line):
+            # A syntax error of the script itself comes without a header.
+            first = start
+            while first > 0 and not _FRAME.match(lines[first]) and start - first < 6:
+                first -= 1
+            if _FRAME.match(lines[first]) and not _has_header_before(lines, first):
+                return _block(lines, first)
+    return None
+
+
+def _has_header_before(lines: list[str], index: int) -> bool:
+    return any(_HEADER.match(line) for line in lines[max(0, index - 200) : index])
+
+
+def _block(lines: list[str], start: int) -> Said:
+    frames: list[int] = []
+    index = start
+    while index < len(lines):
+        line = lines[index]
+        if _FRAME.match(line):
+            frames.append(index)
+        elif line[:1] not in (" ", "\t", "") and not line.startswith("|"):
+            break  # the first line that is not indented: the exception
+        is_far = not line.strip() and bool(frames) and index > frames[-1] + 8
+        if is_far or (index > start and _ends_group(lines, index, frames)):
+            break
+        index += 1
+    if index >= len(lines):
+        index = len(lines) - 1
+    final = lines[index].lstrip(" |")
+    # A message of several lines belongs to the exception, up to the first empty line.
+    more = []
+    for line in lines[index + 1 : index + 4]:
+        if not line.strip() or _HARMLESS.match(line):
+            break
+        more.append(line)
+    at, near = _place(lines, frames)
+    picked = (*near, final, *more)
+    return Said(final, at, tuple(line for line in picked if line.strip())[:MOST_LINES], True)
+
+
+def _ends_group(lines: list[str], index: int, frames: list[int]) -> bool:
+    """Whether a line of an exception group's block (``  | …``) is its exception."""
+    line = lines[index]
+    text = line.lstrip()
+    if not text.startswith("| ") or not frames or index <= frames[-1] + 1:
+        return False
+    return not text[2:].startswith(" ") and _FINAL.match(text[2:]) is not None
+
+
+def _place(lines: list[str], frames: list[int]) -> tuple[str, list[str]]:
+    """Return where it happened, preferring the user's own code, and the lines that show it."""
+    if not frames:
+        return "", []
+    own = [index for index in frames if not _is_library(lines[index])]
+    index = (own or frames)[-1]
+    match = _FRAME.match(lines[index])
+    assert match is not None
+    file = _ATTEMPT.sub("", match["file"])
+    at = f"{file}:{match['line']}"
+    if match["where"] and match["where"] != "<module>":
+        at += f" in {match['where']}"
+    near = [lines[index].replace(match["file"], file).strip()]
+    following = lines[index + 1] if index + 1 < len(lines) else ""
+    if following.startswith((" ", "\t")) and not _FRAME.match(following):
+        near.append(following.rstrip())
+    return at, near
+
+
+def _is_library(line: str) -> bool:
+    match = _FRAME.match(line)
+    return match is not None and _LIBRARY.search(match["file"]) is not None
