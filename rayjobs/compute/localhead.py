@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -171,12 +172,21 @@ def head_environment(
         "RAYJOBS_HOME": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        # A fixed port by default: the second head of a machine would find it taken.
+        "DASHBOARD_METRIC_PORT": str(free_port()),
         # Ray would end workers, which hold nothing, for the memory that ranks take.
         "RAY_memory_monitor_refresh_ms": "0",
         # Ranks are given their devices by us; Ray must not hide them from a process without.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **auth_environment(token_path),
     }
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
 
 
 def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[str]:

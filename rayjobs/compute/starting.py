@@ -22,7 +22,7 @@ from rayjobs.compute.headstop import Place
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
-from rayjobs.paths import TargetPaths
+from rayjobs.paths import TargetPaths, runtime_dir
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.05
@@ -259,10 +259,13 @@ def _start_local(
             follower.look()
             return answer
         kept = keeper.is_kept(place.paths)
-        follower.look()
+        if kept or spawned:  # without a keeper the lines are those of an earlier start
+            follower.look()
         if not kept:
             # The keeper cleans up before it ends, so a failure is told when nothing is left.
             if spawned and follower.failure:
+                with contextlib.suppress(OSError):  # asking for the socket made it again
+                    runtime_dir(place.home).rmdir()
                 raise TargetError(follower.failure)
             with start_lock(place.paths):
                 if not keeper.is_kept(place.paths):

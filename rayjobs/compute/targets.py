@@ -1,0 +1,304 @@
+"""Compute targets as users handle them: create, list, look at, start, stop. No import of ray."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGUSR1
+from typing import Any
+
+from rayjobs import ids
+from rayjobs.capacity import Capacity, NodeShape
+from rayjobs.compute import headstop, keeper, localhead, starting, wakeclient
+from rayjobs.compute.headstop import Place
+from rayjobs.compute.localhead import LOCAL
+from rayjobs.compute.machine import LocalSettings
+from rayjobs.compute.targetrecord import (
+    TargetRecord,
+    all_targets,
+    check_name,
+    load_target,
+    save_target,
+)
+from rayjobs.compute.tokencheck import check_token, read_token
+from rayjobs.errors import TargetError, UsageError
+from rayjobs.injob.identity import send_signal
+from rayjobs.paths import home as default_home
+
+STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
+POLL_S = 0.05
+Stages = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TargetView:
+    """A target as `rayjobs target show` prints it.
+
+    Attributes:
+        state: "running", "starting", "stopped", or "lost" (its Ray runs, nothing answers).
+        busy: Whether jobs are queued or running; None where nothing is known.
+        detail: What the actor itself says (`status`), where it was asked.
+    """
+
+    name: str
+    kind: str
+    state: str
+    address: str = ""
+    dashboard_url: str = ""
+    version: str = ""
+    busy: bool | None = None
+    nodes: tuple[dict[str, Any], ...] = ()
+    keeper_pid: int | None = None
+    detail: dict[str, Any] | None = None
+
+
+def create_target(
+    name: str,
+    *,
+    address: str | None = None,
+    token_file: Path | str | None = None,
+    home: Path | None = None,
+) -> TargetRecord:
+    """Attach a running Ray cluster as a target; the same definition again changes nothing.
+
+    Args:
+        address: `host:port` of the cluster's GCS. None or "local" is the local head, which
+            exists without being created.
+        token_file: The cluster's token, in a file that only its owner can read.
+
+    Raises:
+        UsageError: the name, address or token file cannot be right, or the name is taken.
+        TargetError: the cluster needs no token.
+        UnreachableError: no cluster answers there.
+    """
+    check_name(name)
+    at = home or default_home()
+    if name == LOCAL or address in (None, LOCAL):
+        if name == LOCAL and address in (None, LOCAL):
+            return TargetRecord(LOCAL)
+        raise UsageError(
+            f"target {name!r} with address {address!r}: the local target is called `local` and "
+            f"exists already; for a cluster give another name and --address HOST:PORT."
+        )
+    assert address is not None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{address!r} is not a cluster's address; give HOST:PORT.")
+    if token_file is None:
+        raise UsageError(
+            f"target {name!r} needs a token file: a Ray cluster that needs no token is refused, "
+            f"since anybody who reaches it can run code on it."
+        )
+    path = Path(token_file).expanduser().absolute()
+    check_token(address, read_token(path))
+    record = TargetRecord(name, address=address, token_file=str(path))
+    known = {found.name: found for found in all_targets(home=at)}.get(name)
+    if known is not None and known != record:
+        raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
+    save_target(record, home=at)
+    return record
+
+
+def remove_target(name: str, *, home: Path | None = None) -> None:
+    """Forget an attached target; its actor is ended, the cluster is left alone.
+
+    Raises:
+        UsageError: it is the local one, which cannot be removed.
+        TargetError: it has jobs that are not finished.
+    """
+    at = home or default_home()
+    record = load_target(name, home=at)
+    if record.is_local:
+        raise UsageError("the local target cannot be removed; stop it: `rayjobs target stop`.")
+    stop_target(name, home=at)
+    shutil.rmtree(Place(name, at).paths.root, ignore_errors=True)
+
+
+def list_targets(*, home: Path | None = None) -> list[TargetView]:
+    """Return every target with its state."""
+    at = home or default_home()
+    return [target_status(record.name, home=at) for record in all_targets(home=at)]
+
+
+def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> TargetView:
+    """Return how a target is; starts nothing.
+
+    Args:
+        ask: Also fetch what the actor says of its queue and allocations (`detail`).
+
+    Raises:
+        NotFoundError: no such target.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    head = localhead.load_record(place.paths) if record.is_local else None
+    answer, is_there = _ask(place, "status" if ask else "ping")
+    activity = localhead.read_json(place.activity) or {}
+    kept = keeper.is_kept(place.paths) if record.is_local else False
+    if is_there:
+        state = "running"
+    elif head is not None and head.is_running:
+        state = "starting" if kept else "lost"
+    else:
+        state = "starting" if kept else "stopped"
+    running = state in ("running", "lost")
+    keeping = keeper.keeper_of(place.paths)
+    return TargetView(
+        name=name,
+        kind="local" if record.is_local else "attached",
+        state=state,
+        address=record.address or (head.gcs_address if head and running else ""),
+        dashboard_url=dashboard_url(name, home=at) if running else "",
+        version=str(answer.get("version", "")),
+        busy=bool(activity["busy"]) if "busy" in activity and is_there else None,
+        nodes=tuple(
+            (localhead.read_json(place.paths.root / "capacity.json") or {}).get("nodes", [])
+        ),
+        keeper_pid=keeping.pid if keeping else None,
+        detail=answer if ask and answer else None,
+    )
+
+
+def start_target(
+    name: str = LOCAL, *, home: Path | None = None, on_stage: Stages = lambda _text: None
+) -> starting.TargetStatus:
+    """Start a target that does not run; one that runs is left as it is.
+
+    Raises:
+        TargetError: it could not be started.
+    """
+    return starting.ensure_target(name, home=home or default_home(), on_stage=on_stage)
+
+
+def stop_target(
+    name: str = LOCAL,
+    *,
+    force: bool = False,
+    home: Path | None = None,
+    on_stage: Stages = lambda _text: None,
+) -> bool:
+    """Stop a target: its actor, and for `local` Ray and everything around it.
+
+    Args:
+        force: Also with jobs queued or running: running attempts are ended.
+
+    Returns:
+        False when nothing of it ran.
+
+    Raises:
+        TargetError: jobs are not finished and `force` is off, or something did not end.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    with starting.start_lock(place.paths):
+        if not record.is_local:
+            return _stop_attached(place, force, on_stage)
+        while True:
+            with keeper.keeper_lock(place.paths) as no_keeper:
+                if no_keeper:
+                    return _stop_here(place, force, on_stage)
+            if _stop_by_keeper(place, force, on_stage):
+                return True
+
+
+def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
+    """Stop a head whose keeper was killed; the caller holds the keeper's lock."""
+    folder = localhead.ray_folder(place.home)
+    ran = place.paths.head.exists() or any(True for _ in localhead.processes_of(folder))
+    if ran:
+        headstop.retire(place, force=force)
+        headstop.stop_head(place, say=on_stage)
+    else:
+        headstop.remove_files(place)
+    return ran
+
+
+def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
+    """Ask the keeper; False when it ended without an answer (it was killed)."""
+    request = ids.token(4)
+    answer = keeper.answer_path(place.paths)
+    answer.unlink(missing_ok=True)
+    localhead.write_private(
+        keeper.request_path(place.paths), json.dumps({"id": request, "force": force})
+    )
+    on_stage(f"stopping target {place.name}")
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    signaled = False
+    while time.monotonic() < deadline:
+        owner = None if signaled else keeper.keeper_of(place.paths)
+        if owner is not None:
+            signaled = send_signal(owner, SIGUSR1)  # it would look within a second anyway
+        said = localhead.read_json(answer)
+        if said is not None and said.get("id") == request:
+            if said.get("error"):
+                answer.unlink(missing_ok=True)
+                raise TargetError(str(said["error"]))
+            if not keeper.is_kept(place.paths):
+                answer.unlink(missing_ok=True)
+                return True
+        elif not keeper.is_kept(place.paths):
+            keeper.request_path(place.paths).unlink(missing_ok=True)
+            return False
+        time.sleep(POLL_S)
+    keeper.request_path(place.paths).unlink(missing_ok=True)
+    raise TargetError(
+        f"the keeper of target {place.name!r} did not stop it within {STOP_TIMEOUT_S:g} s. "
+        f"See {place.paths.log / 'keeper.log'}."
+    )
+
+
+def _stop_attached(place: Place, force: bool, on_stage: Stages) -> bool:
+    headstop.retire(place, force=force)
+    on_stage(f"ending the actor of target {place.name}")
+    starting.run_starter(place, "end", on_stage=on_stage)
+    headstop.remove_files(place)
+    return True
+
+
+def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
+    """Return where the Ray dashboard of a target is; empty when none is known."""
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    if record.is_local:
+        head = localhead.load_record(place.paths)
+        return head.dashboard_url if head is not None and head.is_running else ""
+    try:
+        return (place.paths.root / "dashboard").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
+    """Return what a target can ever give, for "can never fit" at submit; starts nothing.
+
+    A running target is believed (`capacity.json`, `head.json`); for a local one that does not
+    run it is what this machine has. An attached cluster that was never seen is unbounded.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    shapes: list[NodeShape] = []
+    head = localhead.load_record(place.paths) if record.is_local else None
+    if record.is_local and (head is None or not head.is_running):
+        settings = LocalSettings.read()
+        shapes = [NodeShape(float(settings.cpus), float(settings.gpus), settings.memory_bytes)]
+    elif head is not None:
+        shapes = [NodeShape(head.cpus, head.gpus, head.memory_bytes)]
+    else:
+        seen = localhead.read_json(place.paths.root / "capacity.json") or {}
+        shapes = [
+            NodeShape(float(node["cpus"]), float(node["gpus"]), int(node["memory"]))
+            for node in seen.get("nodes", [])
+        ]
+    return Capacity(nodes=tuple(shapes), max_nodes=len(shapes), shares_machine=record.is_local)
+
+
+def _ask(place: Place, operation: str) -> tuple[dict[str, Any], bool]:
+    try:
+        answer = wakeclient.ask(place.socket, {"op": operation})
+    except TimeoutError:
+        return {}, True  # slow is not gone
+    return answer or {}, answer is not None
