@@ -1,0 +1,156 @@
+"""Files, forks, threads and backups of a SQLite store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from rayjobs.errors import StoreError, UsageError
+from rayjobs.spec import JobSpec
+from rayjobs.store.sql import SqlStore
+from tests.contract.store_contract import submit
+
+
+@pytest.mark.parametrize("form", ["{}", "sqlite:///{}"])
+def test_a_path_and_its_url_name_the_same_store(tmp_path: Path, form: str) -> None:
+    first = SqlStore(tmp_path / "store.db")
+    job = submit(first)
+    second = SqlStore(form.format(tmp_path / "store.db"))
+    assert second.path == tmp_path / "store.db"
+    assert second.job(job.id) == job
+    first.close()
+    second.close()
+
+
+@pytest.mark.parametrize("url", ["postgresql://host/db", "sqlite://host/db", "sqlite:///"])
+def test_an_unknown_url_is_refused(url: str) -> None:
+    with pytest.raises(UsageError, match="sqlite:///path"):
+        SqlStore(url)
+
+
+def test_only_its_owner_can_read_a_store(tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        store = SqlStore(tmp_path / "store.db")
+        submit(store)
+        for path in tmp_path.iterdir():
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600, path.name
+        store.close()
+    finally:
+        os.umask(mask)
+
+
+def test_a_missing_folder_and_a_file_that_is_no_database_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"folder .*missing.* does not exist"):
+        SqlStore(tmp_path / "missing" / "store.db")
+    (tmp_path / "store.db").write_text("not a database, and longer than a header" * 10)
+    with pytest.raises(StoreError, match="no SQLite database"):
+        SqlStore(tmp_path / "store.db")
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(StoreError, match=r"folder\.db"):
+        SqlStore(tmp_path / "folder.db")
+
+
+def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="closed"):
+        store.jobs()
+    assert not (tmp_path / "store.db-wal").exists()
+
+
+def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
+    first = submit(store)
+    child = os.fork()
+    if child == 0:
+        try:
+            submit(store, idempotency_key="from the child")
+            store.close()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    second = submit(store, idempotency_key="from the parent")
+    assert len(store.jobs()) == 3
+    assert (first.serial, store.jobs()[0].id) == (1, second.id)
+    store.close()
+    with sqlite3.connect(tmp_path / "store.db") as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+
+
+def test_threads_share_a_store(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
+    problems: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(10):
+                job = submit(store, job_id=f"job_{number}_{turn}")
+                assert store.job(job.id) == job
+                store.add_event(job.id, "note", "text")
+                assert len(store.events(job.id)) == 2
+        except BaseException as error:
+            problems.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert problems == []
+    assert sorted(job.serial for job in store.jobs()) == list(range(1, 61))
+    store.close()
+
+
+def test_a_failed_call_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    job = submit(store)
+    with pytest.raises(UsageError):
+        store.update(job.id, tags={"t": "1"}, priority=3, properties={"a": "1"}) and store.update(
+            job.id, priority=4, properties={"a": "2"}
+        )
+    assert (store.job(job.id).priority, store.job(job.id).tags) == (3, {"t": "1"})
+    assert [e.kind for e in store.events(job.id)] == ["state", "priority"]
+    store.close()
+
+
+def test_a_backup_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    jobs = [submit(store) for _ in range(20)]
+    store.backup(tmp_path / "copy.db")
+    # What `cp` takes lacks what the -wal file still holds: the reason for `backup`.
+    shutil.copy(tmp_path / "store.db", tmp_path / "plain-copy.db")
+    submit(store)
+    copy = SqlStore(tmp_path / "copy.db")
+    assert [job.id for job in copy.jobs(newest_first=False)] == [job.id for job in jobs]
+    copy.close()
+    with sqlite3.connect(tmp_path / "plain-copy.db") as connection:
+        tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    assert tables == (0,)
+    with pytest.raises(UsageError, match="exists"):
+        store.backup(tmp_path / "copy.db")
+    store.close()
+
+
+def test_ten_thousand_jobs_are_listed_whole(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    submit(store, JobSpec(script="a.py", tags={"a": "b"}))
+    with sqlite3.connect(tmp_path / "store.db") as connection:
+        names = [row[1] for row in connection.execute("PRAGMA table_info(jobs)")]
+        columns = ", ".join(name for name in names if name not in ("serial", "id"))
+        connection.execute(
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)"
+            f" INSERT INTO jobs (id, {columns}) SELECT 'job_' || i, {columns} FROM n, jobs"
+        )
+    connection.close()
+    assert len(store.jobs()) == len(store.job_rows()) == 10_000
+    assert [job.serial for job in store.jobs(limit=2)] == [10_000, 9_999]
+    store.close()

@@ -1,0 +1,194 @@
+"""Old stores are brought up to today's schema with all that is in them; newer ones are refused."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from rayjobs.errors import StoreError, StoreVersionError
+from rayjobs.records import AllocationState
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.store import schema, tables
+from rayjobs.store.migrations.upgrade import upgrade
+from rayjobs.store.sql import SqlStore
+
+ASSETS = Path(__file__).parents[2] / "assets" / "stores"
+OLD_STORES = sorted(ASSETS.glob("version-*.db"))
+
+
+def shape_of(path: Path) -> dict[str, object]:
+    """Return all that the schema says: columns, keys, defaults, indexes, kinds of tables."""
+    with sqlite3.connect(path) as connection:
+        names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        found: dict[str, object] = {}
+        for (table,) in names.fetchall():
+            text = connection.execute(
+                "SELECT sql FROM sqlite_master WHERE name = ?", (table,)
+            ).fetchone()[0]
+            indexes = {}
+            for index in connection.execute(f"PRAGMA index_list({table})").fetchall():
+                columns = connection.execute(f"PRAGMA index_info({index[1]})").fetchall()
+                # Names of implied indexes depend on the order of constraints.
+                name = index[1] if index[3] == "c" else str(columns)
+                indexes[name] = (index[2:], columns)
+            found[table] = (
+                connection.execute(f"PRAGMA table_xinfo({table})").fetchall(),
+                indexes,
+                "AUTOINCREMENT" in text,
+                "WITHOUT ROWID" in text,
+            )
+        found["mark"] = connection.execute("SELECT * FROM alembic_version").fetchall()
+        found["version"] = connection.execute("PRAGMA user_version").fetchall()
+        return found
+
+
+def test_migrations_lead_to_the_schema_of_a_new_store(tmp_path: Path) -> None:
+    SqlStore(tmp_path / "new.db").close()
+    upgrade(tmp_path / "migrated.db", to=schema.VERSION)
+    assert shape_of(tmp_path / "migrated.db") == shape_of(tmp_path / "new.db")
+
+
+def test_the_schema_file_says_what_the_tables_say() -> None:
+    text = Path(schema.__file__).with_name("schema.sql").read_text(encoding="utf-8")
+    assert text == tables.sqlite_schema(), "run python -m rayjobs.store.tables > schema.sql"
+
+
+def test_the_tables_need_no_migration(tmp_path: Path) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    upgrade(tmp_path / "store.db", to=schema.VERSION)
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}")
+    try:
+        with engine.connect() as connection:
+            assert compare_metadata(MigrationContext.configure(connection), tables.metadata) == []
+    finally:
+        engine.dispose()
+
+
+def test_every_version_before_this_one_has_a_store_here() -> None:
+    assert [path.stem for path in OLD_STORES] == [f"version-{n}" for n in range(1, schema.VERSION)]
+
+
+@pytest.mark.parametrize("old", OLD_STORES, ids=lambda path: path.stem)
+def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(old, path)
+    store = SqlStore(path)
+    try:
+        jobs = {job.state: job for job in store.jobs(experiment="mnist")}
+        assert set(jobs) == set(JobState)
+        failed = jobs[JobState.FAILED]
+        assert failed.failure is not None
+        assert failed.failure.exit_code == 3
+        assert store.find("00000003").state is JobState.RUNNING
+        retried = store.find("Tried twice")
+        assert (retried.experiment, retried.attempt) == ("große Zahlen", 2)
+        assert store.find("ffff").id == retried.id
+        assert [a.outcome for a in store.attempts(retried.id)] == ["node lost", ""]
+        assert store.attempts(retried.id)[1].hosts[0]["pid"] == 42
+        assert [p.step for p in store.metrics(retried.id)] == [0, 1, 2, 3, 4]
+        assert [p.attempt for p in store.metrics(retried.id)] == [1, 1, 2, 2, 2]
+        assert [file.size for file in store.files(retried.id)] == [99]
+        assert store.allocations("local")[0].state is AllocationState.HELD
+        assert store.target_epoch("local") == (1, "actor-1")
+        assert store.meta("workspace") == "w-old"
+        # It goes on where it was: keys are known, serials are new.
+        spec = jobs[JobState.QUEUED].spec
+        again, is_new = store.submit(
+            spec, experiment="x", snapshot="sha256:" + "ab" * 32, user="", idempotency_key="key-0"
+        )
+        assert (again.id, is_new) == (jobs[JobState.QUEUED].id, False)
+        fresh, _ = store.submit(spec, experiment="mnist", snapshot=None, user="ada")
+        assert fresh.serial > retried.serial
+        assert store.find(fresh.id.rpartition("_")[2]).id == fresh.id
+    finally:
+        store.close()
+    SqlStore(path).close()
+    SqlStore(tmp_path / "new.db").close()
+    assert shape_of(path) == shape_of(tmp_path / "new.db")
+
+
+def test_a_newer_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    SqlStore(path).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    with pytest.raises(StoreVersionError) as caught:
+        SqlStore(path)
+    message = str(caught.value)
+    assert str(path) in message
+    assert f"version {schema.VERSION + 1}" in message
+    assert "upgrade rayjobs" in message
+    assert "\n" not in message
+    assert caught.value.exit_code == 5
+
+
+def test_an_open_store_is_refused_once_somebody_upgraded_it(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    store = SqlStore(path)
+    job, _ = store.submit(JobSpec(script="a.py"), experiment="x", snapshot=None, user="")
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
+    connection.close()
+    for call in (
+        lambda: store.job(job.id),
+        lambda: store.start(job.id, attempt=0, allocation="a"),
+        lambda: store.submit(JobSpec(script="a.py"), experiment="x", snapshot=None, user=""),
+    ):
+        with pytest.raises(StoreVersionError, match="upgrade rayjobs"):
+            call()
+    store.close()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT state FROM jobs").fetchall() == [("Queued",)]
+
+
+def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "photos.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE photos (name TEXT)")
+    connection.close()
+    with pytest.raises(StoreError, match=r"not a store of rayjobs.*photos"):
+        SqlStore(path)
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("photos",)]
+
+
+def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> None:
+    program = (
+        "import sys; from rayjobs.store.sql import SqlStore; from rayjobs.spec import JobSpec;"
+        "store = SqlStore(sys.argv[1]);"
+        "store.submit(JobSpec(script='a.py'), experiment='x', snapshot=None, user='');"
+        "print(sorted({'sqlalchemy', 'alembic', 'ray', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store.db")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_listing_needs_no_pydantic(tmp_path: Path) -> None:
+    program = (
+        "import sys; from rayjobs.store.sql import SqlStore;"
+        "store = SqlStore(sys.argv[1]); store.job_rows(); store.counts(); store.allocations('l');"
+        "print('pydantic' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "store.db")],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[3],
+    )
+    assert done.stdout.strip() == "False"
