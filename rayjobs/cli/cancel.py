@@ -1,0 +1,67 @@
+"""`rayjobs cancel`: ask jobs to end."""
+
+from __future__ import annotations
+
+import getpass
+from typing import Any
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.params import JobId
+from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.waking import wake_quietly
+from rayjobs.states import FINAL, JobState
+
+EPILOG = """\b
+Examples:
+  rayjobs cancel 1f3c
+  rayjobs cancel 1f3c 88aa
+  rayjobs cancel -e mnist        all of the experiment that are not finished
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("jobs", nargs=-1, type=JobId(), metavar="[JOB]...")
+@click.option("-e", "--experiment", metavar="NAME", help="All unfinished jobs of an experiment.")
+@click.option("-a", "--all", "cancel_all", is_flag=True, help="All unfinished jobs.")
+@json_option
+@common_options
+@click.pass_obj
+def cancel(
+    settings: Settings, jobs: tuple[str, ...], experiment: str | None, cancel_all: bool
+) -> None:
+    """Ask jobs to end: SIGTERM, the job's grace, then the whole process tree.
+
+    A queued job is canceled at once. Cancelling a finished job changes nothing and exits 0.
+    """
+    if sum((bool(jobs), experiment is not None, cancel_all)) != 1:
+        raise click.UsageError("name the jobs, or give one of --experiment and --all.")
+    with settings.open() as workspace:
+        store = workspace.store
+        if jobs:
+            found = [store.find(text) for text in jobs]
+        else:
+            unfinished = [state for state in JobState if state not in FINAL]
+            found = store.jobs(states=unfinished, experiment=experiment)
+        results: list[dict[str, Any]] = []
+        for job in {job.id: job for job in found}.values():
+            state = store.request_cancel(job.id, by=getpass.getuser())
+            results.append({"id": job.id, "state": state, "was": job.state})
+            if not state.is_final:
+                wake_quietly(job.target, workspace.path)
+    if settings.as_json:
+        print_json(results)
+        return
+    for result in results:
+        click.echo(f"{result['id']} {_told(result['was'], result['state'])}")
+    if not results:
+        settings.note("there is nothing to cancel")
+
+
+def _told(was: JobState, now: JobState) -> str:
+    if was.is_final:
+        return f"was finished already: {was}"
+    if now.is_final:
+        return str(now)
+    return f"is asked to end (now {now})"

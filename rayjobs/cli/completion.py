@@ -1,0 +1,30 @@
+"""`rayjobs completion`: what a shell needs to complete commands, options and live job ids."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.settings import common_options
+
+EPILOG = """\b
+Examples:
+  eval "$(rayjobs completion bash)"                                  in ~/.bashrc
+  eval "$(rayjobs completion zsh)"                                   in ~/.zshrc
+  rayjobs completion fish > ~/.config/fish/completions/rayjobs.fish
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@common_options
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print the completion script of a shell: commands, options, ids of jobs."""
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None  # click's own, one per shell above
+    root = context.find_root()
+    # Without the check of the shell's version, which would start the shell.
+    script = kind(root.command, {}, "rayjobs", "_RAYJOBS_COMPLETE")
+    click.echo(script.source_template % script.source_vars())

@@ -1,0 +1,47 @@
+"""`rayjobs dashboard`: the Ray dashboard of a target."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.target import NAME
+
+EPILOG = """\b
+Examples:
+  rayjobs dashboard                   prints its address
+  rayjobs dashboard --open            opens a browser
+  rayjobs dashboard --show-token      also prints the token that its login asks for
+"""
+
+
+@click.command(epilog=EPILOG)
+@NAME
+@click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
+@click.option("--show-token", is_flag=True, help="Print the login token. Whoever has it has all.")
+@json_option
+@common_options
+@click.pass_obj
+def dashboard(settings: Settings, name: str, open_browser: bool, show_token: bool) -> None:
+    """Print or open the Ray dashboard of a target. Jobs are listed there by their names.
+
+    Its login asks for the target's token, which is in the file that is named here.
+    """
+    from rayjobs.compute.dashboard import dashboard_of
+
+    found = dashboard_of(name)
+    token = found.read_token() if show_token else None
+    if settings.as_json:
+        data = {"target": name, "url": found.url, "token_file": str(found.token_file)}
+        print_json({**data, "token": token} if token is not None else data)
+    else:
+        click.echo(found.url)
+        if token is not None:
+            click.echo(token)
+        elif sys.stderr.isatty():
+            settings.note(f"its login asks for the token in {found.token_file} (--show-token)")
+    if open_browser and not found.open():
+        settings.note("this machine has no browser; open the address in yours")

@@ -1,0 +1,63 @@
+"""`rayjobs events`: a job's history."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+import click
+
+from rayjobs.cli.output import print_json, print_json_line, table
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.records import Event
+from rayjobs.terminal import plain_text
+
+POLL_S = 0.3
+EPILOG = """\b
+Examples:
+  rayjobs events 1f3c
+  rayjobs events -f 1f3c          until the job ends
+  rayjobs events 1f3c --json
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+@json_option
+@common_options
+@click.pass_obj
+def events(settings: Settings, job: str, follow: bool) -> None:
+    """List a job's history: every step, request and retry, with its reason."""
+    with settings.open() as workspace:
+        store = workspace.store
+        found = store.find(job)
+        listed = store.events(found.id)
+        if not follow:
+            if settings.as_json:
+                print_json([asdict(event) for event in listed])
+            elif listed:
+                header = ("TIME", "ATTEMPT", "EVENT", "")
+                click.echo(table([_row(event) for event in listed], header, right=(1,)))
+            return
+        shown = 0
+        while True:
+            # Looked at before the events, so that the last ones are never missed.
+            is_final = store.job(found.id).state.is_final
+            for event in listed:
+                shown = event.serial
+                if settings.as_json:
+                    print_json_line(asdict(event))
+                else:
+                    click.echo("  ".join(part for part in _row(event) if part))
+            if is_final and not listed:
+                return
+            if not listed:
+                time.sleep(POLL_S)
+            listed = store.events(found.id, after=shown)
+
+
+def _row(event: Event) -> tuple[str, str, str, str]:
+    at = event.at.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    attempt = str(event.attempt) if event.attempt else ""
+    return at, attempt, event.kind, plain_text(" ".join(event.message.split()))

@@ -1,0 +1,32 @@
+"""What the command line exits with, in one place."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from rayjobs.failures import FailureClass
+from rayjobs.records import Job
+from rayjobs.states import JobState
+
+
+class Exit(IntEnum):
+    """The exit codes of every command."""
+
+    DONE = 0
+    FAILED = 1  # the job, or the operation, failed (or the job was cancelled)
+    USAGE = 2  # wrong usage, or an invalid spec
+    NOT_FOUND = 3
+    NEVER_FITS = 4  # asks for more than the target can ever have
+    UNREACHABLE = 5  # the store or the cluster cannot be reached
+    TIME_LIMIT = 124  # the job reached its --max-duration, or the command its --timeout
+    INTERRUPTED = 130  # Ctrl-C; what was attached is detached, no job is touched
+    PIPE_CLOSED = 141  # who read our output stopped reading (128 + SIGPIPE, as everywhere)
+
+
+def of_job(job: Job) -> Exit:
+    """Return the exit code that tells how a finished job ended."""
+    if job.state is JobState.COMPLETED:
+        return Exit.DONE
+    if job.failure is not None and job.failure.failure_class is FailureClass.TIME_LIMIT:
+        return Exit.TIME_LIMIT
+    return Exit.FAILED

@@ -1,0 +1,96 @@
+"""Jobs as tables and as JSON: what `ls`, `show`, `wait` and `submit` print."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from rayjobs.cli.outlook import Outlook
+from rayjobs.cli.output import duration_text
+from rayjobs.records import Attempt, Job
+
+
+def short_id(job: Job) -> str:
+    """Return the random tail of a job's id, which names it in every command."""
+    tail = job.id.rpartition("_")[2]
+    return tail if len(tail) == 8 else job.id
+
+
+def name_of(job: Job) -> str:
+    """Return what people call the job."""
+    return job.display_name or job.spec.display_name or job.spec.name
+
+
+def waited_s(job: Job, *, now: datetime | None = None) -> float:
+    """Return seconds from the submit to the latest start, or to the end without one, or so far."""
+    until = job.started_at or job.ended_at or now or datetime.now(UTC)
+    return (until - job.submitted_at).total_seconds()
+
+
+def ran_s(job: Job, *, now: datetime | None = None) -> float | None:
+    """Return seconds that the latest attempt ran (so far); None before its start."""
+    if job.started_at is None:
+        return None
+    return ((job.ended_at or now or datetime.now(UTC)) - job.started_at).total_seconds()
+
+
+def job_json(job: Job, outlook: Outlook | None = None) -> dict[str, Any]:
+    """Return a job as JSON data; its keys are part of the command line's contract."""
+    return {
+        "id": job.id,
+        "short_id": short_id(job),
+        "name": name_of(job),
+        "experiment": job.experiment,
+        "state": str(job.state),
+        "shown_state": outlook.state if outlook else str(job.state),
+        "reason": outlook.reason if outlook and outlook.reason else job.reason,
+        "position": outlook.position if outlook else None,
+        "attempt": job.attempt,
+        "priority": job.priority,
+        "target": job.target,
+        "user": job.user,
+        "kind": job.kind,
+        "parent": job.parent,
+        "snapshot": job.snapshot,
+        "submitted_at": job.submitted_at,
+        "started_at": job.started_at,
+        "ended_at": job.ended_at,
+        "waited_s": round(waited_s(job), 3),
+        "ran_s": None if ran_s(job) is None else round(ran_s(job) or 0.0, 3),
+        "cancel_requested_at": job.cancel_requested_at,
+        "failure": job.failure.to_dict() if job.failure else None,
+        "tags": dict(job.tags),
+        "properties": dict(job.properties),
+    }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """Return an attempt as JSON data."""
+    return {
+        "number": attempt.number,
+        "allocation": attempt.allocation,
+        "created_at": attempt.created_at,
+        "started_at": attempt.started_at,
+        "ended_at": attempt.ended_at,
+        "hosts": [dict(host) for host in attempt.hosts],
+        "exits": [dict(record) for record in attempt.exits],
+        "cold_reason": attempt.cold_reason,
+        "outcome": attempt.outcome,
+        "failure": attempt.failure.to_dict() if attempt.failure else None,
+    }
+
+
+def attempt_times(attempt: Attempt) -> str:
+    """Return how long an attempt took, and where it has not ended, that it goes on."""
+    if attempt.started_at is None:
+        return "-"
+    until = attempt.ended_at or datetime.now(UTC)
+    text = duration_text((until - attempt.started_at).total_seconds())
+    return text if attempt.ended_at else f"{text} so far"
+
+
+def end_text(job: Job) -> str:
+    """Return how a finished job ended, in one line."""
+    if job.failure is not None:
+        return f"{job.state} ({job.failure.failure_class}): {job.failure.message}"
+    return f"{job.state}: {job.reason}" if job.reason and job.state != "Completed" else job.state

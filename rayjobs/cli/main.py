@@ -1,0 +1,124 @@
+"""The group of all commands: wires them, imports one only when it is used."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+import rayjobs
+from rayjobs.cli.reporting import invoke
+from rayjobs.cli.settings import Settings, talk_options, workspace_option
+
+# Command → (module:function, its line in the help). Sections of `rayjobs -h`, in order.
+SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "Jobs": {
+        "submit": ("submit:submit", "Run a training script."),
+        "ls": ("ls:ls", "List jobs (also: ps, queue)."),
+        "show": ("show:show", "Show all about a job."),
+        "logs": ("logs:logs", "Print or follow what a job printed."),
+        "wait": ("wait:wait", "Wait for the end of jobs; exit as they did."),
+        "cancel": ("cancel:cancel", "Ask jobs to end."),
+        "update": ("update:update", "Change a job's priority, tags or shown name."),
+        "why": ("why:why", "Say why a job waits."),
+        "events": ("events:events", "List a job's history."),
+    },
+    "Results": {
+        "metrics": ("metrics:metrics", "Show what a job measured."),
+        "files": ("files:files", "List a job's stored files."),
+        "download": ("download:download", "Fetch a job's stored files."),
+    },
+    "Compute": {
+        "target": ("target:target", "Create, list, start and stop compute targets."),
+        "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
+    },
+    "Other": {
+        "schema": ("schema:schema", "Print the JSON schema of job files."),
+        "completion": ("completion:completion", "Print the completion script of a shell."),
+    },
+}
+ALIASES = {"ps": "ls", "queue": "ls", "list": "ls", "status": "show", "log": "logs"}
+SHOWN_ALIASES = ("ps", "queue")
+
+EPILOG = """\b
+Examples:
+  rayjobs submit train.py -- --epochs 3
+  rayjobs ls
+  rayjobs logs -f 1f3c
+  rayjobs show 1f3c
+
+A job is named by its id, the beginning of its id or of the id's last part, or
+by a name that only one job has. Exit codes: 0 done, 1 failed, 2 wrong usage,
+3 not found, 4 can never be placed, 5 unreachable, 124 time limit, 130 interrupted.
+"""
+
+
+class Commands(click.Group):
+    """Finds commands by the table above; nothing is imported to list or complete them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return [name for section in SECTIONS.values() for name in section]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return a command."""
+        name = ALIASES.get(cmd_name, cmd_name)
+        for section in SECTIONS.values():
+            if name in section:
+                module, _, attribute = section[name][0].partition(":")
+                loaded: click.Command = getattr(
+                    importlib.import_module(f"rayjobs.cli.{module}"), attribute
+                )
+                return loaded
+        return None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name, or say which was probably meant."""
+        if args and self.get_command(ctx, args[0]) is None:
+            near = difflib.get_close_matches(args[0], [*self.list_commands(ctx), *ALIASES], n=2)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "."
+            if args[0].endswith((".py", ".sh", ".yaml", ".yml")):
+                hint = f"; did you mean `rayjobs submit {args[0]}`?"
+            ctx.fail(f"there is no command {args[0]!r}{hint}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands by section, without importing them."""
+        for title, section in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, line) for name, (_, line) in section.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands."""
+        items = [
+            CompletionItem(name, help=line)
+            for section in SECTIONS.values()
+            for name, (_, line) in section.items()
+            if name.startswith(incomplete)
+        ]
+        items += [CompletionItem(name) for name in SHOWN_ALIASES if name.startswith(incomplete)]
+        return [*items, *click.Command.shell_complete(self, ctx, incomplete)]
+
+
+CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+@click.group(cls=Commands, context_settings=CONTEXT, epilog=EPILOG)
+@click.version_option(rayjobs.__version__, prog_name="rayjobs", message="%(prog)s %(version)s")
+@talk_options
+@workspace_option
+@click.pass_context
+def main(context: click.Context) -> None:
+    """Submit training scripts to a Ray cluster, and find their logs, metrics and files."""
+    context.ensure_object(Settings)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line and return its exit code."""
+    return invoke(main, arguments)

@@ -1,0 +1,154 @@
+"""Text for people: times, sizes, plain tables, JSON. Cheap to import."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from rayjobs.clock import to_text
+
+_COLOURS = {
+    "Completed": "green",
+    "Failed": "red",
+    "Canceled": "yellow",
+    "Running": "cyan",
+    "Finalizing": "cyan",
+    "Preparing": "cyan",
+    "Provisioning": "cyan",
+}
+
+
+def print_json(data: Any) -> None:
+    """Print one JSON document to stdout; times and enumerations become text."""
+    click.echo(json.dumps(data, indent=2, default=_plain, ensure_ascii=False))
+
+
+def print_json_line(data: Any) -> None:
+    """Print one JSON object on one line, for streams of them."""
+    click.echo(json.dumps(data, default=_plain, ensure_ascii=False))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return to_text(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if hasattr(value, "items"):
+        return dict(value.items())
+    return str(value)
+
+
+def state_colour(state: str) -> str:
+    """Return the colour of a job's state."""
+    return _COLOURS.get(state, "white")
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return seconds as people say them: ``0.4s``, ``12s``, ``3m 05s``, ``2h 07m``, ``4d 03h``."""
+    if seconds is None:
+        return "-"
+    if seconds < 0:
+        seconds = 0.0  # two clocks that differ
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m {whole % 60:02d}s"
+    if whole < 86_400:
+        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
+
+
+def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
+    """Return how long ago something was, e.g. ``3m ago``; a dash when it was not."""
+    if at is None:
+        return "-"
+    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    if seconds < 1:
+        return "just now"
+    for unit_s, unit in ((86_400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= unit_s:
+            return f"{int(seconds // unit_s)}{unit} ago"
+    return f"{int(seconds)}s ago"
+
+
+def local_time(at: datetime | None) -> str:
+    """Return a time in the user's own time zone, to the second."""
+    return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def size_text(size: float) -> str:
+    """Return bytes as people read them: ``812 B``, ``1.2 kB``, ``3.4 GB`` (powers of 1000)."""
+    if size < 1000:
+        return f"{int(size)} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        size /= 1000
+        if size < 999.95 or unit == "TB":
+            break
+    return f"{size:.1f} {unit}"
+
+
+def width() -> int:
+    """Return how many columns stdout shows; wide where it is no terminal, so nothing is cut."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def cut(text: str, most: int) -> str:
+    """Return `text` with at most `most` characters, its end marked where it was cut."""
+    return text if len(text) <= most else text[: max(0, most - 1)] + "…"
+
+
+def table(
+    rows: Sequence[Sequence[str]],
+    header: Sequence[str],
+    *,
+    right: Sequence[int] = (),
+    colours: Sequence[Sequence[str | None]] | None = None,
+    columns: int | None = None,
+) -> str:
+    """Return aligned columns under a header.
+
+    Args:
+        right: Columns that are aligned to the right.
+        colours: Per row and column, a colour, as a callable's result of the caller.
+        columns: The last column is cut to fit into so many characters; None: the terminal.
+    """
+    cells = [list(header), *[list(row) for row in rows]]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
+    room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
+    lines = []
+    for number, row in enumerate(cells):
+        parts = []
+        for column, cell in enumerate(row):
+            last = column == len(row) - 1
+            text = cut(cell, max(8, room)) if last else cell
+            if not last or column in right:
+                fill = " " * (widths[column] - len(text))
+            else:
+                fill = ""
+            colour = colours[number - 1][column] if colours and number else None
+            shown = click.style(text, fg=colour) if colour else text
+            parts.append(fill + shown if column in right else shown + fill)
+        lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def facts(pairs: Sequence[tuple[str, str]]) -> str:
+    """Return names and values under each other, the values in one column."""
+    shown = [(name, value) for name, value in pairs if value]
+    if not shown:
+        return ""
+    wide = max(len(name) for name, _ in shown)
+    return "\n".join(f"{name.ljust(wide)}  {value}" for name, value in shown)

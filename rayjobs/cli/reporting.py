@@ -1,0 +1,108 @@
+"""Runs a command and turns whatever ends it into text on stderr and an exit code."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.settings import Settings
+from rayjobs.errors import RayjobsError
+
+
+def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayjobs") -> int:
+    """Run the command line and return its exit code; never raises, but for SystemExit."""
+    settings = Settings()
+    try:
+        try:
+            result = group.main(
+                list(arguments), prog_name=program, standalone_mode=False, obj=settings
+            )
+            sys.stdout.flush()
+            return int(result) if isinstance(result, int) else Exit.DONE
+        except click.exceptions.Exit as end:
+            return end.exit_code
+        except (KeyboardInterrupt, click.Abort):
+            say("interrupted")
+            return Exit.INTERRUPTED
+        except click.UsageError as error:
+            return _wrong_usage(error)
+        except click.ClickException as error:
+            say(f"error: {error.format_message()}")
+            return Exit.USAGE
+        except BrokenPipeError:
+            return _pipe_closed()
+        except RayjobsError as error:
+            _print_causes(error)
+            _print_traceback(error, settings)
+            return error.exit_code
+        except Exception as error:
+            _print_unexpected(error, settings)
+            return Exit.FAILED
+    except BrokenPipeError:
+        return _pipe_closed()
+
+
+def say(text: str) -> None:
+    """Print a line to stderr."""
+    click.echo(text, err=True)
+
+
+def causes(error: BaseException) -> list[str]:
+    """Return an error's message and those of its causes, outermost first, without repeats."""
+    lines: list[str] = []
+    current: BaseException | None = error
+    seen: set[int] = set()
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        text = str(current).strip() or type(current).__name__
+        if not isinstance(current, RayjobsError | OSError) and current is not error:
+            text = f"{type(current).__name__}: {text}"
+        if not any(text in line for line in lines):
+            lines.append(text)
+        hidden = current.__suppress_context__
+        current = current.__cause__ or (None if hidden else current.__context__)
+    return lines
+
+
+def _print_causes(error: RayjobsError) -> None:
+    first, *rest = causes(error)
+    say(f"error: {first}")
+    for line in rest:
+        say(f"  caused by: {line}")
+
+
+def _print_traceback(error: BaseException, settings: Settings) -> None:
+    if settings.verbose:
+        say("".join(traceback.format_exception(error)).rstrip())
+
+
+def _print_unexpected(error: Exception, settings: Settings) -> None:
+    if isinstance(error, OSError) and error.strerror:
+        what = f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        say(f"error: {what}")
+    else:
+        say(f"error: this should not have happened ({type(error).__name__}: {error})")
+        say("It is a fault in rayjobs: please report it with what `-v` prints.")
+    if settings.verbose:
+        _print_traceback(error, settings)
+    else:
+        say("Run the command again with -v for the traceback.")
+
+
+def _wrong_usage(error: click.UsageError) -> int:
+    say(f"error: {error.format_message()}")
+    if error.ctx is not None:
+        say(f"Try `{error.ctx.command_path} -h`.")
+    return Exit.USAGE
+
+
+def _pipe_closed() -> int:
+    """Leave quietly: who read our output has seen enough (``rayjobs logs JOB | head``)."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # so that the last flush at exit meets no closed pipe
+    return Exit.PIPE_CLOSED

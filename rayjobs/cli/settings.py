@@ -1,0 +1,122 @@
+"""What all commands share: their common options, the workspace they open, ids they complete."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from rayjobs.cli.params import JobId
+
+if TYPE_CHECKING:
+    from rayjobs.workspace_files import OpenWorkspace
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass
+class Settings:
+    """The common options of one call, filled while its command line is read.
+
+    Attributes:
+        workspace: What `--workspace` named; None leaves the choice to `locate`.
+        verbose: Tracebacks of errors are printed.
+        no_color: Nothing is coloured, on a terminal neither.
+    """
+
+    workspace: str | None = None
+    as_json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    no_color: bool = False
+
+    def open(self, *, create: bool = False) -> OpenWorkspace:
+        """Open the workspace of this call.
+
+        Raises:
+            NotFoundError: there is none, and `create` is off.
+        """
+        from rayjobs.workspace_files import locate, open_workspace
+
+        return open_workspace(locate(self.workspace), create=create)
+
+    def note(self, text: str) -> None:
+        """Say something beside the data: on stderr, and not with `--quiet`."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def colours(self, *, err: bool = False) -> bool:
+        """Return whether colours are wanted, and seen, on stdout (or stderr)."""
+        stream = sys.stderr if err else sys.stdout
+        return not (self.no_color or os.environ.get("NO_COLOR")) and stream.isatty()
+
+    def style(self, text: str, colour: str, *, err: bool = False) -> str:
+        """Return `text` coloured where colours are wanted and seen."""
+        return click.style(text, fg=colour) if self.colours(err=err) else text
+
+
+def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    def store(context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+        if value:
+            setattr(context.ensure_object(Settings), name, value)
+        return value
+
+    return store
+
+
+def _shared(*names: str, setting: str, **options: Any) -> Callable[[Function], Function]:
+    return click.option(*names, expose_value=False, callback=_setter(setting), **options)
+
+
+def workspace_option(function: Function) -> Function:
+    """Add `--workspace`, which is also taken before the command."""
+    return _shared(
+        "--workspace",
+        setting="workspace",
+        metavar="DIR",
+        is_eager=True,  # completion of ids needs it
+        help="The workspace to use; else RAYJOBS_WORKSPACE, else the nearest .rayjobs/ upward.",
+    )(function)
+
+
+def talk_options(function: Function) -> Function:
+    """Add `-v` and `--no-color`."""
+    function = _shared(
+        "--no-color",
+        setting="no_color",
+        is_flag=True,
+        help="No colours (as with NO_COLOR set).",
+    )(function)
+    return _shared(
+        "-v",
+        "--verbose",
+        setting="verbose",
+        is_flag=True,
+        help="Print the traceback of an error.",
+    )(function)
+
+
+def common_options(function: Function) -> Function:
+    """Add `--workspace`, `-v` and `--no-color` to a command."""
+    return workspace_option(talk_options(function))
+
+
+def json_option(function: Function) -> Function:
+    """Add `--json`."""
+    return _shared(
+        "--json", setting="as_json", is_flag=True, help="Print JSON to stdout, for programs."
+    )(function)
+
+
+def quiet_option(help_text: str) -> Callable[[Function], Function]:
+    """Add `-q`, with what it means for this command."""
+    return _shared("-q", "--quiet", setting="quiet", is_flag=True, help=help_text)
+
+
+def job_argument(function: Function) -> Function:
+    """Add the argument JOB: an id, the beginning of one or of its random tail, or a name."""
+    return click.argument("job", type=JobId(), metavar="JOB")(function)

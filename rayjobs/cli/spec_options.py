@@ -1,0 +1,250 @@
+"""The options of `submit` as a part of a spec: texts as typed, checked together with the rest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from rayjobs.errors import Problem, SpecError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# Option → where its text stands in the spec. One table: help, merge and messages use it.
+PLAIN: Mapping[str, str] = {
+    "name": "name",
+    "nodes": "distribution.nodes",
+    "procs_per_node": "distribution.processes_per_node",
+    "backend": "distribution.backend",
+    "cpus_per_proc": "resources.cpus",
+    "gpus_per_proc": "resources.gpus",
+    "memory_per_proc": "resources.memory",
+    "max_duration": "max_duration",
+    "grace": "grace",
+    "stall_timeout": "stall_timeout",
+    "log_cap": "log_cap",
+    "priority": "priority",
+    "env": "environment",
+    "resume_from": "resume_from",
+    "target": "target",
+}
+MODES = ("mount", "download", "direct")
+
+
+def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
+    return click.option(*names, **settings)
+
+
+# In the order of the help. Numbers are plain texts here: the spec's own check reports all of
+# them at once, each with its remedy.
+_OPTIONS: Sequence[Callable[[Any], Any]] = (
+    _option("-n", "--name", metavar="NAME", help="What the job is called; else the script's name."),
+    _option("--nodes", metavar="N", help="On how many nodes [1]."),
+    _option("--procs-per-node", metavar="N", help="Processes on each node [1]."),
+    _option("--backend", metavar="none|gloo|nccl|mpi", help="How the processes talk [none]."),
+    _option("--cpus-per-proc", metavar="N", help="CPUs for each process [1]."),
+    _option("--gpus-per-proc", metavar="N", help="GPUs for each process; 0.5 shares one [0]."),
+    _option("--memory-per-proc", metavar="SIZE", help="Memory limit of a process, e.g. 8GiB."),
+    _option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."),
+    _option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL [10s]."),
+    _option("--stall-timeout", metavar="TIME", help="End an attempt that says nothing so long."),
+    _option(
+        "--retries",
+        multiple=True,
+        metavar="N|CLASS=N",
+        help="Tries again after a failure of the script, or of a class: node_lost=5.",
+    ),
+    _option("--preemptible", is_flag=True, default=None, help="May give way to higher priority."),
+    _option("--priority", metavar="N", help="Higher starts earlier [0]."),
+    _option(
+        "--after",
+        multiple=True,
+        metavar="JOB[:any]",
+        help="Start when JOB has completed (:any: has ended); repeatable.",
+    ),
+    _option("--env", metavar="PATH", help="Python or virtual environment on the target."),
+    _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),
+    _option(
+        "--secret",
+        multiple=True,
+        metavar="NAME=env:VAR|file:PATH",
+        help="A variable whose value is read on the target, and stored nowhere.",
+    ),
+    _option(
+        "--input",
+        "inputs",
+        multiple=True,
+        metavar="NAME=STORE/PATH[:MODE]",
+        help="Data for the script; MODE is mount, download or direct.",
+    ),
+    _option(
+        "--output",
+        "outputs",
+        multiple=True,
+        metavar="NAME[=STORE/PATH]",
+        help="A folder that is stored at the end.",
+    ),
+    _option("--resume-from", metavar="RUN|PATH", help="Checkpoint to go on from."),
+    _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
+    _option("--source", metavar="DIR", help="Folder that goes along; else the script's own."),
+    _option("-c", "--command", metavar="TEXT", help="Shell text to run instead of a script."),
+    _option("--target", metavar="NAME", help="Where to run [local]."),
+    _option("--cold", is_flag=True, default=None, help="A fresh interpreter for each process."),
+    _option("--log-cap", metavar="SIZE", help="Keep start and end of a longer log [1GiB]."),
+)
+
+
+def spec_options(function: Function) -> Function:
+    """Add the options that say what to run, with what, where, for how long."""
+    for add in reversed(_OPTIONS):
+        function = add(function)
+    return function
+
+
+def from_options(
+    script: str | None, arguments: Sequence[str], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the spec's part that options say; what was not given is left out.
+
+    A script is taken relative to the working directory. Its folder is the source directory
+    unless `--source` names one.
+
+    Raises:
+        SpecError: all texts that cannot be read, at once.
+    """
+    problems: list[Problem] = []
+    data: dict[str, Any] = {}
+    for option, path in PLAIN.items():
+        if options.get(option) is not None:
+            _put(data, path, options[option])
+    for flag in ("preemptible", "cold"):
+        if options.get(flag):
+            data[flag] = True
+    if options.get("env") is not None:
+        data["environment"] = str(Path(options["env"]).expanduser())
+    if options.get("command") is not None:
+        data["command"] = options["command"]
+    _set_entry(data, script, options.get("source"))
+    if arguments:
+        data["arguments"] = list(arguments)
+    readers: Sequence[tuple[str, str, Callable[[str], tuple[str, Any]]]] = (
+        ("env_var", "environment_variables", _pair),
+        ("tags", "tags", _pair),
+        ("secret", "secrets", _secret),
+        ("inputs", "inputs", _input),
+        ("outputs", "outputs", _output),
+        ("retries", "retries", _retry),
+    )
+    for option, part, read in readers:
+        for text in options.get(option) or ():
+            try:
+                name, value = read(text)
+            except ValueError as error:
+                shown = text.partition("=")[0] if part == "secrets" else text
+                problems.append(Problem(_flag(option), f"{shown!r} {error}."))
+            else:
+                data.setdefault(part, {})[name] = value
+    if options.get("after"):
+        data["depends_on"] = [_after(text) for text in options["after"]]
+    if problems:
+        raise SpecError(problems=problems)
+    return data
+
+
+def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
+    """Return the error with its problems named by the options that were typed."""
+    typed = {
+        path: _flag(option) for option, path in PLAIN.items() if options.get(option) is not None
+    }
+    for short in ("max_duration", "grace", "stall_timeout"):
+        if short in typed:
+            typed[f"{short}_s"] = typed[short]
+    if "log_cap" in typed:
+        typed["log_cap_mib"] = typed["log_cap"]
+    if "resources.memory" in typed:
+        typed["resources.memory_gib"] = typed["resources.memory"]
+    problems = [
+        replace(problem, path=typed.get(problem.path, problem.path)) for problem in error.problems
+    ]
+    renamed = SpecError(error.message.split(":\n", 1)[0], problems=problems)
+    renamed.__cause__ = error.__cause__
+    return renamed
+
+
+def _put(data: dict[str, Any], path: str, value: str) -> None:
+    *parts, last = path.split(".")
+    for part in parts:
+        data = data.setdefault(part, {})
+    data[last] = value
+
+
+def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> None:
+    if script is None:
+        if source is not None:
+            data["source_directory"] = str(Path(source).expanduser().absolute())
+        elif "command" in data:
+            data["source_directory"] = str(Path.cwd())
+        return
+    path = _absolute(script)
+    folder = path.parent if source is None else _absolute(source)
+    data["source_directory"] = str(folder)
+    data["script"] = os.path.relpath(path, folder)
+
+
+def _absolute(text: str) -> Path:
+    # Without following links: a linked script's folder is where the link is, as for Python.
+    return Path(os.path.normpath(Path(text).expanduser().absolute()))
+
+
+def _flag(option: str) -> str:
+    names = {"tags": "tag", "inputs": "input", "outputs": "output"}
+    return "--" + names.get(option, option).replace("_", "-")
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise ValueError("has no NAME=; write it as NAME=VALUE")
+    return name, value
+
+
+def _secret(text: str) -> tuple[str, dict[str, str]]:
+    name, separator, reference = text.partition("=")
+    kind, _, value = reference.partition(":")
+    if not separator or not name or kind not in ("env", "file") or not value:
+        # The text may hold the secret itself, so it is not shown.
+        raise ValueError(
+            "is no reference; write NAME=env:RAYJOBS_SECRET_X, or NAME=file:PATH on the target"
+        )
+    return name, {kind: value}
+
+
+def _input(text: str) -> tuple[str, dict[str, str]]:
+    name, separator, source = text.partition("=")
+    if not separator or not name or not source:
+        raise ValueError("names no data; write NAME=datastore/path:mount, or NAME=dataset:D:2")
+    before, colon, mode = source.rpartition(":")
+    if colon and mode in MODES:
+        return name, {"source": before, "mode": mode}
+    return name, {"source": source}
+
+
+def _output(text: str) -> tuple[str, dict[str, str]]:
+    name, separator, destination = text.partition("=")
+    if not name:
+        raise ValueError("has no name; write NAME, or NAME=datastore/path")
+    return name, {"destination": destination} if separator else {}
+
+
+def _retry(text: str) -> tuple[str, str]:
+    name, separator, count = text.partition("=")
+    return (name.strip(), count.strip()) if separator else ("user", text.strip())
+
+
+def _after(text: str) -> dict[str, str]:
+    job, separator, when = text.rpartition(":")
+    return {"job": job, "when": when} if separator else {"job": text}

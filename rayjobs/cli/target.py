@@ -1,0 +1,203 @@
+"""`rayjobs target`: create, list, look at, start and stop compute targets."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+from click.shell_completion import CompletionItem
+
+from rayjobs.cli.output import duration_text, facts, print_json, size_text, table
+from rayjobs.cli.params import ParamType
+from rayjobs.cli.settings import Settings, common_options, json_option
+
+if TYPE_CHECKING:
+    from rayjobs.compute.targets import TargetView
+
+_COLOURS = {"running": "green", "starting": "cyan", "lost": "red"}
+
+
+class TargetName(ParamType):
+    """A target's name; completes those that exist."""
+
+    name = "target"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return names that begin with `incomplete`."""
+        from rayjobs.compute.targetrecord import all_targets
+        from rayjobs.paths import home
+
+        names = [record.name for record in all_targets(home=home())]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+NAME = click.argument("name", default="local", metavar="[NAME]", type=TargetName())
+
+EPILOG = """\b
+Examples:
+  rayjobs target ls
+  rayjobs target start                     the local one
+  rayjobs target create lab --address 10.0.0.5:6379 --token-file ~/.lab-token
+"""
+
+
+@click.group(epilog=EPILOG)
+def target() -> None:
+    """Create, list, look at, start and stop compute targets.
+
+    `local` is one Ray head on this machine, shared by all your workspaces. It starts by itself
+    with the first job, and stops by itself after an idle time.
+    """
+
+
+@target.command(
+    epilog="\b\nExample:\n  rayjobs target create lab --address 10.0.0.5:6379 --token-file FILE\n"
+)
+@click.argument("name", metavar="NAME")
+@click.option("--address", metavar="HOST:PORT", help="Of the cluster's GCS (`ray start --head`).")
+@click.option("--token-file", metavar="FILE", help="The cluster's token; readable by you alone.")
+@json_option
+@common_options
+@click.pass_obj
+def create(settings: Settings, name: str, address: str | None, token_file: str | None) -> None:
+    """Attach a Ray cluster that runs. One that needs no token is refused."""
+    from rayjobs.compute.targets import create_target
+
+    record = create_target(name, address=address, token_file=token_file)
+    if settings.as_json:
+        print_json(asdict(record))
+    else:
+        click.echo(f"target {record.name} is there; use it: rayjobs submit --target {record.name}")
+
+
+@target.command(epilog="\b\nExample:\n  rayjobs target rm lab\n")
+@click.argument("name", metavar="NAME", type=TargetName())
+@common_options
+@click.pass_obj
+def rm(settings: Settings, name: str) -> None:
+    """Forget an attached cluster; its Ray is left alone."""
+    from rayjobs.compute.targets import remove_target
+
+    remove_target(name)
+    settings.note(f"target {name} is forgotten")
+
+
+@target.command(epilog="\b\nExample:\n  rayjobs target ls --json\n")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings) -> None:
+    """List targets and whether they run."""
+    from rayjobs.compute.targets import list_targets
+
+    views = list_targets()
+    if settings.as_json:
+        print_json([asdict(view) for view in views])
+        return
+    rows = [
+        (view.name, view.kind, view.state, _busy(view), view.address or "-", _size(view))
+        for view in views
+    ]
+    colours = [
+        [None, None, _COLOURS.get(view.state) if settings.colours() else None, None, None, None]
+        for view in views
+    ]
+    header = ("NAME", "KIND", "STATE", "WORK", "ADDRESS", "NODES")
+    click.echo(table(rows, header, colours=colours))
+
+
+@target.command(epilog="\b\nExample:\n  rayjobs target show local --json\n")
+@NAME
+@json_option
+@common_options
+@click.pass_obj
+def show(settings: Settings, name: str) -> None:
+    """Show a target: its state, nodes, queue and allocations."""
+    from rayjobs.compute.targets import target_status
+
+    view = target_status(name, ask=True)
+    if settings.as_json:
+        print_json(asdict(view))
+        return
+    detail = view.detail or {}
+    click.echo(
+        facts(
+            [
+                ("Target", f"{view.name} ({view.kind})"),
+                ("State", settings.style(view.state, _COLOURS.get(view.state, "white"))),
+                ("Work", _busy(view)),
+                ("Address", view.address),
+                ("Dashboard", view.dashboard_url),
+                ("Version", view.version),
+                ("Running", str(len(detail["live"])) if "live" in detail else ""),
+                ("Waiting", str(len(detail["waiting"])) if "waiting" in detail else ""),
+                ("Workspaces", ", ".join(detail.get("workspaces", ()))),
+            ]
+        )
+    )
+    for node in view.nodes:
+        click.echo(
+            f"node {str(node.get('node_id', ''))[:12]}: {_number(node, 'cpus')} CPUs, "
+            f"{_number(node, 'gpus')} GPUs, {size_text(float(node.get('memory', 0)))} memory"
+        )
+    for held in detail.get("allocations", ()):
+        use = "is not proven empty" if held.get("draining") else held.get("job") or "idle"
+        click.echo(f"allocation {held.get('name')}: {use}")
+
+
+@target.command(epilog="\b\nExample:\n  rayjobs target start\n")
+@NAME
+@json_option
+@common_options
+@click.pass_obj
+def start(settings: Settings, name: str) -> None:
+    """Start a target and say each stage; one that runs is left as it is."""
+    from rayjobs.compute.targets import start_target, target_status
+
+    began_s = time.monotonic()
+    status = start_target(name, on_stage=settings.note)
+    took = duration_text(time.monotonic() - began_s)
+    if settings.as_json:
+        print_json({**asdict(target_status(name)), "was_started": status.was_started})
+    elif status.was_started:
+        click.echo(f"target {name} runs (started in {took})")
+    else:
+        click.echo(f"target {name} runs already")
+
+
+@target.command(epilog="\b\nExamples:\n  rayjobs target stop\n  rayjobs target stop --force\n")
+@NAME
+@click.option("--force", is_flag=True, help="Also with unfinished jobs: their attempts are ended.")
+@json_option
+@common_options
+@click.pass_obj
+def stop(settings: Settings, name: str, force: bool) -> None:
+    """Stop a target and all that belongs to it; refused while jobs are not finished."""
+    from rayjobs.compute.targets import stop_target
+
+    ran = stop_target(name, force=force, on_stage=settings.note)
+    if settings.as_json:
+        print_json({"name": name, "ran": ran, "state": "stopped"})
+    else:
+        click.echo(f"target {name} is stopped" if ran else f"target {name} did not run")
+
+
+def _busy(view: TargetView) -> str:
+    return {None: "-", True: "busy", False: "idle"}[view.busy]
+
+
+def _size(view: TargetView) -> str:
+    if not view.nodes:
+        return "-"
+    cpus = sum(float(node.get("cpus", 0)) for node in view.nodes)
+    gpus = sum(float(node.get("gpus", 0)) for node in view.nodes)
+    return f"{len(view.nodes)} ({cpus:g} CPUs, {gpus:g} GPUs)"
+
+
+def _number(node: dict[str, object], key: str) -> str:
+    value = node.get(key, 0)
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
