@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datastore.datasets import FileDataset
     from datastore.errors import DatastoreError
     from datastore.inputs import DataInput
-    from datastore.materialise import Materialised, materialise, release
+    from datastore.materialise import Materialised
     from datastore.outputs import OutputFileDatasetConfig
     from datastore.refs import DataPath, DataPathComputeBinding, DataReference
     from datastore.stores import Datastore
@@ -41,8 +41,6 @@ _HOME = {
     "NodeCache": "cache",
     "OutputFileDatasetConfig": "outputs",
     "TabularDataset": "tabular",
-    "materialise": "materialise",
-    "release": "materialise",
 }
 
 __all__ = [
@@ -63,8 +61,6 @@ __all__ = [
     "NodeCache",
     "OutputFileDatasetConfig",
     "TabularDataset",
-    "materialise",
-    "release",
 ]
 
 
@@ -72,8 +68,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'datastore' has no attribute {name!r}")
     value = getattr(import_module(f"datastore.{_HOME[name]}"), name)
-    if name != "materialise":  # the module of that name took the place on import; see below
-        globals()[name] = value
+    globals()[name] = value
     return value
 
 

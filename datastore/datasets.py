@@ -23,6 +23,7 @@ from datastore.consumption import DatasetConsumptionConfig
 from datastore.errors import DatastoreNotFound, InvalidReference
 from datastore.manifest import FileEntry, Manifest
 from datastore.progress import ProgressCallback, callback_for
+from datastore.reading import with_digests
 from datastore.refs import DataPath, DataReference
 from datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
 from datastore.stores import Datastore, HasCatalogue, catalogue_of
@@ -128,8 +129,12 @@ class AbstractDataset(ABC):
         description: str | None = None,
         tags: Mapping[str, str] | None = None,
         create_new_version: bool = False,
+        *,
+        progress: ProgressCallback | None = None,
     ) -> Self:
-        """Register the files as they are now, under `name`; return the registered dataset.
+        """Register the files as they were listed, under `name`; return the registered dataset.
+
+        Local files are read once for their digests, which `progress` follows.
 
         Raises:
             DatasetExists: the name is taken and `create_new_version` is False.
@@ -140,18 +145,18 @@ class AbstractDataset(ABC):
                 f"dataset name {name!r} must not be empty and may hold neither '/' nor ':'."
             )
         catalogue = catalogue_of(workspace)
-        content = self.manifest.to_bytes()
+        manifest = with_digests(self.manifest, self._record, progress)
         draft = DatasetRecord(
             id=str(uuid.uuid4()),
             name=name,
             kind=self.kind,
             definition=self.definition(),
-            manifest=catalogue.put_manifest(content),
+            manifest=catalogue.put_manifest(manifest.to_bytes()),
             description=description or "",
             tags=dict(tags or {}),
         )
         kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
-        return self._again(self.manifest, registered=kept)
+        return self._again(manifest, registered=kept)
 
     def unregister_all_versions(self, workspace: Catalogue | HasCatalogue) -> None:
         """Forget every version of this dataset's name; the data stays."""
@@ -267,7 +272,8 @@ class FileDataset(AbstractDataset):
         """Return two datasets: about `percentage` (0 to 1) of the files, and the rest."""
         _check_share(percentage, "percentage")
         chance = random.Random(seed)  # noqa: S311 - sampling, not secrecy
-        first, second = [], []
+        first: list[FileEntry] = []
+        second: list[FileEntry] = []
         for entry in self.manifest:
             (first if chance.random() < percentage else second).append(entry)
         return self._part(first), self._part(second)

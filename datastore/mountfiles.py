@@ -1,0 +1,213 @@
+"""The files by which mounts are known on a node, and the two things done to a mount point.
+
+    mounts/<key>.lock
+    mounts/<key>/manifest          the files shown
+    mounts/<key>/g<n>/mount.json   what is served, and who keeps and serves it
+    mounts/<key>/g<n>/files        the mount point
+    mounts/<key>/g<n>/users/       one file per user, with the process that answers for it
+    mounts/<key>/g<n>/trouble      what went wrong, one JSON object a line
+    mounts/<key>/g<n>/log          what keeper and server printed
+
+A dead mount keeps its number, so that its users go on getting an error and never an empty folder;
+whoever comes next gets generation n+1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datastore.catalogue import DatastoreRecord
+from datastore.processes import ProcessIdentity
+
+UNMOUNT_LIMIT_S = 30.0
+
+
+@dataclass(frozen=True)
+class MountRecord:
+    """What one mount serves and who is behind it; None while that process is not up, or gone."""
+
+    records: tuple[DatastoreRecord, ...]
+    cache_root: str
+    cache_bytes: int | None
+    keeper: ProcessIdentity | None = None
+    server: ProcessIdentity | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a JSON object."""
+        values = asdict(replace(self, records=()))
+        values["records"] = [record.to_json() for record in self.records]
+        return values
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> MountRecord:
+        """Return the record that `to_json` wrote."""
+        processes = {
+            name: ProcessIdentity.from_json(values[name]) if values[name] else None
+            for name in ("keeper", "server")
+        }
+        return cls(
+            records=tuple(DatastoreRecord.from_json(item) for item in values["records"]),
+            cache_root=values["cache_root"],
+            cache_bytes=values["cache_bytes"],
+            **processes,
+        )
+
+
+@dataclass(frozen=True)
+class MountFolder:
+    """One generation of one mount, by its folder."""
+
+    folder: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The manifest served."""
+        return self.folder.parent / "manifest"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of all generations of this mount."""
+        return self.folder.parent.with_suffix(".lock")
+
+    @property
+    def point(self) -> Path:
+        """The mount point."""
+        return self.folder / "files"
+
+    @property
+    def log(self) -> Path:
+        """What keeper and server printed."""
+        return self.folder / "log"
+
+    def read(self) -> MountRecord | None:
+        """Return the record, None if there is none (any more)."""
+        try:
+            return MountRecord.from_json(json.loads((self.folder / "mount.json").read_text()))
+        except (OSError, ValueError, KeyError):
+            return None
+
+    def write(self, record: MountRecord) -> None:
+        """Replace the record."""
+        draft = self.folder / f"mount.json.{secrets.token_hex(4)}"
+        draft.write_text(json.dumps(record.to_json()))
+        draft.replace(self.folder / "mount.json")
+
+    def add_user(self, token: str, owner: ProcessIdentity) -> None:
+        """Count a user for which process `owner` answers."""
+        draft = self.folder / f"user.{secrets.token_hex(4)}"
+        draft.write_text(json.dumps(owner.to_json()))
+        draft.replace(self.folder / "users" / token)
+
+    def drop_user(self, token: str) -> None:
+        """Count a user no more."""
+        (self.folder / "users" / token).unlink(missing_ok=True)
+
+    def users(self) -> list[str]:
+        """Return the users whose process lives; the others are struck off."""
+        living = []
+        try:
+            files = sorted((self.folder / "users").iterdir())
+        except FileNotFoundError:
+            return []
+        for file in files:
+            try:
+                owner = ProcessIdentity.from_json(json.loads(file.read_text()))
+            except (OSError, ValueError, KeyError):
+                continue
+            if owner.is_alive():
+                living.append(file.name)
+            else:
+                file.unlink(missing_ok=True)
+        return living
+
+    def say_trouble(self, kind: str, message: str) -> None:
+        """Note what went wrong: `kind` is the name of an error of this package."""
+        line = json.dumps({"at": time.time(), "kind": kind, "message": message}) + "\n"
+        try:
+            with (self.folder / "trouble").open("a") as stream:
+                stream.write(line)
+        except FileNotFoundError:
+            return  # the mount was released meanwhile: nobody is left to be told
+
+    def troubles(self) -> list[tuple[str, str]]:
+        """Return (kind, message) of everything that went wrong, oldest first."""
+        try:
+            lines = (self.folder / "trouble").read_text().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            try:
+                values = json.loads(line)
+                found.append((str(values["kind"]), str(values["message"])))
+            except (ValueError, KeyError):
+                continue
+        return found
+
+    def remove(self) -> None:
+        """Remove the folder of an unmounted mount; its bytes are in the cache, none are here."""
+        if is_mounted(self.point):
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            if not list(generations(self.folder.parent)):
+                shutil.rmtree(self.folder.parent, ignore_errors=True)
+        except FileNotFoundError:
+            return
+
+
+def generations(mount: Path) -> Iterator[MountFolder]:
+    """Yield the generations of the mount at folder `mount`, oldest first."""
+    if not mount.is_dir():
+        return
+    numbered = [
+        item for item in mount.iterdir() if item.name[:1] == "g" and item.name[1:].isdigit()
+    ]
+    for item in sorted(numbered, key=lambda path: int(path.name[1:])):
+        yield MountFolder(item)
+
+
+def mount_points() -> set[str]:
+    """Return every mount point this process sees."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    # The kernel writes space, tab, newline and backslash as three octal digits.
+    return {
+        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4])
+        for line in lines
+    }
+
+
+def is_mounted(point: Path) -> bool:
+    """Tell whether something is mounted at `point`; never touches it, since it may hang."""
+    real_parent = os.path.realpath(point.parent)
+    return f"{real_parent}/{point.name}" in mount_points()
+
+
+def unmount(point: Path) -> bool:
+    """Take the mount at `point` away, from whoever uses it too; tell whether it is gone."""
+    for command in (["fusermount3", "-uz", str(point)], ["umount", "-l", str(point)]):
+        if not is_mounted(point):
+            return True
+        if shutil.which(command[0]) is None:
+            continue
+        try:
+            subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=UNMOUNT_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            continue
+    return not is_mounted(point)

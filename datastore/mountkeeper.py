@@ -1,0 +1,83 @@
+"""The process that keeps one mount: starts the one that serves it, watches it, and cleans up.
+
+It lives outside the process tree of whoever asked for the mount (own session, forked twice), so
+that their end does not take the mount from others. It goes when the last user has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from datastore.locks import locked
+from datastore.mountfiles import MountFolder, unmount
+from datastore.processes import ProcessIdentity
+
+LOOK_S = 0.25
+"""How often a keeper looks after its mount and its users."""
+END_GRACE_S = 5.0
+
+
+def keep(folder: MountFolder) -> None:
+    """Keep the mount until nobody uses it."""
+    server = subprocess.Popen(
+        [sys.executable, "-m", "datastore.fusemount", str(folder.folder)],
+        stdin=subprocess.DEVNULL,
+        cwd="/",
+    )
+    _note(folder, ProcessIdentity.current(), ProcessIdentity.of(server.pid))
+    told = False
+    while True:
+        status = server.poll()
+        if status is not None and not told:
+            told = True
+            how = f"signal {-status}" if status < 0 else f"exit code {status}"
+            folder.say_trouble("MountLost", f"the process behind the mount ended with {how}")
+            _note(folder, ProcessIdentity.current(), None)
+        if not folder.users():
+            # Looked at again under the lock: a new user may be coming in this moment.
+            with locked(folder.lock):
+                if not folder.folder.is_dir() or not folder.users():
+                    _end(folder, server)
+                    return
+        time.sleep(LOOK_S)
+
+
+def _end(folder: MountFolder, server: subprocess.Popen[bytes]) -> None:
+    unmount(folder.point)
+    try:
+        server.wait(timeout=END_GRACE_S)  # an unmounted server ends by itself
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+    folder.remove()
+
+
+def _note(
+    folder: MountFolder, keeper: ProcessIdentity | None, server: ProcessIdentity | None
+) -> None:
+    record = folder.read()
+    if record is None:
+        return
+    try:
+        folder.write(replace(record, keeper=keeper, server=server))
+    except FileNotFoundError:
+        return  # released meanwhile
+
+
+def main(arguments: list[str]) -> None:
+    """Fork out of the caller's tree, then keep the mount named on the command line."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    keep(MountFolder(Path(arguments[0])))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

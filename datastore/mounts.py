@@ -1,0 +1,219 @@
+"""Mounts of this node, for those who use them: acquire, release, ask what went wrong, reap."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from ctypes.util import find_library
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import datastore
+from datastore import errors
+from datastore.catalogue import DatastoreRecord
+from datastore.digests import digest_of_text
+from datastore.errors import MountLost, MountUnavailable
+from datastore.locks import locked
+from datastore.manifest import Manifest
+from datastore.mountfiles import MountFolder, MountRecord, generations, is_mounted, unmount
+from datastore.processes import ProcessIdentity
+
+UP_LIMIT_S = 60.0
+_LOOK_S = 0.02
+_SYSTEM = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+_NETWORK = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
+_PASSED_ON = frozenset((*_SYSTEM, *_NETWORK, *_PROXIES))
+_PASSED_ON_PREFIXES = ("AWS_", "XDG_")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """One user's hold on a mount; `folder` and `token` release it, from any process."""
+
+    point: Path
+    folder: Path
+    token: str
+
+
+def fuse_missing() -> str:
+    """Return what keeps this machine from mounting, in words; "" if nothing does."""
+    if os.environ.get("DATASTORE_NO_FUSE"):
+        return "DATASTORE_NO_FUSE is set"
+    if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        return "/dev/fuse is missing or not allowed"
+    if find_library("fuse3") is None and find_library("fuse") is None:
+        return "the FUSE library is not installed (Debian: fuse3)"
+    if find_spec("mfusepy") is None:
+        return "the Python package mfusepy is not installed"
+    if shutil.which("fusermount3") is None and os.geteuid() != 0:
+        return "fusermount3 is not installed (Debian: fuse3)"
+    return ""
+
+
+def acquire(
+    manifest: Manifest,
+    records: Mapping[str, DatastoreRecord],
+    mounts_root: Path,
+    *,
+    cache_root: Path,
+    cache_bytes: int | None = None,
+    owner: ProcessIdentity | None = None,
+) -> Mount:
+    """Mount the files of `manifest`, or join those who have them mounted on this node.
+
+    The mount stays until `release`, or until process `owner` (default: this one) ends.
+
+    Raises:
+        MountUnavailable: the mount did not come up; the message holds what its process said.
+    """
+    owner = owner or ProcessIdentity.current()
+    names = "\n".join(str(records[name].to_json()) for name in sorted(records))
+    key = digest_of_text(f"{manifest.digest}\n{names}\n{cache_root}")[7:23]
+    mount = mounts_root / key
+    token = secrets.token_hex(8)
+    with locked(mounts_root / f"{key}.lock"):
+        latest = 0
+        for folder in list(generations(mount)):
+            latest = int(folder.folder.name[1:])
+            if is_good(folder):
+                folder.add_user(token, owner)
+                return Mount(folder.point, folder.folder, token)
+            if not folder.users():
+                _clear(folder)
+        folder = MountFolder(mount / f"g{latest + 1}")
+        (folder.folder / "users").mkdir(parents=True)
+        folder.point.mkdir()
+        folder.manifest.write_bytes(manifest.to_bytes())
+        folder.write(MountRecord(tuple(records.values()), str(cache_root), cache_bytes))
+        folder.add_user(token, owner)
+        try:
+            _start(folder)
+        except BaseException:
+            folder.drop_user(token)
+            _clear(folder)
+            raise
+    return Mount(folder.point, folder.folder, token)
+
+
+def release(folder: Path, token: str) -> None:
+    """Give up one user's hold; the last one unmounts. Doing it twice changes nothing."""
+    mount = MountFolder(folder)
+    if not folder.is_dir():
+        return
+    with locked(mount.lock):
+        mount.drop_user(token)
+        if not mount.users():
+            _clear(mount)
+
+
+def trouble(folder: Path) -> errors.DatastoreError | None:
+    """Return what is or was wrong with the mount, the cause first; None if nothing is."""
+    mount = MountFolder(folder)
+    for kind, message in mount.troubles():
+        known = getattr(errors, kind, None)
+        if isinstance(known, type) and issubclass(known, errors.DatastoreError):
+            return known(message)
+    if not is_good(mount):
+        return MountLost(
+            f"the mount at {mount.point} is dead: the process behind it is gone or stopped. "
+            "What read from it failed; run the job again, the next mount is a new one."
+        )
+    return None
+
+
+def reap(mounts_root: Path) -> list[Path]:
+    """Take away every mount below `mounts_root` that no living process answers for; call it when a
+    node's service starts. Return the mount points that are gone."""
+    gone: list[Path] = []
+    if not mounts_root.is_dir():
+        return gone
+    for mount in sorted(mounts_root.iterdir()):
+        if not mount.is_dir():
+            continue
+        with locked(mounts_root / f"{mount.name}.lock"):
+            for folder in list(generations(mount)):
+                if not folder.users():
+                    _clear(folder)
+                    gone.append(folder.point)
+    return gone
+
+
+def is_good(folder: MountFolder) -> bool:
+    """Tell whether a mount is there and its process can answer; never touches the mount itself."""
+    record = folder.read()
+    if record is None or record.server is None or not record.server.is_alive():
+        return False
+    return is_mounted(folder.point) and not _is_stopped(record.server.pid)
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return True
+    return text.rpartition(")")[2].split()[0] in ("T", "t")
+
+
+def _start(folder: MountFolder) -> None:
+    with folder.log.open("ab") as log:
+        launcher = subprocess.Popen(
+            [sys.executable, "-m", "datastore.mountkeeper", str(folder.folder)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            env=_environment(folder),
+            start_new_session=True,
+        )
+    launcher.wait()
+    deadline = time.monotonic() + UP_LIMIT_S
+    while time.monotonic() < deadline:
+        if is_good(folder):
+            return
+        if any(kind == "MountLost" for kind, _ in folder.troubles()):
+            break
+        time.sleep(_LOOK_S)
+    said = folder.log.read_text(errors="replace").strip().splitlines()
+    raise MountUnavailable(
+        f"the mount at {folder.point} did not come up; its process said: "
+        f"{said[-1] if said else 'nothing'}"
+    )
+
+
+def _environment(folder: MountFolder) -> dict[str, str]:
+    """Return what a mount's processes get: no mark of a job, since they belong to none."""
+    record = folder.read()
+    named: set[str] = set()
+    for kept in record.records if record else ():
+        named.update(value for name, value in kept.settings.items() if name.endswith("_env"))
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _PASSED_ON or name in named or name.startswith(_PASSED_ON_PREFIXES)
+    }
+    environment["PYTHONPATH"] = str(Path(datastore.__file__).parent.parent)
+    return environment
+
+
+def _clear(folder: MountFolder) -> None:
+    """Unmount, end the serving process, remove the folder; the keeper sees it and ends by itself.
+
+    The caller holds the lock.
+    """
+    record = folder.read()
+    unmount(folder.point)
+    server = record.server if record else None
+    if server is not None and server.is_alive():
+        try:
+            os.kill(server.pid, signal.SIGKILL)  # it holds nothing: what is cached is whole
+        except ProcessLookupError:
+            pass  # unmounted, it ended by itself
+    folder.remove()

@@ -1,0 +1,214 @@
+"""What a job writes: a local folder that is stored in a datastore when the job says so or ends.
+
+Source: Azure ML SDK v1, `azureml.data.OutputFileDatasetConfig` and `DataReference.as_upload`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from datastore.backends import open_backend
+from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+from datastore.errors import InvalidReference
+from datastore.progress import ProgressCallback
+from datastore.refs import DataPath, DataReference, check_mode, check_name, clean_path
+from datastore.sources import glob_pattern
+from datastore.stores import Datastore
+from datastore.transfer import Moved, Upload, files_below, upload
+
+DEFAULT_DESTINATION = "dataset/{run-id}/{output-name}"
+MODES = ("mount", "upload")
+_FIELD = re.compile(r"\{([^{}]*)\}")
+
+
+@dataclass(frozen=True)
+class DataOutput:
+    """A job's output: which datastore, which path there, and when it is stored.
+
+    The job gets a local folder in both modes; its files are stored when the job ends.
+    """
+
+    name: str
+    record: DatastoreRecord
+    path: str
+    overwrite: bool = False
+    source_globs: tuple[str, ...] = ()
+    path_on_compute: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the output as a JSON object."""
+        return {
+            "name": self.name,
+            "record": self.record.to_json(),
+            "path": self.path,
+            "overwrite": self.overwrite,
+            "source_globs": list(self.source_globs),
+            "path_on_compute": self.path_on_compute,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> DataOutput:
+        """Return the output that `to_json` wrote."""
+        given = dict(values)
+        given["record"] = DatastoreRecord.from_json(given["record"])
+        given["source_globs"] = tuple(given["source_globs"])
+        return cls(**given)
+
+    @classmethod
+    def of_reference(cls, reference: DataReference, record: DatastoreRecord) -> DataOutput:
+        """Return the output that a reference in upload mode means.
+
+        Raises:
+            InvalidReference: the reference is in another mode.
+        """
+        if reference.mode != "upload":
+            raise InvalidReference(
+                f"{reference.data_reference_name!r} is in {reference.mode} mode; an output needs "
+                "as_upload()."
+            )
+        return cls(
+            reference.data_reference_name,
+            record,
+            reference.path_on_datastore or "",
+            overwrite=reference.overwrite,
+            path_on_compute=reference.path_on_compute,
+        )
+
+
+def prepare(output: DataOutput, into: Path, *, working_directory: Path | None = None) -> Path:
+    """Make the empty local folder the job writes to and return it.
+
+    Raises:
+        InvalidReference: `path_on_compute` names something that is no empty folder.
+    """
+    folder = into / output.name
+    if output.path_on_compute:
+        folder = (working_directory or into) / Path(output.path_on_compute).expanduser()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InvalidReference(
+            f"output {output.name!r} should be written to {folder}, but something is there. Choose "
+            "another path_on_compute; what is there was not touched."
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None = None) -> Moved:
+    """Store what the job wrote to `folder`; files that are stored already are kept unless
+    `overwrite`. Doing it again stores only what is missing.
+
+    Raises:
+        TransferFailed: a file could not be stored; `folder` still has everything.
+    """
+    files = files_below(folder)
+    if output.source_globs:
+        patterns = [glob_pattern(glob) for glob in output.source_globs]
+        files = [
+            file
+            for file in files
+            if any(pattern.match(file.relative_to(folder).as_posix()) for pattern in patterns)
+        ]
+    uploads = [
+        Upload(file, f"{output.path}/{file.relative_to(folder).as_posix()}".lstrip("/"))
+        for file in files
+    ]
+    backend = open_backend(output.record)
+    return upload(backend, uploads, overwrite=output.overwrite, progress=progress)
+
+
+@dataclass(frozen=True, eq=False)
+class OutputFileDatasetConfig:
+    """An output as a job's argument: a folder the script writes to, stored at `destination`.
+
+    `destination` is (datastore, path); in the path `{run-id}` and `{output-name}` are filled in.
+    """
+
+    name: str | None = None
+    destination: Any = None
+    source: str | None = None
+    partition_format: str | None = None
+    mode: str = "mount"
+    overwrite: bool = False
+    source_globs: tuple[str, ...] = ()
+    register_as: tuple[str, str | None, tuple[tuple[str, str], ...]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.partition_format is not None:
+            raise InvalidReference("partition_format is not supported.")
+        check_mode(self.mode, allowed=MODES)
+        object.__setattr__(self, "name", check_name(self.name or "output", "output name"))
+        for field in _FIELD.findall(self.path_template):
+            if field not in ("run-id", "output-name"):
+                raise InvalidReference(
+                    f"destination {self.path_template!r} has the field {{{field}}}; only "
+                    "{run-id} and {output-name} are filled in."
+                )
+
+    @property
+    def datastore(self) -> Datastore | str:
+        """The datastore, or its name."""
+        if self.destination is None:
+            return DEFAULT_DATASTORE
+        store: Any = self.destination
+        if isinstance(store, tuple):
+            store = store[0]
+        elif isinstance(store, DataPath | DataReference):
+            store = store.datastore
+        if isinstance(store, Datastore | str):
+            return store
+        raise InvalidReference(f"{self.destination!r} is not (datastore, path).")
+
+    @property
+    def path_template(self) -> str:
+        """The path with its fields."""
+        path: Any = None
+        if isinstance(self.destination, tuple) and len(self.destination) == 2:
+            path = self.destination[1]
+        elif isinstance(self.destination, DataPath | DataReference):
+            path = self.destination.path_on_datastore
+        return clean_path(path) or DEFAULT_DESTINATION
+
+    def path(self, run_id: str) -> str:
+        """Return the path on the datastore for one run."""
+        name = self.name or ""
+        return self.path_template.replace("{run-id}", run_id).replace("{output-name}", name)
+
+    @property
+    def environment_variable(self) -> str:
+        """The variable that holds the local path in the job."""
+        return f"AZUREML_DATAREFERENCE_{self.name}"
+
+    def __str__(self) -> str:
+        return f"${self.environment_variable}"
+
+    def as_mount(self, disable_metadata_cache: bool = False) -> OutputFileDatasetConfig:
+        """Return this output in mount mode."""
+        return replace(self, mode="mount")
+
+    def as_upload(
+        self, overwrite: bool = False, source_globs: Sequence[str] | str | None = None
+    ) -> OutputFileDatasetConfig:
+        """Return this output in upload mode; only files that match a glob are stored, if given."""
+        globs = (source_globs,) if isinstance(source_globs, str) else tuple(source_globs or ())
+        return replace(self, mode="upload", overwrite=overwrite, source_globs=globs)
+
+    def register_on_complete(
+        self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
+    ) -> OutputFileDatasetConfig:
+        """Return this output, to be registered as dataset `name` when the job has completed."""
+        return replace(self, register_as=(name, description, tuple(sorted((tags or {}).items()))))
+
+    def output_for(self, run_id: str, record: DatastoreRecord) -> DataOutput:
+        """Return the output of one run; `record` is that of `datastore`."""
+        return DataOutput(
+            self.name or "output",
+            record,
+            clean_path(self.path(run_id)),
+            overwrite=self.overwrite,
+            source_globs=self.source_globs,
+            path_on_compute=self.source,
+        )
