@@ -149,6 +149,12 @@ class TestBayesian:
             self.run(fresh, records, 18)
             assert [r.parameters for r in records] == [r.parameters for r in whole]
 
+    def test_trials_that_start_together_differ(self) -> None:
+        sampler = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 5}).sampler(MAX)
+        first = {number: sampler.suggest(number) for number in range(20)}
+        assert len({str(parameters) for parameters in first.values()}) == 20
+        assert {number: sampler.suggest(number) for number in range(20)} == first
+
     def test_a_running_trial_is_replayed_too(self) -> None:
         sampling = BayesianParameterSampling(BAYESIAN_SPACE, {"seed": 6})
         sampler = sampling.sampler(MAX)
