@@ -85,12 +85,20 @@ def refresh(env: Mapping[str, str]) -> None:
     # The warm interpreter froze its objects so that a collection does not copy their pages; at the
     # exit they must be collected, or C++ libraries complain about leaks.
     atexit.register(gc.unfreeze)
+    _renew_main_thread()
     _reseed()
     _renew_multiprocessing()
     _set_thread_counts(env)
     tempfile = sys.modules.get("tempfile")
     if tempfile is not None:
         tempfile.__dict__["tempdir"] = None  # it may have been chosen under another TMPDIR
+
+
+def _renew_main_thread() -> None:
+    threading = sys.modules.get("threading")
+    renew = getattr(threading and threading.main_thread(), "_set_native_id", None)
+    if renew is not None:
+        renew()  # some versions keep the thread id of the process that was forked
 
 
 def _reseed() -> None:

@@ -1,0 +1,225 @@
+"""Real attempts for tests: a folder, a plan, a host started warm or cold, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+import rayjobs
+from rayjobs.injob import plan as plans
+from rayjobs.launch import hostclient
+
+Found = TypeVar("Found")
+DEADLINE_S = 60.0
+PACKAGE_HOME = str(Path(rayjobs.__file__).resolve().parent.parent)
+PRELOAD = ("torch", "torch._dynamo", "numpy")
+_serial = itertools.count()
+
+
+def base_env() -> dict[str, str]:
+    """The variables that a warm interpreter and the ranks both get."""
+    return hostclient.runtime_environment()
+
+
+def until(look: Callable[[], Found | None], what: str, deadline_s: float = DEADLINE_S) -> Found:
+    """Wait for a fact; fails, naming it, when it does not come to be."""
+    deadline = time.monotonic() + deadline_s
+    while True:
+        found = look()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            pytest.fail(f"waited {deadline_s:g} s for {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Attempt:
+    """One attempt in a folder of its own."""
+
+    root: Path
+    plan: dict[str, Any]
+    secrets: dict[str, str] = field(default_factory=dict)
+    identity: hostclient.Identity | None = None
+    cold: str | None = None
+
+    @staticmethod
+    def make(
+        folder: Path,
+        script: str,
+        *arguments: str,
+        ranks: int = 1,
+        env: Mapping[str, str] | None = None,
+        name: str = "train.py",
+        root: Path | None = None,
+        **changes: Any,
+    ) -> Attempt:
+        """Prepare an attempt that runs `script`; `changes` go into its plan."""
+        serial = next(_serial)
+        root = root or folder / f"a{serial}"
+        for part in ("work/outputs", "work/logs", "log", "metrics", "tmp", "stacks"):
+            (root / part).mkdir(parents=True, exist_ok=True)
+        path = root / "work" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script)
+        plan = {
+            "version": 1,
+            "job": f"job-{serial}",
+            "attempt": 1,
+            "node": 0,
+            "node_count": 1,
+            "marker": f"rj-{os.getpid()}-{serial}-{time.monotonic_ns()}",
+            "root": str(root),
+            "socket": str(folder / f"h{serial}.sock"),
+            "kind": "script",
+            "argv": [name, *arguments],
+            "command": None,
+            "python": sys.executable,
+            "cold": None,
+            "env": {**base_env(), **(env or {})},
+            "ranks": [
+                {"rank": rank, "local_rank": rank, "env": {"RANK": str(rank)}}
+                for rank in range(ranks)
+            ],
+            "grace_s": 10.0,
+            "max_duration_s": None,
+            "memory_bytes": None,
+            "pids_max": None,
+            "log_cap_bytes": None,
+            "threads": None,
+            "injob_path": PACKAGE_HOME,
+            **changes,
+        }
+        return Attempt(root, plan)
+
+    @property
+    def marker(self) -> str:
+        """The attempt's marker."""
+        return str(self.plan["marker"])
+
+    def write_plan(self) -> str:
+        """Write plan.json and return its path."""
+        path = self.root / "plan.json"
+        path.write_text(json.dumps(self.plan))
+        return str(path)
+
+    def start_cold(self, reason: str = "asked for", **env: str) -> Attempt:
+        """Start a cold host; `env` is added to the host's own environment."""
+        self.identity = asyncio.run(
+            hostclient.start_cold(
+                self.write_plan(), reason=reason, env={**base_env(), **env}, secrets=self.secrets
+            )
+        )
+        return self
+
+    def start(self, warm: str) -> Attempt:
+        """Start as a node agent does: warm, and cold when the warm interpreter says so."""
+        answer = asyncio.run(hostclient.fork(warm, self.write_plan(), secrets=self.secrets))
+        self.identity, self.cold = answer.identity, answer.cold
+        return self.start_cold(answer.cold) if answer.cold is not None else self
+
+    @property
+    def host(self) -> hostclient.HostConnection:
+        """A connection to the host."""
+        assert self.identity is not None
+        return hostclient.HostConnection(str(self.plan["socket"]), str(self.root), self.identity)
+
+    def status(self) -> dict[str, Any]:
+        """What the host says."""
+        return asyncio.run(self.host.status(timeout_s=DEADLINE_S))
+
+    def cancel(self, grace_s: float | None = None) -> bool:
+        """Cancel the attempt."""
+        return asyncio.run(self.host.cancel(grace_s=grace_s, timeout_s=DEADLINE_S))
+
+    def wait(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
+        """The exit record, once the host has ended too."""
+        record = asyncio.run(self.host.wait(timeout_s=deadline_s))
+        identity = self.identity
+        assert identity is not None
+        until(lambda: not hostclient.is_alive(identity), "the end of the host")
+        return record
+
+    def log(self, rank: int = 0) -> bytes:
+        """What a rank has printed so far."""
+        path = self.root / "log" / f"driver_{rank}.log"
+        return path.read_bytes() if path.exists() else b""
+
+    def printed(self, text: str, rank: int = 0) -> None:
+        """Wait until a rank has printed `text`."""
+        until(
+            lambda: text.encode() in self.log(rank),
+            f"{text!r} in the log, which has {self.log(rank)[-500:]!r}",
+        )
+
+    def truth(self) -> tuple[int, bytes]:
+        """What `python script.py` gives: its return code and its output, byte for byte.
+
+        Runs in the same folder, with the same environment, so that paths agree.
+        """
+        plan = plans.parse(self.plan)
+        env = plan.rank_env(plan.ranks[0], self.secrets)
+        output = self.root / "truth.log"
+        with output.open("wb") as file:
+            done = subprocess.run(
+                [plan.python, plan.argv[0], *(plans.expand(a, env) for a in plan.argv[1:])],
+                cwd=plan.work,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                timeout=DEADLINE_S,
+                check=False,
+            )
+        return done.returncode, output.read_bytes()
+
+
+class SharedWarm:
+    """The one warm interpreter of a test process; started at its first use."""
+
+    def __init__(self) -> None:
+        self._socket: str | None = None
+
+    def socket(self, folder: Path) -> str:
+        """Its socket; the first caller's folder holds it."""
+        if self._socket is None:
+            home = folder / f"warm-{os.getpid()}"
+            home.mkdir()
+            self._socket = str(home / "w.sock")
+        asyncio.run(
+            hostclient.ensure_warm(
+                self._socket,
+                python=sys.executable,
+                env=base_env(),
+                log_file=str(Path(self._socket).with_name("warm.log")),
+                preload=PRELOAD,
+            )
+        )
+        return self._socket
+
+    def stop(self) -> None:
+        """End it. Idempotent."""
+        if self._socket is not None:
+            asyncio.run(hostclient.stop_warm(self._socket))
+
+
+_shared = SharedWarm()
+
+
+@pytest.fixture(scope="session")
+def warm(session_root: Path) -> Iterator[str]:
+    """The socket of the warm interpreter that all tests of this process share."""
+    yield _shared.socket(session_root)
+    _shared.stop()
