@@ -19,6 +19,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.local_target import local_target, shared_head  # noqa: F401 - fixtures of all tests
+
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 GROUPS = ("ray", "storage")  # markers whose tests share one server, hence one xdist worker

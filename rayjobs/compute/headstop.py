@@ -73,16 +73,30 @@ def retire(place: Place, *, force: bool) -> None:
     if force:
         return
     activity = localhead.read_json(place.activity) or {}
-    if answer is not None and "busy" in answer:
+    if answer is not None and "busy" not in answer:
+        answer = _queue_of(place)  # an actor that does not know the question
+    if answer is not None:
         activity = answer
     if activity.get("busy"):
         jobs = [str(job) for job in activity.get("jobs", [])]
         listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
         raise TargetError(
             f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
-            f" Wait for them or cancel them, or stop it with --force, which cancels them.",
+            f" Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
+            f"is queued waits for the next start.",
             jobs=jobs,
         )
+
+
+def _queue_of(place: Place) -> dict[str, Any] | None:
+    try:
+        said = wakeclient.ask(place.socket, {"op": "status"}, timeout_s=RETIRE_ANSWER_S)
+    except TimeoutError:
+        return None
+    if said is None or not said.get("ok"):
+        return None
+    jobs = [*said.get("live", []), *said.get("waiting", {})]
+    return {"busy": bool(jobs), "jobs": jobs}
 
 
 def stop_head(place: Place, *, say: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,20 +44,24 @@ class LocalSettings:
         Raises:
             UsageError: a variable is not a number that makes sense.
         """
-        store = object_store_bytes()
+        store = int(
+            _number(environment, "RAYJOBS_LOCAL_STORE_MIB", lambda: object_store_bytes() / MIB)
+            * MIB
+        )
         return cls(
             cpus=int(_number(environment, "RAYJOBS_LOCAL_CPUS", usable_cpus, least=1)),
-            gpus=int(_number(environment, "RAYJOBS_LOCAL_GPUS", gpu_count, least=0)),
+            gpus=int(_number(environment, "RAYJOBS_LOCAL_GPUS", gpu_count)),
             memory_bytes=max(MIB, int(memory_limit_bytes() * MEMORY_SHARE) - store),
             object_store_bytes=store,
-            idle_s=_number(environment, "RAYJOBS_LOCAL_IDLE_S", lambda: DEFAULT_IDLE_S, least=0),
+            idle_s=_number(environment, "RAYJOBS_LOCAL_IDLE_S", lambda: DEFAULT_IDLE_S),
         )
 
 
-def _number(environment: Mapping[str, str], name: str, default: object, *, least: float) -> float:
+def _number(
+    environment: Mapping[str, str], name: str, default: Callable[[], float], least: float = 0.0
+) -> float:
     text = environment.get(name, "").strip()
     if not text:
-        assert callable(default)
         return float(default())
     try:
         value = float(text)

@@ -19,6 +19,7 @@ import rayjobs
 from rayjobs import ids
 from rayjobs.compute import keeper, localhead, progress, wakeclient
 from rayjobs.compute.headstop import Place
+from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
@@ -86,6 +87,7 @@ def ensure_target(
         on_stage: Gets each stage's text as it begins ("starting Ray …").
 
     Raises:
+        UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
         TargetError: the start failed (with its reason), or was not done in `timeout_s`.
     """
     record = load_target(name, home=home)
@@ -250,6 +252,8 @@ def _start_local(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Bring up a keeper if there is none, and follow its start until the target answers."""
+    LocalSettings.read()  # a wrong setting is this caller's to correct, and told at once
+    localhead.ray_folder(place.home)
     follower = _Follower(place, on_stage)
     deadline = time.monotonic() + timeout_s
     spawned = 0

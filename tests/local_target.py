@@ -1,0 +1,99 @@
+"""The run's one real Ray head, shared by all tests that ask for `local_target`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+# Imported where they are used: every test's worker loads this module.
+if TYPE_CHECKING:
+    from rayjobs.compute.localhead import HeadRecord
+    from rayjobs.paths import TargetPaths
+
+# More than a small machine has: jobs in tests compute next to nothing. GPUs are numbers to Ray.
+SETTINGS = {
+    "RAYJOBS_LOCAL_CPUS": "8",
+    "RAYJOBS_LOCAL_GPUS": "4",
+    "RAYJOBS_LOCAL_IDLE_S": "3600",
+}
+
+
+@dataclass(frozen=True)
+class LocalTarget:
+    """A running `local` target.
+
+    Attributes:
+        home: Its RAYJOBS_HOME; `local_target` sets the variable for the test.
+        stages: What the start said.
+    """
+
+    home: Path
+    stages: tuple[str, ...]
+    name: str = "local"
+
+    @property
+    def paths(self) -> TargetPaths:
+        """Files of the target."""
+        from rayjobs.paths import TargetPaths
+
+        return TargetPaths.of(self.name, under=self.home)
+
+    @property
+    def head(self) -> HeadRecord:
+        """The record of its head."""
+        from rayjobs.compute import localhead
+
+        record = localhead.load_record(self.paths)
+        assert record is not None
+        return record
+
+    @property
+    def token(self) -> str:
+        """Ray's token."""
+        return self.paths.token.read_text()
+
+
+@pytest.fixture(scope="session")
+def shared_head(session_root: Path) -> Iterator[LocalTarget]:
+    """Start the head at its first use, and prove at the end that nothing of it is left."""
+    from rayjobs.compute import localhead, targets
+
+    home = session_root / "s"
+    stages: list[str] = []
+    before = {name: os.environ.get(name) for name in SETTINGS}
+    os.environ.update(SETTINGS)
+    try:
+        targets.start_target(home=home, on_stage=stages.append)
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+    folder = localhead.ray_folder(home)
+    yield LocalTarget(home, tuple(stages))
+    targets.stop_target(force=True, home=home)
+    assert not list(localhead.processes_of(folder))
+    assert not folder.exists()
+
+
+@pytest.fixture
+def local_target(
+    shared_head: LocalTarget,
+    own_home: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> LocalTarget:
+    """The running `local` target, with RAYJOBS_HOME set to its home.
+
+    RAYJOBS_WORKSPACE stays the test's own. Tests that use it are marked `ray`: all of them then
+    run in one worker, with one head.
+    """
+    assert request.node.get_closest_marker("ray"), "mark this test with pytest.mark.ray"
+    monkeypatch.setenv("RAYJOBS_HOME", str(shared_head.home))
+    return shared_head
