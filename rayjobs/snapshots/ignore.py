@@ -5,17 +5,14 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import re
 import stat
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rayjobs.errors import SnapshotError
 from rayjobs.snapshots.secrets_found import is_secret_name
-
-if TYPE_CHECKING:
-    from pathspec import GitIgnoreSpec
 
 # The first that exists counts, alone. Source: Azure ML SDK v1 for the last two.
 IGNORE_FILES = (".rayjobsignore", ".amlignore", ".gitignore")
@@ -33,6 +30,10 @@ class Why(StrEnum):
     RECORDS = "rayjobs records"
     LINK = "link"
     SPECIAL = "special file"
+
+
+# Expression, whether it ignores (or takes back), whether it is about folders only.
+_Pattern = tuple[re.Pattern[str] | None, bool, bool]
 
 
 @dataclass(frozen=True)
@@ -113,29 +114,34 @@ class Rules:
             for number, line in enumerate(text.split("\n"), start=1)
             if line.strip() and not line.startswith("#")
         ]
-        self._spec: GitIgnoreSpec | None = None
+        self._patterns: list[_Pattern] | None = None
+        self._wanted: list[tuple[str, Why]] = []  # folders that a line brought back
 
     def trust(self, known: dict[str, int]) -> None:
         """Take over decisions that were made with the same ignore file."""
         self._known = known
 
     def reason(self, path: str, name: str, *, is_folder: bool) -> LeftOut | None:
-        """Return why the path is left out; None when it is packed."""
+        """Return why the path is left out; None when it is packed.
+
+        Parents come before what is in them, and nothing is asked below a folder left out.
+        """
         shown = path + "/" if is_folder else path
         line = self._line(shown)
         if line > 0:
             number, text = self._lines[line - 1]
             return LeftOut(shown, Why.IGNORED, f"line {number} of {self.name}: {text.strip()}")
         why = default_reason(name)
-        if why is None or self._brings_back(line, why, name):
+        if why is None or self._is_wanted(shown, line, why, name):
             return None
         return LeftOut(shown, why)
 
     def environment_reason(self, path: str, name: str) -> LeftOut | None:
         """Return why a virtual environment's folder is left out; None when it is packed."""
-        if self._brings_back(self._line(path + "/"), Why.VIRTUAL_ENVIRONMENT, name):
+        shown = path + "/"
+        if self._is_wanted(shown, self._line(shown), Why.VIRTUAL_ENVIRONMENT, name):
             return None
-        return LeftOut(path + "/", Why.VIRTUAL_ENVIRONMENT)
+        return LeftOut(shown, Why.VIRTUAL_ENVIRONMENT)
 
     def _line(self, shown: str) -> int:
         """Return which line decides: n ignores, -n takes back, 0 says nothing (n from 1)."""
@@ -143,24 +149,53 @@ class Rules:
             return 0
         decision = self._known.get(shown)
         if decision is None:
-            found = self._compiled().check_file(shown)
-            at = (found.index or 0) + 1
-            decision = 0 if found.include is None else at if found.include else -at
+            decision = self._decide(shown)
         self.decisions[shown] = decision
         return decision
 
-    def _compiled(self) -> GitIgnoreSpec:
-        if self._spec is None:
+    def _decide(self, shown: str) -> int:
+        path, is_folder = shown.removesuffix("/"), shown.endswith("/")
+        patterns = self._compiled()
+        for at in range(len(patterns), 0, -1):
+            expression, ignores, folders_only = patterns[at - 1]
+            if expression is None or (folders_only and not is_folder):
+                continue
+            found = expression.search(path)
+            # `ps_d` is pathspec's mark that a folder above the path matched. Git asks of each
+            # folder on the way down, as our walk does, so only the path itself counts here.
+            if found is not None and found.groupdict().get("ps_d") is None:
+                return at if ignores else -at
+        return 0
+
+    def _compiled(self) -> list[_Pattern]:
+        if self._patterns is None:
             from pathspec import GitIgnoreSpec  # only here: most submits need no patterns
 
-            try:
-                self._spec = GitIgnoreSpec.from_lines([line for _, line in self._lines])
-            except ValueError as error:
-                raise SnapshotError(
-                    f"{self.name} has a line that is no pattern: {error}. "
-                    f"Correct it, see `git help ignore` for the syntax"
-                ) from error
-        return self._spec
+            self._patterns = []
+            for number, line in self._lines:
+                text = line if line.endswith("\\ ") else line.rstrip()
+                stripped = text.rstrip("/")
+                if stripped in ("", "!"):
+                    raise SnapshotError(
+                        f"line {number} of {self.name}, {line!r}, is no pattern; remove it"
+                    )
+                try:
+                    (pattern,) = GitIgnoreSpec.from_lines([stripped]).patterns
+                except ValueError as error:
+                    raise SnapshotError(
+                        f"line {number} of {self.name}, {line!r}, is no pattern; correct it, "
+                        f"see `git help ignore` for the syntax"
+                    ) from error
+                expression: re.Pattern[str] | None = getattr(pattern, "regex", None)
+                self._patterns.append((expression, bool(pattern.include), stripped != text))
+        return self._patterns
+
+    def _is_wanted(self, shown: str, line: int, why: Why, name: str) -> bool:
+        if self._brings_back(line, why, name):
+            if shown.endswith("/"):
+                self._wanted.append((shown, why))
+            return True
+        return any(kind is why and shown.startswith(folder) for folder, kind in self._wanted)
 
     def _brings_back(self, line: int, why: Why, name: str) -> bool:
         """Return whether a ``!pattern`` of .rayjobsignore means this default.
@@ -196,10 +231,13 @@ def read_rules(root: Path) -> Rules:
                 f"the ignore file {path} cannot be read ({error.strerror}); repair or remove it, "
                 f"since it decides what leaves this machine"
             ) from error
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise SnapshotError(f"the ignore file {path} is not a plain file; remove it")
-            raw = file.read(IGNORE_FILE_LIMIT + 1)
+            with open(descriptor, "rb", closefd=False) as file:
+                raw = file.read(IGNORE_FILE_LIMIT + 1)
+        finally:
+            os.close(descriptor)
         if len(raw) > IGNORE_FILE_LIMIT:
             raise SnapshotError(f"the ignore file {path} is larger than 1 MiB; shorten it")
         text = raw.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
