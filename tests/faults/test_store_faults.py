@@ -1,0 +1,299 @@
+"""Locks, full disks, kills and races: the store says what is so, and loses nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.errors import StoreBusyError, StoreFullError
+from rayjobs.states import JobState
+from rayjobs.store import connection as connection_module
+from rayjobs.store import schema
+from rayjobs.store.sql import SqlStore
+from tests.contract.store_contract import bring, submit
+
+ROOT = Path(__file__).parents[2]
+OLD_STORE = ROOT / "tests" / "assets" / "stores" / "version-1.db"
+DEADLINE_S = 60.0
+
+HOLDER = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def run_script(name: str, *arguments: object, before: tuple[str, ...] = ()) -> Any:
+    """Run a program of `store_scripts` to its end; return the JSON that it printed."""
+    done = subprocess.run(
+        [*before, sys.executable, "-m", f"tests.faults.store_scripts.{name}", *map(str, arguments)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def is_whole(path: Path) -> bool:
+    """Return whether SQLite finds no fault in the file."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    finally:
+        connection.close()
+
+
+# -- somebody else's lock -----------------------------------------------------------------
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[tuple[SqlStore, subprocess.Popen[bytes]]]:
+    """A store whose lock is held by a stopped process."""
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=0.3)
+    submit(store, job_id="before")
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(store.path)])
+    try:
+        deadline = time.monotonic() + DEADLINE_S
+        while os.waitpid(holder.pid, os.WUNTRACED | os.WNOHANG)[0] == 0:
+            assert time.monotonic() < deadline, "the holder did not stop"
+            time.sleep(0.02)
+        yield store, holder
+    finally:
+        holder.kill()
+        holder.wait()
+        store.close()
+
+
+def test_a_lock_that_stays_is_named_and_reads_go_on(
+    held: tuple[SqlStore, subprocess.Popen[bytes]],
+) -> None:
+    store, holder = held
+    for call in (
+        lambda: submit(store, job_id="refused"),
+        lambda: store.start("before", attempt=0, allocation="a"),
+        lambda: store.add_event("before", "note", "text"),
+    ):
+        with pytest.raises(StoreBusyError, match=r"locked by another process.*0\.3 s"):
+            call()
+    assert [job.id for job in store.jobs()] == ["before"]
+    assert store.job("before").state is JobState.QUEUED
+    reader = SqlStore(str(store.path), busy_timeout_s=0.3)
+    assert [row["id"] for row in reader.job_rows()] == ["before"]
+    reader.close()
+    holder.kill()
+    holder.wait()
+    assert submit(store, job_id="after").serial == 2
+
+
+def test_a_lock_that_goes_is_waited_for(
+    held: tuple[SqlStore, subprocess.Popen[bytes]],
+) -> None:
+    first, holder = held
+    patient = SqlStore(str(first.path), busy_timeout_s=DEADLINE_S)
+    os.kill(holder.pid, signal.SIGCONT)  # it ends, and with it its lock
+    assert submit(patient, job_id="waited").serial == 2
+    patient.close()
+
+
+# -- a full disk --------------------------------------------------------------------------------
+
+
+def small_disk(folder: Path) -> tuple[str, ...]:
+    """Return a command prefix that mounts a 2 MB disk at `folder` for one process alone."""
+    mount = 'mount -t tmpfs -o size=2m tmpfs "$0" && exec "$@"'
+    unshare = ("unshare", "--mount")
+    if os.getuid() != 0:
+        unshare = ("unshare", "--user", "--map-root-user", "--mount")
+    prefix = (*unshare, "sh", "-c", mount, str(folder))
+    try:
+        works = subprocess.run([*prefix, "true"], capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("no `unshare` here to mount a small disk with")
+    if works.returncode != 0:
+        pytest.skip(f"no small disk can be mounted here: {works.stderr.decode().strip()}")
+    return prefix
+
+
+def test_a_full_disk_refuses_writes_and_recovers(tmp_path: Path) -> None:
+    found = run_script("full_disk", tmp_path, before=small_disk(tmp_path))
+    assert found.pop("size") == 2 << 20
+    for call in ("submit", "event", "finish"):
+        said = found.pop(call)
+        assert said.startswith("StoreFullError: the disk of the store"), said
+        assert "Free space in" in said
+    said = found.pop("blob")
+    assert said.startswith("StorageFullError: no space is left for files in"), said
+    assert found == {
+        "blob kept": "before",
+        "left by blob": 0,
+        "state while full": "Provisioning",
+        "read while full": True,
+        "read by another while full": True,
+        "finish after": True,
+        "blob after": 5,
+        "kept": True,
+        "integrity": "ok",
+    }
+
+
+def test_a_store_that_cannot_grow_says_so_without_a_mount(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own limit gives the same error as a full disk, where nothing can be mounted."""
+    path = tmp_path / "store.db"
+    SqlStore(path).close()
+    pages = path.stat().st_size // 4096 + 4
+    connect = sqlite3.connect
+
+    def limited(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        made = connect(*arguments, **options)
+        made.execute(f"PRAGMA max_page_count = {pages}")
+        return made
+
+    monkeypatch.setattr(connection_module.sqlite3, "connect", limited)
+    store = SqlStore(path)
+    kept = []
+    with pytest.raises(StoreFullError, match="nothing was changed"):
+        for _ in range(1000):
+            kept.append(submit(store).id)
+    assert [job.id for job in store.jobs(newest_first=False)] == kept
+    assert all(len(store.events(job)) == 1 for job in kept)
+    store.close()
+    monkeypatch.undo()
+    again = SqlStore(path)
+    submit(again)
+    assert len(again.jobs()) == len(kept) + 1
+    again.close()
+    assert is_whole(path)
+
+
+# -- kills ---------------------------------------------------------------------------------------
+
+
+def test_no_acknowledged_submit_of_a_killed_client_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    acknowledged = run_script("killed_client", path, 30)
+    assert len({key.partition("-")[0] for key in acknowledged}) == 30
+    store = SqlStore(path)
+    jobs = {job.id: job for job in store.jobs()}
+    assert set(acknowledged.values()) <= set(jobs)
+    # At most the one that was under way in each round is there without its acknowledgement,
+    # and whoever repeats it gets that one.
+    assert len(jobs) - len(acknowledged) <= 30
+    for key, job in acknowledged.items():
+        again, is_new = store.submit(
+            jobs[job].spec, experiment="mnist", snapshot=None, user="ada", idempotency_key=key
+        )
+        assert (again.id, is_new) == (job, False)
+    for job in jobs:
+        assert [event.message for event in store.events(job)] == ["Queued"]
+    store.close()
+    assert is_whole(path)
+
+
+def test_an_upgrade_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path) -> None:
+    kills = run_script("killed_opening", tmp_path, OLD_STORE)
+    assert kills >= 8  # pragmas, begin, the step itself, alembic's mark, the version, commit
+    untouched = SqlStore(_copy(OLD_STORE, tmp_path / "untouched.db"))
+    wanted = untouched.jobs()
+    untouched.close()
+    for number in range(kills + 1):
+        path = tmp_path / f"{number}.db"
+        connection = sqlite3.connect(path)
+        version = schema.version_of(connection)
+        columns = {row[1] for row in connection.execute("PRAGMA table_info(jobs)")}
+        connection.close()
+        # Either all of it happened, or nothing.
+        assert (version == schema.VERSION) == ("tail" in columns), number
+        assert is_whole(path)
+        store = SqlStore(path)
+        assert store.jobs() == wanted
+        assert store.find("00000003").state is JobState.RUNNING
+        store.close()
+
+
+def test_a_creation_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path) -> None:
+    kills = run_script("killed_opening", tmp_path)
+    assert kills >= len(schema.schema_statements())
+    for number in range(kills + 1):
+        store = SqlStore(tmp_path / f"{number}.db")
+        assert submit(store).serial == 1
+        store.close()
+
+
+def _copy(source: Path, target: Path) -> Path:
+    shutil.copy(source, target)
+    return target
+
+
+# -- races ---------------------------------------------------------------------------------------
+
+
+def test_fifty_processes_with_one_key_make_one_job(tmp_path: Path) -> None:
+    answers = run_script("one_key", tmp_path / "w", 50)
+    assert [answer for answer in answers if not isinstance(answer, list)] == []
+    assert len(answers) == 50
+    assert len({job for job, _ in answers}) == 1
+    assert sum(is_new for _, is_new in answers) == 1
+    store = SqlStore(tmp_path / "w" / "store.db")
+    assert len(store.jobs()) == 1
+    store.close()
+
+
+def test_two_processes_never_start_or_hold_the_same(tmp_path: Path) -> None:
+    first, second = run_script("race", tmp_path / "store.db", 40)
+    jobs = {f"job_{number}" for number in range(40)}
+    for what in ("started", "held"):
+        assert set(first[what]) | set(second[what]) == jobs
+        assert not set(first[what]) & set(second[what])
+    store = SqlStore(tmp_path / "store.db")
+    for job in jobs:
+        (attempt,) = store.attempts(job)
+        winner = 0 if job in first["started"] else 1
+        assert attempt.allocation == f"rj-{job}-{winner}"
+    store.close()
+
+
+# -- rows that a half-done call would leave ------------------------------------------------------
+
+
+def test_a_call_that_fails_in_the_middle_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    job = submit(store)
+    bring(store, job, JobState.RUNNING)
+    before = store.job(job.id), store.attempts(job.id), store.events(job.id)
+
+    def fail(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SqlStore, "_event", fail)
+    for call in (
+        lambda: store.finish(job.id, attempt=1, state=JobState.FAILED),
+        lambda: store.requeue(job.id, attempt=1, reason="r", outcome="o"),
+        lambda: store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING),
+        lambda: store.request_cancel(job.id),
+        lambda: submit(store),
+    ):
+        with pytest.raises(KeyboardInterrupt):
+            call()
+    monkeypatch.undo()
+    assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
+    assert len(store.jobs()) == 1
+    assert store.finish(job.id, attempt=1, state=JobState.FAILED)
+    store.close()
