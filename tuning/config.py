@@ -186,7 +186,7 @@ class HyperDriveConfig:
             found.append(
                 Problem("resume_child_runs", "a run is there twice.", "Give each run once.")
             )
-        if isinstance(self.max_total_runs, int) and len(identities) > self.max_total_runs:
+        if identities and len(identities) > self.max_total_runs >= 1:
             found.append(
                 Problem(
                     "resume_child_runs",

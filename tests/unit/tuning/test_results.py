@@ -1,0 +1,184 @@
+"""The best trial, sorted children, the table, the time left, and what the plots draw."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.tuning.simulation import sweep
+from tuning import plot_data
+from tuning.engine import SweepState
+from tuning.errors import SweepUsageError
+from tuning.goal import PrimaryMetricGoal
+from tuning.pages import write_html
+from tuning.plots import KINDS, write_png
+from tuning.results import best_trial, eta_s, rows, sorted_children, summary
+from tuning.trials import TrialRecord, TrialState
+
+MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
+COMPLETED, FAILED, CANCELED, RUNNING = (
+    TrialState.COMPLETED,
+    TrialState.FAILED,
+    TrialState.CANCELED,
+    TrialState.RUNNING,
+)
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def trial(number: int, state: TrialState, *values: float, **more: Any) -> TrialRecord:
+    parameters = {"--lr": 0.1 / (number + 1) ** 3, "opt": "sgd" if number % 2 else "adam"}
+    return TrialRecord(
+        number=number,
+        state=state,
+        values=values,
+        job_id=f"j{number}",
+        **{"parameters": parameters, **more},
+    )
+
+
+TRIALS = [
+    trial(0, COMPLETED, 0.5, 0.7, 0.6),
+    trial(1, COMPLETED, 0.7),
+    trial(2, FAILED, 0.9, reason="it crashed"),
+    trial(3, CANCELED, 0.8, reason="stopped trial 3 at interval 1: 0.8 < 0.9"),
+    trial(4, COMPLETED, math.nan, math.inf),
+    trial(5, RUNNING, 0.95),
+    trial(6, COMPLETED),
+    trial(7, COMPLETED, 0.1, math.nan),
+]
+
+
+def test_the_best_is_finished_and_finite_and_of_equal_ones_the_first() -> None:
+    best = best_trial(TRIALS, MAX)
+    assert best is not None and best.number == 0
+    best = best_trial(reversed(TRIALS), MIN)
+    assert best is not None and best.number == 7
+    assert best_trial([TRIALS[4], TRIALS[5], TRIALS[6]], MAX) is None
+    assert best_trial([], MAX) is None
+
+
+def test_failed_and_stopped_trials_may_be_asked_for() -> None:
+    failed = best_trial(TRIALS, MAX, include_failed=True)
+    canceled = best_trial(TRIALS, MAX, include_canceled=True)
+    assert failed is not None and failed.number == 2
+    assert canceled is not None and canceled.number == 3
+
+
+def numbers(listed: list[dict[str, Any]]) -> list[int]:
+    return [int(child["run_id"][1:]) for child in listed]
+
+
+def test_children_are_sorted_best_first_with_those_without_a_value_last() -> None:
+    children = sorted_children(TRIALS, MAX)
+    assert numbers(children) == [5, 2, 3, 0, 1, 7, 4, 6]
+    assert children[0] == {
+        "run_id": "j5",
+        "hyperparameters": json.dumps(dict(TRIALS[5].parameters)),
+        "best_primary_metric": 0.95,
+        "status": "Running",
+    }
+    assert children[-1]["best_primary_metric"] is None
+    assert numbers(sorted_children(TRIALS, MIN)) == [7, 0, 1, 3, 2, 5, 4, 6]
+
+
+def test_children_can_be_cut_reversed_and_cleaned() -> None:
+    assert numbers(sorted_children(TRIALS, MAX, top=2)) == [5, 2]
+    assert numbers(sorted_children(TRIALS, MAX, reverse=True)) == [7, 0, 1, 3, 2, 5, 4, 6]
+    assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 0, 1, 7]
+
+
+def test_the_table_marks_the_best_and_says_why() -> None:
+    table = rows(TRIALS, MAX)
+    assert [row.number for row in table if row.is_best] == [0]
+    assert (table[0].best, table[0].last, table[0].intervals) == (0.7, 0.6, 3)
+    assert table[3].note.startswith("stopped trial 3")
+    assert table[4].note.startswith("diverged") and table[4].best is None
+    assert table[6].last is None
+
+
+def test_the_estimate_counts_what_running_trials_have_used() -> None:
+    spec = sweep(limits={"total": 6, "concurrent": 2})
+    now = START + timedelta(seconds=100)
+    took_40 = {"started_at": START, "ended_at": START + timedelta(seconds=40)}
+    state = SweepState(
+        (
+            trial(0, COMPLETED, 0.1, **took_40),
+            trial(1, COMPLETED, 0.1, **took_40),
+            trial(2, RUNNING, started_at=now - timedelta(seconds=30)),
+            trial(3, RUNNING, started_at=now - timedelta(seconds=10)),
+        ),
+        elapsed_s=100,
+    )
+    # 2 × 40 s unstarted + 10 s + 30 s left = 120 s, two at a time
+    assert eta_s(state, spec, now=now) == 60
+    found = summary(state, spec, now=now)
+    assert (found.total, found.completed, found.running, found.eta_s) == (6, 2, 2, 60)
+    assert found.best is not None and found.best_value == 0.1
+    assert eta_s(SweepState(), spec, now=now) is None
+    short = sweep(limits={"total": 6, "concurrent": 2, "max_duration_s": 110})
+    assert eta_s(state, short, now=now) == 10
+
+
+def test_history_follows_completed_trials_alone() -> None:
+    data = plot_data.history(TRIALS, MAX)
+    assert [number for number, _, _ in data.points] == [0, 1, 2, 3, 5, 7]
+    assert data.leader == ((0, 0.7), (1, 0.7), (7, 0.7))
+
+
+def test_curves_have_a_gap_where_a_report_was_not_finite() -> None:
+    curves = {curve.number: curve.values for curve in plot_data.curves(TRIALS)}
+    assert curves[0] == (0.5, 0.7, 0.6) and 6 not in curves
+    assert all(math.isnan(value) for value in curves[4])
+
+
+def test_parallel_axes_suit_their_values() -> None:
+    data = plot_data.parallel(TRIALS, MAX, "accuracy")
+    rate, optimiser, metric = data.axes
+    assert (rate.label, optimiser.label, metric.label) == ("lr", "opt", "accuracy")
+    assert rate.values[0] == pytest.approx(-1)  # log10(0.1): it spans more than 50 ×
+    assert [text for _, text in optimiser.ticks] == ["adam", "sgd"]
+    assert metric.values == data.colours == (0.7, 0.7, 0.9, 0.8, 0.95, 0.1)
+
+
+def test_pngs_are_drawn_even_from_a_single_trial(tmp_path: Path) -> None:
+    for trials in (TRIALS, TRIALS[:1]):
+        for kind in KINDS:
+            path = write_png(
+                tmp_path / "p.png", kind, trials, name="$x_1$ <b>", metric="a$", goal=MAX
+            )
+            assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def test_the_page_carries_everything_and_escapes_every_name(tmp_path: Path) -> None:
+    evil = "</script><script>alert(1)</script>"
+    trials = [
+        trial(0, COMPLETED, 0.5, parameters={evil: evil, "x": 1}),
+        trial(1, FAILED, 0.4, parameters={evil: "b", "x": 2}, reason=evil),
+    ]
+    page = write_html(tmp_path / "p.html", trials, name=evil, metric=evil, goal=MIN)
+    text = page.read_text(encoding="utf-8")
+    assert "<script>alert" not in text
+    assert text.count("<script") == text.count("</script>")
+    assert 'src="http' not in text and "<link" not in text.split("<body>")[0]
+    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+
+
+@pytest.mark.parametrize("trials", [[], [TRIALS[6]], [TRIALS[4]]])
+def test_nothing_to_draw_is_said(trials: list[TrialRecord], tmp_path: Path) -> None:
+    with pytest.raises(SweepUsageError, match="nothing to draw"):
+        write_png(tmp_path / "p.png", "curves", trials, name="s", metric="accuracy", goal=MAX)
+    with pytest.raises(SweepUsageError, match="no plot 'pie'"):
+        write_png(
+            tmp_path / "p.png",
+            "pie",  # type: ignore[arg-type]  # the mistake that is tested
+            TRIALS,
+            name="s",
+            metric="accuracy",
+            goal=MAX,
+        )
+    assert not list(tmp_path.iterdir())
