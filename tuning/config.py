@@ -186,7 +186,8 @@ class HyperDriveConfig:
             found.append(
                 Problem("resume_child_runs", "a run is there twice.", "Give each run once.")
             )
-        if identities and len(identities) > self.max_total_runs >= 1:
+        total = self.max_total_runs
+        if identities and isinstance(total, int) and len(identities) > total >= 1:
             found.append(
                 Problem(
                     "resume_child_runs",
