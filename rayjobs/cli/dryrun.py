@@ -1,0 +1,193 @@
+"""`submit --dry-run`: the spec, the plan and what would wait. Creates and starts nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, cast
+
+from rayjobs.capacity import plan_shape
+from rayjobs.cli.output import facts
+from rayjobs.cli.settings import Settings
+from rayjobs.compute.targets import TargetView, capacity_of, target_status
+from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.paths import NodePaths, home
+from rayjobs.policy import NodeRoom, Shape, describe_free, take
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.submitting import check
+from rayjobs.units import duration_text
+from rayjobs.workspace_files import OpenWorkspace, WorkspaceFiles, locate, open_workspace
+
+if TYPE_CHECKING:
+    from rayjobs.blobs import BlobStore
+
+NO_ID = "JOB"  # stands in a plan where the job's id will be
+
+
+def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, Any]:
+    """Return what a submit would do, as JSON data.
+
+    Raises:
+        SpecError: the spec is wrong; all problems at once.
+        CannotBePlacedError: the target can never hold it.
+    """
+    with ExitStack() as stack:
+        workspace = _workspace(settings, stack)
+        checked = check(workspace, spec)
+        waits = _dependencies(workspace, checked.spec)
+    view = target_status(spec.target, ask=True)
+    placed = plan_shape(checked.spec, capacity_of(spec.target))
+    waits += _waits(view, Shape.from_dict(placed.shape))
+    return {
+        "valid": True,
+        "experiment": experiment,
+        "spec": checked.spec.model_dump(mode="json"),
+        "source": None if checked.source is None else str(checked.source),
+        "workspace": str(locate(settings.workspace)),
+        "plan": {
+            "target": spec.target,
+            "target_state": view.state,
+            "shape": dict(placed.shape),
+            "strategy": placed.strategy,
+            "notes": list(placed.notes),
+            "hosts": _hosts(checked.spec, experiment),
+        },
+        "would_wait": bool(waits),
+        "waits_for": waits,
+        "warnings": list(checked.warnings),
+    }
+
+
+def plan_text(plan: dict[str, Any]) -> str:
+    """Return a dry run for people."""
+    spec, placed = plan["spec"], plan["plan"]
+    shape = placed["shape"]
+    what = spec["script"] or spec["command"]
+    each = f"{shape['cpus']:g} CPUs"
+    if shape["gpus"]:
+        each += f", {shape['gpus']:g} GPUs"
+    if shape["memory"]:
+        each += f", {shape['memory'] / 2**30:g} GiB"
+    limit = spec["max_duration_s"]
+    lines = [
+        ("Job", f"{spec['name']} (experiment {plan['experiment']})"),
+        ("Runs", " ".join([what, *spec["arguments"]])),
+        ("Source", plan["source"] or ""),
+        ("Target", f"{placed['target']} ({placed['target_state']})"),
+        ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
+        ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),
+        ("At most", duration_text(limit) if limit else "no limit"),
+        ("Workspace", plan["workspace"]),
+    ]
+    lines += [("Note", note) for note in placed["notes"]]
+    lines += [("Warning", warning) for warning in plan["warnings"]]
+    lines += [("Waits for", reason) for reason in plan["waits_for"]]
+    if not plan["waits_for"]:
+        lines.append(("Waits for", "nothing"))
+    return facts(lines)
+
+
+def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
+    """Open the workspace that is there; where there is none, an empty one in memory."""
+    path = locate(settings.workspace)
+    if WorkspaceFiles(path).record.exists():
+        return stack.enter_context(open_workspace(path, create=False))
+    from rayjobs.store.sql import SqlStore
+
+    # A check reads records alone, so a workspace in memory needs no blobs.
+    blobs = cast("BlobStore", None)
+    empty = OpenWorkspace(path=path, id="", name="", store=SqlStore(":memory:"), blobs=blobs)
+    return stack.enter_context(empty)
+
+
+def _dependencies(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
+    waits = []
+    for dependency in spec.depends_on:
+        job = workspace.store.job(dependency.job)
+        if not job.state.is_final:
+            waits.append(f"{job.id} ({job.state})")
+        elif dependency.when == "ok" and job.state is not JobState.COMPLETED:
+            waits.append(f"{job.id}, which ended as {job.state}: the job would be canceled")
+    return waits
+
+
+def _waits(view: TargetView, shape: Shape) -> list[str]:
+    if view.state != "running":
+        return [f"the start of target {view.name!r} ({view.state})"]
+    waits = []
+    ahead = len((view.detail or {}).get("waiting", {}))
+    if ahead:
+        waits.append(f"{ahead} job{'s' if ahead > 1 else ''} that wait{'s' * (ahead == 1)} already")
+    rooms = [
+        NodeRoom(
+            str(node["node_id"]),
+            *(float(node[key]) for key in ("cpus", "gpus", "memory")),
+            *(float(node[f"free_{key}"]) for key in ("cpus", "gpus", "memory")),
+        )
+        for node in (view.detail or {}).get("nodes", ())
+    ]
+    if rooms and take(rooms, shape) is None and not _is_idle(view, shape):
+        waits.append(f"room for {shape.describe()}: {describe_free(rooms)}")
+    return waits
+
+
+def _is_idle(view: TargetView, shape: Shape) -> bool:
+    """Whether an allocation of this shape is free to be handed on."""
+    return any(
+        held.get("job") is None
+        and not held.get("draining")
+        and Shape.from_dict(held["shape"]) == shape
+        for held in (view.detail or {}).get("allocations", ())
+    )
+
+
+def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
+    """Return the launcher's plan: what each node's attempt host would be told."""
+    now = datetime.now(UTC)
+    job = Job(
+        id=NO_ID,
+        serial=0,
+        experiment=experiment,
+        spec=spec,
+        state=JobState.QUEUED,
+        attempt=1,
+        submitted_at=now,
+        changed_at=now,
+    )
+    nodes = range(spec.distribution.nodes)
+    context = AttemptContext(
+        job=job,
+        attempt=1,
+        places=tuple(Place(node, str(node), "", NodePaths(home() / "node").root) for node in nodes),
+        markers=tuple("-" for _ in nodes),
+        workspace_name="",
+        workspace_path="",
+    )
+    with _sockets_elsewhere():
+        plans = launcher_for(spec).plans(context)
+    for plan in plans:
+        for key in ("socket", "marker", "injob_path"):
+            plan.pop(key, None)  # are made anew for each attempt
+    return plans
+
+
+@contextmanager
+def _sockets_elsewhere() -> Iterator[None]:
+    """Let the folder of sockets, which is made when it is named, be made in a place that goes."""
+    name = "RAYJOBS_RUNTIME_BASE"
+    before = os.environ.get(name)
+    with TemporaryDirectory(prefix="rayjobs-") as folder:
+        os.environ[name] = str(Path(folder))
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = before

@@ -1,0 +1,163 @@
+"""Follows jobs to their end: says each stage on stderr, shows what they print on stdout."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from rayjobs.cli.jobviews import short_id
+from rayjobs.cli.outlook import NOT_RESPONDING, outlooks
+from rayjobs.cli.screen import Screen
+from rayjobs.cli.settings import Settings
+from rayjobs.driverlog import last_lines
+from rayjobs.logs import Logs
+from rayjobs.records import Job
+from rayjobs.states import STAGES, JobState
+from rayjobs.workspace_files import OpenWorkspace
+
+LOOK_EVERY_S = 0.1
+OUTLOOK_EVERY_S = 2.0
+KEPT_BYTES = 16 << 20
+
+
+class Stages:
+    """Says on stderr what is new about one job, whenever it is looked at.
+
+    Args:
+        say: Gets each line.
+        label: Before each line, where several jobs are watched.
+    """
+
+    def __init__(
+        self, workspace: OpenWorkspace, job_id: str, say: Callable[[str], None], *, label: str = ""
+    ) -> None:
+        self._workspace = workspace
+        self._job_id = job_id
+        self._say = say
+        self._label = label
+        self._said = ""
+        self._reason = ""
+        self._attempt = 0
+        self._looked_s = float("-inf")
+        self._outlook_s = time.monotonic()
+        self.job: Job = workspace.store.job(job_id)
+
+    def look(self) -> Job:
+        """Return the job as it is (at most 0.1 s old); say what changed."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return self.job
+        self._looked_s = now_s
+        self.job = job = self._workspace.store.job(self._job_id)
+        if job.state.is_final:
+            return job
+        stage = STAGES.get(job.state, str(job.state))
+        if job.attempt > 1 and job.state is not JobState.QUEUED:
+            stage += f" (attempt {job.attempt})"
+        again = job.state is JobState.QUEUED and job.attempt > self._attempt
+        self._attempt = job.attempt
+        if stage != self._said or again:
+            self._said, self._reason = stage, ""
+            # A job that waits says why; one put back says what happened to its attempt.
+            self._tell(stage, job.reason if job.state is JobState.QUEUED and job.attempt else "")
+        if now_s - self._outlook_s >= OUTLOOK_EVERY_S:
+            self._outlook_s = now_s
+            self._look_ahead(job)
+        return job
+
+    def _look_ahead(self, job: Job) -> None:
+        outlook = outlooks(self._workspace.path, [job])[job.id]
+        is_news = job.state is JobState.QUEUED or outlook.state == NOT_RESPONDING
+        if is_news and outlook.reason and outlook.reason != self._reason:
+            self._reason = outlook.reason
+            place = f", number {outlook.position}" if outlook.position else ""
+            shown = outlook.state if outlook.state == NOT_RESPONDING else self._said
+            self._tell(f"{shown}{place}", outlook.reason)
+
+    def _tell(self, stage: str, reason: str) -> None:
+        text = f"{stage}: {reason}" if reason else stage
+        self._say(f"{self._label}{text}")
+
+
+def follow_logs(
+    workspace: OpenWorkspace,
+    job_id: str,
+    screen: Screen,
+    *,
+    rank: int = 0,
+    tail: int | None = None,
+) -> Job:
+    """Show what a rank prints until the job has ended; return the job as it ended.
+
+    Args:
+        tail: Of what was printed before, show the last so many lines only; None shows all.
+    """
+    stages = Stages(workspace, job_id, screen.note)
+    stages.look()
+    past: deque[bytes] | None = deque() if tail is not None else None
+    for part in Logs(workspace, job_id).follow(rank):
+        stages.look()
+        if past is None:
+            screen.write(part.data)
+        elif part.data:
+            _keep(past, part.data, tail or 0)
+        else:
+            # The first pause: what comes from here on is new.
+            screen.write(last_lines(b"".join(past), tail or 0))
+            past = None
+    if past is not None:
+        screen.write(last_lines(b"".join(past), tail or 0))
+    screen.end()
+    return await_end(workspace, [job_id], lambda _text: None)[0]
+
+
+def _keep(past: deque[bytes], data: bytes, lines: int) -> None:
+    past.append(data)
+    if sum(map(len, past)) > KEPT_BYTES:
+        kept = last_lines(b"".join(past), lines)
+        past.clear()
+        past.append(kept)
+
+
+def await_end(
+    workspace: OpenWorkspace,
+    job_ids: list[str],
+    say: Callable[[str], None],
+    *,
+    timeout_s: float | None = None,
+) -> list[Job]:
+    """Return the jobs once all have ended, in the given order.
+
+    Raises:
+        TimeoutError: they did not within `timeout_s`.
+    """
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    several = len(job_ids) > 1
+    watched = {
+        job_id: Stages(
+            workspace, job_id, say, label=f"{short_id(workspace.store.job(job_id))}  " * several
+        )
+        for job_id in job_ids
+    }
+    ended: dict[str, Job] = {}
+    while True:
+        for job_id, stages in watched.items():
+            if job_id not in ended and (job := stages.look()).state.is_final:
+                ended[job_id] = job
+        if len(ended) == len(watched):
+            return [ended[job_id] for job_id in job_ids]
+        if deadline is not None and time.monotonic() >= deadline:
+            late = [job_id for job_id in watched if job_id not in ended]
+            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(late)}")
+        time.sleep(LOOK_EVERY_S)
+
+
+def detached_text(settings: Settings, job: Job) -> str:
+    """Return what Ctrl-C says: the job goes on, and how to reach or end it."""
+    short = short_id(job)
+    return (
+        f"detached; {job.id} goes on.\n"
+        f"  rayjobs logs -f {short}   attach again\n"
+        f"  rayjobs cancel {short}    end it"
+    )

@@ -1,0 +1,175 @@
+"""`rayjobs show`: all about a job."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import click
+
+from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of, ran_s, waited_s
+from rayjobs.cli.outlook import Outlook, outlooks
+from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.metrics import number_text, summaries
+from rayjobs.records import Attempt, Job
+from rayjobs.states import JobState
+from rayjobs.terminal import plain_text
+from rayjobs.workspace_files import OpenWorkspace
+
+METRICS_SHOWN = 20
+EPILOG = """\b
+Examples:
+  rayjobs show 1f3c
+  rayjobs show --json 1f3c | jq .attempts
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@json_option
+@common_options
+@click.pass_obj
+def show(settings: Settings, job: str) -> None:
+    """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        outlook = outlooks(workspace.path, [found])[found.id]
+        attempts = workspace.store.attempts(found.id)
+        if settings.as_json:
+            print_json(_as_json(workspace, found, outlook, attempts))
+            return
+        click.echo(facts(_head(settings, found, outlook)))
+        sections = [
+            _section("Runs", _spec_facts(found)),
+            *[_attempt(attempt) for attempt in attempts],
+            _failure(found),
+            _metrics(workspace, found),
+            _files(workspace, found),
+        ]
+        for section in sections:
+            if section:
+                click.echo("\n" + section)
+
+
+def _as_json(
+    workspace: OpenWorkspace, job: Job, outlook: Outlook, attempts: list[Attempt]
+) -> dict[str, Any]:
+    store = workspace.store
+    return {
+        **job_json(job, outlook),
+        "workspace": str(workspace.path),
+        "spec": job.spec.model_dump(mode="json"),
+        "attempts": [attempt_json(attempt) for attempt in attempts],
+        "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
+        "files": [
+            {"name": one.name, "size": one.size, "digest": one.digest, "attempt": one.attempt}
+            for one in store.files(job.id)
+        ],
+    }
+
+
+def _head(settings: Settings, job: Job, outlook: Outlook) -> list[tuple[str, str]]:
+    state = settings.style(outlook.state, state_colour(outlook.state))
+    place = f" (number {outlook.position} in the queue)" if outlook.position else ""
+    is_told = job.failure is None and job.state is not JobState.COMPLETED
+    return [
+        ("Job", job.id),
+        ("Name", name_of(job)),
+        ("Experiment", job.experiment),
+        ("State", f"{state}{place}"),
+        ("Reason", plain_text(outlook.reason) if is_told else ""),
+        ("Target", job.target),
+        ("User", job.user),
+        ("Priority", str(job.priority)),
+        ("Parent", job.parent or ""),
+        ("Submitted", local_time(job.submitted_at)),
+        ("Started", local_time(job.started_at) if job.started_at else ""),
+        ("Ended", local_time(job.ended_at) if job.ended_at else ""),
+        ("Waited", duration_text(waited_s(job))),
+        ("Ran", duration_text(ran_s(job)) if job.started_at else ""),
+        ("Tags", ", ".join(f"{key}={value}" for key, value in job.tags.items())),
+        ("Properties", ", ".join(f"{key}={value}" for key, value in job.properties.items())),
+    ]
+
+
+def _spec_facts(job: Job) -> list[tuple[str, str]]:
+    spec = job.spec
+    shape, each = spec.distribution, spec.resources
+    resources = f"{each.cpus:g} CPUs"
+    if each.gpus:
+        resources += f", {each.gpus:g} GPUs"
+    if each.memory_gib:
+        resources += f", {each.memory_gib:g} GiB"
+    limit = spec.max_duration_s
+    what = spec.command or shlex.join([spec.script or "", *spec.arguments])
+    return [
+        ("Script" if spec.script else "Command", plain_text(what)),
+        ("Source", spec.source_directory or ""),
+        ("Snapshot", job.snapshot or ""),
+        ("Environment", spec.environment or ""),
+        ("Variables", ", ".join(spec.environment_variables)),
+        ("Secrets", ", ".join(spec.secrets)),
+        ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),
+        ("Each has", resources),
+        ("Limit", duration_text(limit) if limit else "none"),
+        *[(f"Input {name}", f"{one.source} ({one.mode})") for name, one in spec.inputs.items()],
+        *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
+        ("Resumes from", spec.resume_from or ""),
+        ("After", ", ".join(f"{one.job} ({one.when})" for one in spec.depends_on)),
+    ]
+
+
+def _section(title: str, pairs: list[tuple[str, str]]) -> str:
+    body = facts([(f"  {name}", value) for name, value in pairs if value])
+    return f"{title}\n{body}" if body else ""
+
+
+def _attempt(attempt: Attempt) -> str:
+    nodes = []
+    for host in attempt.hosts:
+        node = f"node {host.get('node', 0)}: {str(host.get('node_id', ''))[:12]}"
+        nodes.append(f"{node} pid {host.get('pid', '-')}")
+    failure = attempt.failure
+    return _section(
+        f"Attempt {attempt.number}",
+        [
+            ("Outcome", attempt.outcome),
+            ("Created", local_time(attempt.created_at)),
+            ("Started", local_time(attempt.started_at) if attempt.started_at else ""),
+            ("Took", attempt_times(attempt)),
+            ("Allocation", attempt.allocation or ""),
+            ("Where", "; ".join(nodes)),
+            ("Folder", str(attempt.hosts[0].get("root", "")) if attempt.hosts else ""),
+            ("Cold start", attempt.cold_reason or ""),
+            ("Failure", plain_text(failure.message) if failure else ""),
+        ],
+    )
+
+
+def _failure(job: Job) -> str:
+    failure = job.failure
+    if failure is None:
+        return ""
+    where = f", rank {failure.rank}" if failure.rank is not None else ""
+    lines = [f"Failure ({failure.failure_class}{where})", f"  {plain_text(failure.message)}"]
+    return "\n".join([*lines, *(f"    {plain_text(line)}" for line in failure.lines)])
+
+
+def _metrics(workspace: OpenWorkspace, job: Job) -> str:
+    measured = summaries(workspace.store.metrics(job.id), width=30)
+    pairs = [
+        (one.name, f"{number_text(one.last)}  {one.line}".rstrip())
+        for one in measured[:METRICS_SHOWN]
+    ]
+    if len(measured) > METRICS_SHOWN:
+        pairs.append(("…", f"and {len(measured) - METRICS_SHOWN} more: `rayjobs metrics`"))
+    return _section("Metrics", pairs)
+
+
+def _files(workspace: OpenWorkspace, job: Job) -> str:
+    stored = workspace.store.files(job.id)
+    if not stored:
+        return ""
+    size = size_text(sum(one.size for one in stored))
+    return f"Files\n  {len(stored)} ({size}): `rayjobs files`, `rayjobs download`"

@@ -1,0 +1,208 @@
+"""`rayjobs submit`: run a training script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.exits import Exit, of_job
+from rayjobs.cli.jobviews import job_json, short_id
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
+from rayjobs.errors import SpecError, TargetError
+
+if TYPE_CHECKING:
+    from rayjobs.spec import JobSpec
+    from rayjobs.submitting import Submitted
+    from rayjobs.workspace_files import OpenWorkspace
+
+EPILOG = """\b
+Examples:
+  rayjobs submit train.py -- --epochs 3
+  rayjobs submit -d train.py                 prints the id and returns
+  rayjobs submit -q train.py                 prints nothing but the id
+  rayjobs submit --gpus-per-proc 1 --max-duration 6h --retries 2 train.py
+  rayjobs submit -f job.yaml --priority 10   a file, with options on top
+  rayjobs submit --dry-run --json train.py   spec and plan; submits nothing
+  rayjobs submit --command 'nvidia-smi; python train.py'
+
+On a terminal the command stays with the job: stages on stderr, the script's own
+lines on stdout, and its exit code tells how the job ended. Ctrl-C detaches; the
+job goes on.
+"""
+_ARGUMENTS = "rayjobs.script_arguments"
+
+
+class SubmitCommand(click.Command):
+    """Takes what stands after ``--`` as the script's own arguments, whatever it looks like."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Split at the first ``--``."""
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ARGUMENTS] = args[:at], args[at + 1 :]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            text = f"{error.format_message()} Arguments of the script come after `--`."
+            raise click.UsageError(text, ctx) from error
+
+
+@click.command(cls=SubmitCommand, epilog=EPILOG)
+@click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path())
+@click.argument("extra", nargs=-1, metavar="[-- ARGUMENT]...")
+@click.option("-f", "--file", metavar="FILE", help="A job file (YAML or JSON); - reads stdin.")
+@click.option("-e", "--experiment", metavar="NAME", help="What it belongs to; else its name.")
+@spec_options
+@click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")
+@click.option("--attach", is_flag=True, help="Stay with the job without a terminal too.")
+@click.option("--dry-run", is_flag=True, help="Check and show the plan; submit nothing.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second submit with it gives the first one's job."
+)
+@quiet_option("Print the id alone; do not stay with the job.")
+@json_option
+@common_options
+@click.pass_obj
+def submit(
+    settings: Settings,
+    /,
+    *,
+    script: str | None,
+    extra: tuple[str, ...],
+    file: str | None,
+    experiment: str | None,
+    detach: bool,
+    attach: bool,
+    dry_run: bool,
+    idempotency_key: str | None,
+    **options: Any,
+) -> int:
+    """Run SCRIPT on a compute target, with what stands after `--` as its arguments.
+
+    The script's folder goes along (see .rayjobsignore); --source names another one.
+    """
+    if extra:
+        raise click.UsageError(
+            f"{extra[0]!r} stands after the script; arguments of the script come after `--`:\n"
+            f"  rayjobs submit {script} -- {' '.join(extra)}"
+        )
+    if attach and (detach or settings.quiet or settings.as_json):
+        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+    if script is None and file is None and options.get("command") is None:
+        raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
+    try:
+        spec = _spec(script, file, options)
+        if dry_run:
+            return _show_plan(settings, spec, experiment)
+        with settings.open(create=True) as workspace:
+            done = _submit(settings, workspace, spec, experiment, idempotency_key)
+            stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
+            if stays and not settings.as_json:
+                return _stay(settings, workspace, done)
+            _tell(settings, done)
+    except SpecError as error:
+        raise named_by_option(error, options) from error.__cause__
+    return Exit.DONE
+
+
+def _spec(script: str | None, file: str | None, options: dict[str, Any]) -> JobSpec:
+    from rayjobs.spec_file import build_spec, load_spec_file, merge
+
+    context = click.get_current_context()
+    typed = from_options(script, context.meta.get(_ARGUMENTS, ()), options)
+    data = typed if file is None else merge(load_spec_file(file), typed)
+    if "name" not in data:
+        data["name"] = _name_of(data.get("script"))
+    return build_spec(data)
+
+
+def _name_of(script: Any) -> str:
+    """Return a name for a job that was given none: its script's."""
+    stem = Path(script).stem if isinstance(script, str) else ""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-")[:128] or "job"
+
+
+def _submit(
+    settings: Settings,
+    workspace: OpenWorkspace,
+    spec: JobSpec,
+    experiment: str | None,
+    idempotency_key: str | None,
+) -> Submitted:
+    from rayjobs.submitting import submit as submit_job
+
+    done = submit_job(
+        workspace,
+        spec,
+        experiment=experiment or spec.name,
+        idempotency_key=idempotency_key,
+    )
+    for warning in done.warnings:
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
+    for note in done.notes:
+        settings.note(f"note: {note}")
+    if not done.created:
+        settings.note(f"this key was used before: {done.job.id} is the job, and it is not new")
+    return done
+
+
+def _tell(settings: Settings, done: Submitted) -> None:
+    """Print the id, and beside it what to type next."""
+    job = done.job
+    if settings.as_json:
+        details = {"created": done.created, "warnings": done.warnings, "notes": done.notes}
+        print_json({**job_json(job), **details, "target_starting": done.starting})
+        return
+    click.echo(job.id)
+    if settings.quiet:
+        return
+    from rayjobs.cli.summary import useful_commands
+
+    if done.starting:
+        settings.note(f"target {job.target} did not run; it is being started")
+    hints = [("logs -f", "what it prints"), ("show", "all about it"), ("cancel", "end it")]
+    for line in useful_commands(short_id(job), hints):
+        settings.note(line)
+
+
+def _stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
+    """Follow the job to its end; Ctrl-C detaches."""
+    from rayjobs.cli.following import detached_text, follow_logs
+    from rayjobs.cli.screen import Screen
+    from rayjobs.cli.summary import summary_lines
+    from rayjobs.compute.starting import ensure_target
+    from rayjobs.paths import home
+
+    job = done.job
+    screen = Screen(settings)
+    screen.note(f"submitted {job.id}")
+    try:
+        if not job.state.is_final:
+            ensure_target(job.target, home=home(), workspace=workspace.path, on_stage=screen.note)
+        ended = follow_logs(workspace, job.id, screen)
+    except KeyboardInterrupt:
+        screen.note(detached_text(settings, job))
+        return Exit.INTERRUPTED
+    except TargetError:
+        screen.note(f"{job.id} stays queued; `rayjobs cancel {short_id(job)}` takes it back")
+        raise
+    for line in summary_lines(settings, workspace, ended):
+        screen.note(line)
+    return of_job(ended)
+
+
+def _show_plan(settings: Settings, spec: JobSpec, experiment: str | None) -> int:
+    from rayjobs.cli.dryrun import dry_run, plan_text
+
+    plan = dry_run(settings, spec, experiment=experiment or spec.name)
+    if settings.as_json:
+        print_json(plan)
+    else:
+        click.echo(plan_text(plan))
+    return Exit.DONE

@@ -1,0 +1,47 @@
+"""What stands on the screen when a job has ended, and what to type next."""
+
+from __future__ import annotations
+
+from rayjobs.cli.jobviews import end_text, ran_s, short_id, waited_s
+from rayjobs.cli.output import duration_text, size_text, state_colour
+from rayjobs.cli.settings import Settings
+from rayjobs.metrics import number_text, summaries
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from rayjobs.terminal import plain_text
+from rayjobs.workspace_files import OpenWorkspace
+
+METRICS_SHOWN = 8
+
+
+def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> list[str]:
+    """Return the closing lines: end, times, last values, files, useful commands."""
+    store = workspace.store
+    head = settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True)
+    times = f"waited {duration_text(waited_s(job))}, ran {duration_text(ran_s(job))}"
+    if job.attempt > 1:
+        times += f", {job.attempt} attempts"
+    lines = [head, f"  {times}"]
+    measured = summaries(store.metrics(job.id), width=20)
+    for one in measured[:METRICS_SHOWN]:
+        lines.append(f"  {one.name} {number_text(one.last)}  {one.line}".rstrip())
+    if len(measured) > METRICS_SHOWN:
+        lines.append(f"  and {len(measured) - METRICS_SHOWN} more metrics")
+    stored = [one for one in store.files(job.id) if one.name.startswith("outputs/")]
+    if stored:
+        size = size_text(sum(one.size for one in stored))
+        lines.append(f"  {len(stored)} stored file{'s' if len(stored) > 1 else ''} ({size})")
+    commands = [("show", "all about it")]
+    if job.state is JobState.FAILED:
+        commands.append(("logs --failed", "the lines that matter"))
+    if measured:
+        commands.append(("metrics", "what it measured"))
+    if stored:
+        commands.append(("download", "fetch its files"))
+    return [*lines, *useful_commands(short_id(job), commands)]
+
+
+def useful_commands(short: str, commands: list[tuple[str, str]]) -> list[str]:
+    """Return lines of commands that could come next, aligned."""
+    wide = max(len(f"rayjobs {command} {short}") for command, _ in commands)
+    return [f"  {f'rayjobs {command} {short}'.ljust(wide)}   {why}" for command, why in commands]

@@ -1,0 +1,59 @@
+"""`rayjobs wait`: until jobs have ended."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.exits import Exit, of_job
+from rayjobs.cli.jobviews import end_text, job_json, short_id
+from rayjobs.cli.output import print_json, state_colour
+from rayjobs.cli.params import Duration, JobId
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.records import Job
+from rayjobs.terminal import plain_text
+
+EPILOG = """\b
+Examples:
+  rayjobs wait 1f3c && echo it worked
+  rayjobs wait --timeout 2h 1f3c 88aa
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.argument("jobs", nargs=-1, required=True, type=JobId(), metavar="JOB...")
+@click.option("--timeout", type=Duration(), help="Give up after so long, with exit code 124.")
+@quiet_option("Print nothing; the exit code tells.")
+@json_option
+@common_options
+@click.pass_obj
+def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> int:
+    """Wait until jobs have ended, and exit as they did.
+
+    0: all completed. 124: the job reached its time limit (or --timeout was over). 1: a job
+    failed or was canceled. Ctrl-C ends the waiting alone, with 130.
+    """
+    from rayjobs.cli.following import await_end
+
+    with settings.open() as workspace:
+        found = list(dict.fromkeys(workspace.store.find(text).id for text in jobs))
+        try:
+            ended = await_end(workspace, found, settings.note, timeout_s=timeout)
+        except TimeoutError as error:
+            settings.note(str(error))
+            return Exit.TIME_LIMIT
+    if settings.as_json:
+        print_json([job_json(job) for job in ended])
+    elif not settings.quiet:
+        for job in ended:
+            _tell(settings, job)
+    codes = {of_job(job) for job in ended} - {Exit.DONE}
+    return codes.pop() if len(codes) == 1 else Exit.FAILED if codes else Exit.DONE
+
+
+def _tell(settings: Settings, job: Job) -> None:
+    text = plain_text(end_text(job))
+    click.echo(f"{job.id} {settings.style(text, state_colour(str(job.state)))}")
+    if job.failure is not None:
+        for line in job.failure.lines:
+            click.echo(f"    {plain_text(line)}")
+        settings.note(f"  rayjobs logs {short_id(job)}   all it printed")
