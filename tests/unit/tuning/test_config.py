@@ -284,3 +284,9 @@ def test_every_public_name_exists() -> None:
     assert all(getattr(tuning, name) for name in tuning._LAZY)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tuning.nothing
+
+
+def test_the_guides_sweep_file_loads() -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "sweeps.md"
+    text = guide.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
+    assert parse_sweep(read_yaml(text)).register_as == "mnist-best"
