@@ -17,10 +17,10 @@ from tuning.trials import TrialRecord
 
 _ALL_TICKS = 25
 _STYLE = """
-body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #222;
+body { font-family: system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; color: #222222;
        padding: 0 1rem; }
 table { border-collapse: collapse; width: 100%; font-size: 0.85rem; }
-th, td { text-align: left; padding: 0.25rem 0.6rem; border-bottom: 1px solid #ddd; }
+th, td { text-align: left; padding: 0.25rem 0.6rem; border-bottom: 1px solid #dddddd; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; }
 tr.best { background: #e8f3e8; font-weight: 600; }
 h2 { font-size: 1.05rem; margin-top: 2rem; }
@@ -103,7 +103,7 @@ def _history(graph: Any, data: plot_data.History, metric: str) -> Any:
             y=values,
             mode="lines",
             name="best so far",
-            line={"color": "#222", "shape": "hv"},
+            line={"color": "#222222", "shape": "hv"},
         )
     return _framed(figure, len(data.points), "trial", f"best {metric}")
 
