@@ -67,23 +67,30 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
 
 
 def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
-    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
-    first = submit(store)
-    child = os.fork()
-    if child == 0:
-        try:
-            submit(store, idempotency_key="from the child")
-            store.close()
-            os._exit(0)
-        finally:
-            os._exit(1)
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=20)
+    submit(store)
+    with store._database.read() as connection:
+        of_the_parent = connection
+    # Inside of a write: the child inherits a held lock and a connection that is in use.
+    with store._database.write():
+        child = os.fork()
+        if child == 0:
+            try:
+                with store._database.read() as connection:
+                    assert connection is not of_the_parent
+                submit(store, idempotency_key="from the child")
+                store.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     second = submit(store, idempotency_key="from the parent")
-    assert len(store.jobs()) == 3
-    assert (first.serial, store.jobs()[0].id) == (1, second.id)
+    assert [job.serial for job in store.jobs()] == [3, 2, 1]
+    assert store.jobs()[0].id == second.id
     store.close()
-    with sqlite3.connect(tmp_path / "store.db") as connection:
-        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection = sqlite3.connect(tmp_path / "store.db")
+    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
