@@ -158,9 +158,7 @@ def decide(waiting: Sequence[Waiting], rooms: Sequence[NodeRoom]) -> list[Decisi
     return decisions
 
 
-def take(
-    rooms: Sequence[NodeRoom], shape: Shape
-) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
+def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
     """Return the rooms with the shape taken and the node of each bundle; None: no room.
 
     The fullest node that fits comes first, so that large jobs find whole nodes.

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import rayjobs
 from rayjobs import ids
@@ -22,6 +22,9 @@ from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.errors import TargetError
 from rayjobs.paths import TargetPaths, short_socket
 from rayjobs.store.base import Store
+
+if TYPE_CHECKING:
+    from rayjobs.compute.gauges import Gauges
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,7 @@ class TargetActor:
             self._loop.call_soon_threadsafe(self._engine.stop)
             self._thread.join(10.0)
 
-    # -- the engine's thread -------------------------------------------------------------------------
+    # -- the thread of the engine ----------------------------------------------------------------
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
@@ -96,7 +99,8 @@ class TargetActor:
             clock=SystemClock(),
             shares_machine=self._shares_machine,
             count=gauges.count,
-            note=self._note,
+            waited=gauges.waited,
+            note=lambda facts: self._note(facts, gauges),
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
@@ -136,8 +140,10 @@ class TargetActor:
         opened.store.claim_target(self.target, epoch=self.epoch)
         return opened.name, opened.store
 
-    def _note(self, facts: Mapping[str, Any]) -> None:
-        """Tell the keeper whether anything goes on, and clients what the target has."""
+    def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
+        """Tell the keeper whether anything goes on, clients what there is, Ray the figures."""
+        gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
+        busy = bool(facts["waiting"] or facts["live"])
         nodes = [vars(node) for node in facts["nodes"]]
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         shape = [(node["node_id"], node["cpus"], node["gpus"], node["memory"]) for node in nodes]
@@ -146,11 +152,11 @@ class TargetActor:
             write_json(self.paths.root / "capacity.json", {"nodes": nodes})
         known = self._written.get("busy")
         due = now_s - self._written.get("busy_at", 0.0) > ACTIVITY_EVERY_S
-        if known != facts["busy"] or due:
-            self._written |= {"busy": facts["busy"], "busy_at": now_s}
+        if known != busy or due:
+            self._written |= {"busy": busy, "busy_at": now_s}
             write_json(
                 self.paths.root / "activity.json",
-                {"busy": facts["busy"], "at": now_s, "pid": os.getpid()},
+                {"busy": busy, "at": now_s, "pid": os.getpid()},
             )
 
 
@@ -159,7 +165,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         fresh.write_text(json.dumps(data))
-        os.replace(fresh, path)
+        fresh.replace(path)
     except OSError as error:
         log.warning("%s was not written: %s", path, error)
 

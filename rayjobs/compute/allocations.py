@@ -76,10 +76,10 @@ class Allocations:
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}
         for held in self._held.values():
-            for node in held.nodes:
-                every.setdefault(node, []).append(held.shape)
+            for at in held.nodes:
+                every.setdefault(at, []).append(held.shape)
                 if held.job is not None or held.draining:
-                    ours.setdefault(node, []).append(held.shape)
+                    ours.setdefault(at, []).append(held.shape)
         quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
         rooms = []
         for node in nodes:

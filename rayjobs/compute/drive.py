@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -48,6 +48,7 @@ class Parts:
     allocations: Allocations
     clock: Clock
     count: Callable[[str], None] = lambda _name: None
+    waited: Callable[[float], None] = lambda _seconds: None
 
 
 @dataclass
@@ -146,6 +147,8 @@ class Drive:
             )
             return
         self.parts.count("launches")
+        waited = self.parts.clock.now() - self.job.submitted_at
+        self.parts.waited(waited.total_seconds())
         cold = next((host["cold"] for host in hosts if host.get("cold")), None)
         await self._record_hosts(hosts, cold=cold)
         await self._move(JobState.PREPARING, JobState.RUNNING)
@@ -420,9 +423,7 @@ class Drive:
         except StoreError as error:
             log.warning("an event of %s was not written: %s", self.job.id, error)
 
-    async def _record_hosts(
-        self, hosts: list[dict[str, Any]] | list[Mapping[str, Any]], *, cold: str | None
-    ) -> None:
+    async def _record_hosts(self, hosts: Sequence[Mapping[str, Any]], *, cold: str | None) -> None:
         """Record where hosts will be before they are started, and who they are after."""
         records = [
             {

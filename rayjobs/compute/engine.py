@@ -38,6 +38,7 @@ class Engine:
         clock: Clock,
         shares_machine: bool,
         count: Callable[[str], None] = lambda _name: None,
+        waited: Callable[[float], None] = lambda _seconds: None,
         note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
     ) -> None:
         self.target = target
@@ -46,7 +47,7 @@ class Engine:
         self.clock = clock
         self.shares_machine = shares_machine
         self.allocations = Allocations(target, cluster, clock)
-        self.parts = Parts(target, cluster, self.allocations, clock, count)
+        self.parts = Parts(target, cluster, self.allocations, clock, count, waited)
         self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
         self.decisions: dict[str, policy.Decision] = {}
         self.nodes: list[NodeInfo] = []
@@ -104,7 +105,9 @@ class Engine:
                 log.exception("a fault in the queue's loop")
                 await asyncio.sleep(POLL_S)
             try:
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+                # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
+                async with asyncio.timeout(POLL_S):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
@@ -127,7 +130,7 @@ class Engine:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
             await self.allocations.release_old()
-        self._note({"busy": bool(self.drives or waiting), "nodes": self.nodes})
+        self._note({"waiting": len(waiting), "live": len(self.drives), "nodes": self.nodes})
 
     async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}

@@ -126,7 +126,8 @@ class RayCluster:
             handle = await self._call(self._start_agent, node_id)
             agent = RayAgent(handle)
             try:
-                await asyncio.wait_for(agent.hello(), AGENT_START_S)
+                async with asyncio.timeout(AGENT_START_S):
+                    await agent.hello()
             except TimeoutError as error:
                 raise AgentLostError(
                     f"the agent of node {node_id[:12]} did not answer in {AGENT_START_S:g} s"

@@ -180,7 +180,7 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
         "secrets": {},
         "plan": {
             "job": job.id,
-            "attempt": host["attempt"] if "attempt" in host else job.attempt,
+            "attempt": host.get("attempt", job.attempt),
             "node": host["node"],
             "root": host["root"],
             "socket": host["socket"],

@@ -35,7 +35,7 @@ class WakeServer:
             )
         finally:
             os.umask(old)
-        os.replace(fresh, self.path)
+        fresh.replace(self.path)
 
     async def stop(self) -> None:
         """Stop listening."""

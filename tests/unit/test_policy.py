@@ -28,7 +28,7 @@ def started(decisions: list[Decision]) -> list[str]:
 def test_priority_comes_before_age() -> None:
     decisions = decide([job("old", at=1, cpus=4), job("new", priority=1, at=2, cpus=4)], [room()])
     assert started(decisions) == ["new"]
-    assert "1 job ahead" in decisions[1].reason
+    assert "first in line" in decisions[1].reason
 
 
 def test_nobody_overtakes_a_job_that_waits_for_room() -> None:

@@ -166,8 +166,7 @@ def test_a_job_that_can_never_fit_does_not_block_others(tmp_path: Path) -> None:
         big = here.submit(resources=Resources(gpus=3))
         small = here.submit()
         await here.state(small, JobState.COMPLETED)
-        await here.until(lambda: here.engine.decisions)
-        (decision,) = here.engine.decisions.values()
+        decision = here.engine.decisions[f"{here.folder}::{big.id}"]
         assert "3 GPUs" in decision.reason
         assert here.store.job(big.id).state is JobState.QUEUED
 

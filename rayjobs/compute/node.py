@@ -1,0 +1,436 @@
+"""What an agent does on its node: prepare, launch, follow, collect, settle, clean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs import snapshots
+from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
+from rayjobs.errors import PrepareError, RayjobsError, SnapshotError, StoreError
+from rayjobs.injob.identity import boot_id
+from rayjobs.launch import hostclient
+from rayjobs.launch.leftovers import Proof, end_leftovers, find_leftovers
+from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths, short_socket
+from rayjobs.workspace_files import OpenWorkspace, open_workspace
+
+log = logging.getLogger(__name__)
+
+# How often metrics and files are read while an attempt runs.
+METRICS_EVERY_S = 0.25
+FILES_EVERY_S = 2.0
+WARM_IDLE_S = 1800.0
+SETTLE_GRACE_S = 2.0
+END_TIMEOUT_S = 60.0
+
+
+class Node:
+    """One node's side of all attempts on it. Its methods run on one event loop."""
+
+    def __init__(self, target: str, home: Path) -> None:
+        self.target = target
+        scratch = os.environ.get("RAYJOBS_NODE_SCRATCH")
+        self.paths = NodePaths(Path(scratch) if scratch else home / "node")
+        self.paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._log = TargetPaths.of(target, under=home).log
+        self._log.mkdir(parents=True, exist_ok=True)
+        self._snapshots = snapshots.NodeSnapshots(self.paths.snapshots)
+        self._workspaces: dict[str, OpenWorkspace] = {}
+        self._publishers: dict[str, Publisher] = {}
+        self._metrics: dict[str, MetricFollower] = {}
+        self._warm: asyncio.Task[hostclient.WarmInterpreter] | None = None
+
+    # -- the warm interpreter --------------------------------------------------------------------
+    @property
+    def warm_socket(self) -> Path:
+        """Where this interpreter's warm copy listens."""
+        return short_socket("warm", f"{sys.executable}:{sys.version}:{self.paths.root}")
+
+    def warm_up(self, *, again: bool = False) -> asyncio.Task[hostclient.WarmInterpreter]:
+        """Return the start of the warm interpreter; `again` when it was seen to be gone."""
+        task = self._warm
+        if task is None or (task.done() and (again or task.exception() is not None)):
+            task = asyncio.ensure_future(self._ensure_warm())
+            task.add_done_callback(_note_warm)
+            self._warm = task
+        return task
+
+    async def _ensure_warm(self) -> hostclient.WarmInterpreter:
+        from rayjobs.launch.plan import inherited
+
+        preload = os.environ.get("RAYJOBS_PRELOAD")
+        return await hostclient.ensure_warm(
+            str(self.warm_socket),
+            python=sys.executable,
+            env=inherited(os.environ),
+            log_file=str(self._log / "warm.log"),
+            preload=preload.split(",") if preload else hostclient.DEFAULT_PRELOAD,
+            idle_s=float(os.environ.get("RAYJOBS_WARM_IDLE_S", WARM_IDLE_S)),
+        )
+
+    def injob_path(self) -> Path:
+        """Return a folder that holds nothing but the package `rayjobs`.
+
+        Appended to a rank's sys.path, it makes ``from rayjobs import Run`` work in any
+        environment without shadowing what is installed there.
+        """
+        package = Path(__file__).resolve().parent.parent
+        folder = self.paths.root / "injob"
+        link = folder / "rayjobs"
+        folder.mkdir(exist_ok=True)
+        if not link.is_symlink() or link.resolve() != package:
+            fresh = folder / f".rayjobs.{os.getpid()}"
+            fresh.unlink(missing_ok=True)
+            fresh.symlink_to(package)
+            fresh.replace(link)
+        return folder
+
+    # -- prepare ---------------------------------------------------------------------------------
+    async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the attempt's folder: a private copy of the snapshot, and room for what it says.
+
+        Raises:
+            PrepareError: with its class.
+        """
+        return await asyncio.to_thread(self._prepare, order)
+
+    def _prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        paths = AttemptPaths(Path(order["plan"]["root"]))
+        try:
+            # An attempt starts once, in a new folder; what stands here was put back unused.
+            shutil.rmtree(paths.root, ignore_errors=True)
+            paths.root.mkdir(mode=0o700, parents=True)
+            if order["snapshot"] is not None:
+                self._unpack(order, paths.work)
+            for folder in (
+                paths.work / "outputs",
+                paths.work / "logs",
+                paths.driver_log(0).parent,
+                paths.metrics(0).parent,
+                paths.tmp,
+            ):
+                folder.mkdir(parents=True, exist_ok=True)
+        except SnapshotError as error:
+            raise PrepareError(str(error), failure_class="environment") from error
+        except OSError as error:
+            raise PrepareError(
+                f"{paths.root} cannot be made: {error.strerror}", failure_class="storage"
+            ) from error
+        return {"root": str(paths.root)}
+
+    def _unpack(self, order: Mapping[str, Any], work: Path) -> None:
+        digest = order["snapshot"]
+        workspace = self._workspace(order)
+        self._snapshots.ensure(digest, lambda: workspace.blobs.open(snapshots.blob_key(digest)))
+        self._snapshots.copy_into(digest, work)
+
+    # -- launch ----------------------------------------------------------------------------------
+    async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Start the attempt host, warm if it can be; return its identity.
+
+        Raises:
+            PrepareError: a secret is missing, or the host could not be started.
+        """
+        plan = dict(order["plan"])
+        plan["python"] = interpreter(plan["python"])
+        root = Path(plan["root"])
+        secrets = read_secrets(order["secrets"])
+        path = AttemptPaths(root).plan
+        await asyncio.to_thread(path.write_text, json.dumps(plan))
+        try:
+            return await self._start_host(plan, path, secrets)
+        except hostclient.WarmError as error:
+            found = hostclient.HostConnection.of(str(root))
+            if found is not None and hostclient.is_alive(found.identity):
+                return {**found.identity.as_dict(), "cold": None}
+            raise PrepareError(str(error), failure_class="system") from error
+
+    async def _start_host(
+        self, plan: Mapping[str, Any], path: Path, secrets: Mapping[str, str]
+    ) -> dict[str, Any]:
+        reason = plan["cold"] or await self._why_not_warm(plan)
+        if reason is None:
+            answer = await hostclient.fork(str(self.warm_socket), str(path), secrets=secrets)
+            if answer.identity is not None:
+                return {**answer.identity.as_dict(), "cold": None}
+            reason = answer.cold or "the warm interpreter refused"
+        identity = await hostclient.start_cold(
+            str(path), reason=reason, env=hostclient.runtime_environment(), secrets=secrets
+        )
+        return {**identity.as_dict(), "cold": reason}
+
+    async def _why_not_warm(self, plan: Mapping[str, Any]) -> str | None:
+        if Path(plan["python"]) != Path(sys.executable):
+            return f"the job has an interpreter of its own ({plan['python']})"
+        if plan["kind"] == "command":
+            return "the job is a command"
+        try:
+            await asyncio.shield(self.warm_up())
+            # It may have ended since (idle, killed): asked again, started again.
+            if await hostclient.ping_warm(str(self.warm_socket)) is None:
+                await asyncio.shield(self.warm_up(again=True))
+        except RayjobsError as error:
+            return f"no warm interpreter: {error}"
+        return None
+
+    # -- follow ----------------------------------------------------------------------------------
+    async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the end; store metrics and files meanwhile. Return the exit record."""
+        root = str(order["plan"]["root"])
+        watching = asyncio.ensure_future(self._watch(order))
+        try:
+            connection = await asyncio.to_thread(hostclient.HostConnection.of, root)
+            if connection is None:
+                return await self._ended_unheard(order)
+            try:
+                return await connection.wait()
+            except hostclient.HostGone:
+                return await self._ended_unheard(order)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _watch(self, order: Mapping[str, Any]) -> None:
+        """Bring metrics and whole files into the workspace while the attempt runs."""
+        turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
+        turn = 0
+        while True:
+            await asyncio.sleep(METRICS_EVERY_S)
+            turn += 1
+            try:
+                await asyncio.to_thread(self._bring_metrics, order)
+                if turn % turns_per_files == 0:
+                    await asyncio.to_thread(self._publisher(order).step)
+            except RayjobsError as error:
+                log.info("%s: %s", order["plan"]["job"], error)
+            except OSError as error:
+                log.warning("%s: %s", order["plan"]["job"], error)
+
+    async def _ended_unheard(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """The host is gone: its record, or proof that nothing is left and a record of that."""
+        record = await asyncio.to_thread(hostclient.read_exit_record, order["plan"]["root"])
+        if record is not None:
+            return record
+        proof = await asyncio.to_thread(
+            end_leftovers, order["plan"]["marker"], None, SETTLE_GRACE_S
+        )
+        return exit_record_of_lost_host(order["plan"], proof)
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        """Ask the host to end its attempt; one that is gone already is fine."""
+        connection = hostclient.HostConnection.of(order["plan"]["root"])
+        if connection is None:
+            return
+        try:
+            await connection.cancel(reason, grace_s=grace_s)
+        except (hostclient.HostGone, hostclient.HostUnreachable) as error:
+            log.info("%s: %s", order["plan"]["job"], error)
+
+    # -- collect ---------------------------------------------------------------------------------
+    async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the last metrics and every file. Call it again while it names problems."""
+        return await asyncio.to_thread(self._collect, order)
+
+    def _collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        plan = order["plan"]
+        root = Path(plan["root"])
+        problems: list[str] = []
+        try:
+            self._bring_metrics(order)
+        except StoreError as error:
+            problems.append(f"metrics: {error}.")
+        publisher = self._publisher(order)
+        problems += publisher.finish()
+        for sentence in publisher.left_out:
+            self._note(order, "left_out", sentence)
+        if not problems:
+            self._publishers.pop(self._key(order), None)
+            self._metrics.pop(self._key(order), None)
+        return {"tails": log_tails(root, plan), "problems": problems}
+
+    def _bring_metrics(self, order: Mapping[str, Any]) -> None:
+        key = self._key(order)
+        follower = self._metrics.get(key)
+        attempt = int(order["plan"]["attempt"])
+        if follower is None:
+            follower = MetricFollower(Path(order["plan"]["root"]), attempt=attempt)
+            self._metrics[key] = follower
+        for batch in follower.batches():
+            deliver(self._workspace(order).store, order["plan"]["job"], batch, attempt=attempt)
+            follower.confirm(batch)
+
+    def _publisher(self, order: Mapping[str, Any]) -> Publisher:
+        key = self._key(order)
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            workspace = self._workspace(order)
+            job, attempt = order["plan"]["job"], int(order["plan"]["attempt"])
+            publisher = Publisher(
+                Path(order["plan"]["root"]),
+                order["plan"],
+                blobs=workspace.blobs,
+                publish=lambda files: workspace.store.publish_files(
+                    job, attempt=attempt, files=files
+                ),
+            )
+            self._publishers[key] = publisher
+        return publisher
+
+    def _note(self, order: Mapping[str, Any], kind: str, message: str) -> None:
+        try:
+            self._workspace(order).store.add_event(
+                order["plan"]["job"], kind, message, attempt=int(order["plan"]["attempt"])
+            )
+        except StoreError as error:
+            log.info("an event was not written: %s", error)
+
+    # -- what became of an attempt -----------------------------------------------------------------
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
+        """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
+        plan = order["plan"]
+        try:
+            connection = hostclient.HostConnection.of(plan["root"])
+        except ValueError:
+            connection = None
+        record = await asyncio.to_thread(hostclient.read_exit_record, plan["root"])
+        ended_now = False
+        if record is None and connection is not None and hostclient.is_alive(connection.identity):
+            if not end:
+                return {"state": "running", "proven": False}
+            ended_now = True
+            record = await self._end_living(connection, plan)
+        if record is not None:
+            proven = bool(record["leftovers"]["proven_dead"])
+            return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
+        if end:
+            proof = await asyncio.to_thread(end_leftovers, plan["marker"], None, SETTLE_GRACE_S)
+            return {"state": "gone", "proven": proof.proven_dead, "ended_now": True}
+        left = await asyncio.to_thread(find_leftovers, plan["marker"])
+        return {"state": "gone", "proven": not left}
+
+    async def _end_living(
+        self, connection: hostclient.HostConnection, plan: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        try:
+            await connection.cancel("its place was lost", grace_s=SETTLE_GRACE_S)
+            return await connection.wait(timeout_s=END_TIMEOUT_S)
+        except (hostclient.HostGone, hostclient.HostUnreachable, TimeoutError) as error:
+            log.warning("%s: %s", plan["job"], error)
+            return None
+
+    async def clean(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Remove the attempt's scratch once nothing of it runs."""
+        plan = order["plan"]
+        left = await asyncio.to_thread(find_leftovers, plan["marker"])
+        if left:
+            return {"proven": False}
+        root = Path(plan["root"])
+        await asyncio.to_thread(shutil.rmtree, root, True)
+        # The job's folder goes with its last attempt.
+        await asyncio.to_thread(_remove_if_empty, root.parent)
+        return {"proven": True}
+
+    # -- small things ------------------------------------------------------------------------------
+    def _workspace(self, order: Mapping[str, Any]) -> OpenWorkspace:
+        path = str(order["workspace"])
+        workspace = self._workspaces.get(path)
+        if workspace is None:
+            workspace = open_workspace(path, create=False)
+            self._workspaces[path] = workspace
+        return workspace
+
+    @staticmethod
+    def _key(order: Mapping[str, Any]) -> str:
+        return str(order["plan"]["marker"])
+
+
+def interpreter(named: str) -> str:
+    """Return the Python interpreter that a path names: itself, or a virtual environment's.
+
+    Raises:
+        PrepareError: class ``environment``: there is none.
+    """
+    path = Path(named).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise PrepareError(
+            f"the environment {named!r} has no Python interpreter on this node; name a path of "
+            f"an interpreter, or of a virtual environment, that is there",
+            failure_class="environment",
+        )
+    return str(path)
+
+
+def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str, str]:
+    """Return secrets by name from the node's own variables and files.
+
+    Raises:
+        PrepareError: class ``environment``: one is not there.
+    """
+    values = {}
+    for name, reference in references.items():
+        variable, file = reference.get("env"), reference.get("file")
+        if variable is not None:
+            if variable not in os.environ:
+                raise PrepareError(
+                    f"the secret {name} is to come from the variable {variable}, which is not "
+                    f"set where the target runs; set it and start the target again",
+                    failure_class="environment",
+                )
+            values[name] = os.environ[variable]
+        elif file is not None:
+            try:
+                values[name] = Path(file).expanduser().read_text().rstrip("\n")
+            except OSError as error:
+                raise PrepareError(
+                    f"the secret {name} is to come from {file}: {error.strerror}",
+                    failure_class="environment",
+                ) from error
+    return values
+
+
+def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str, Any]:
+    """Return the record that a host would have written, had it not been killed."""
+    return {
+        "version": 1,
+        "job": plan["job"],
+        "attempt": plan["attempt"],
+        "node": plan["node"],
+        "marker": plan["marker"],
+        "boot_id": boot_id(),
+        "started_at": None,
+        "ended_at": None,
+        "duration_s": None,
+        "outcome": "host_error",
+        "reason": "the attempt host was killed and left no exit record",
+        "ranks": [],
+        "first_failed_rank": None,
+        "leftovers": {
+            "killed": proof.killed,
+            "proven_dead": proof.proven_dead,
+            "remaining": list(proof.remaining),
+        },
+        "tree": "lost",
+        "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
+        "cold": None,
+    }
+
+
+def _note_warm(task: asyncio.Task[hostclient.WarmInterpreter]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("no warm interpreter: %s", error)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    try:
+        folder.rmdir()
+    except OSError:
+        log.debug("%s is not empty", folder)
