@@ -61,8 +61,7 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
             names[prefix + name] = path
     uploads = paths.root / "uploads"
     for name, path in _walk(uploads, "", Path(os.path.realpath(uploads)), found):
-        if not path.name.startswith(PART):
-            names[prefix + name] = path
+        names[prefix + name] = path
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
         log = paths.driver_log(int(rank["rank"]))
@@ -89,6 +88,8 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
             found.left_out.append(f"{at_name}: cannot be read ({error.strerror})")
             continue
         for entry in entries:
+            if entry.name.startswith(PART):
+                continue  # a copy or checkpoint in progress
             path = Path(entry.path)
             shown = f"{at_name}/{_text(entry.name)}" if at_name else _text(entry.name)
             kind = _kind(path, inside)

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside, hashed, renamed; torn ones are passed over.
+"""Checkpoints that are whole or not there: written beside, hashed, renamed.
 
 from rayjobs import checkpoint
 
@@ -90,7 +90,7 @@ def save(
     In a job of several processes, call it on one of them (rank 0).
 
     Args:
-        files: Name → bytes, the path of a file or folder to copy, or a function that is given
+        files: Name → bytes, the path of a file to copy, or a function that is given
             a path to write to (``lambda path: torch.save(state, path)``).
         keep: How many of the newest checkpoints stay; None keeps all.
         metadata: JSON data to find again in `Checkpoint.metadata`.

@@ -78,6 +78,16 @@ class Run:
             found = _contexts.setdefault(("offline",), OfflineRun())
         return found
 
+    @staticmethod
+    def get(workspace: Any, run_id: str) -> Any:
+        """Return the handle of a run by its id; not inside a job."""
+        return _handle_class().get(workspace, run_id)
+
+    @staticmethod
+    def list(experiment: Any, **filters: Any) -> Any:
+        """Yield the handles of an experiment's runs, newest first; not inside a job."""
+        return _handle_class().list(experiment, **filters)
+
     @classmethod
     def get_submitted_run(cls, **kwargs: Any) -> "Run":
         """Return ``get_context(allow_offline=False)`` (the older name)."""
@@ -295,3 +305,9 @@ def _rank(environment: Mapping[str, str]) -> int:
         if value.isdigit():
             return int(value)
     return 0
+
+
+def _handle_class() -> Any:
+    if Run._handle is None:
+        raise RunNotSupportedError("import Run from rayjobs, not from a module of it")
+    return Run._handle()

@@ -1,0 +1,448 @@
+"""The handle on a submitted job: its state, end, logs, metrics and files.
+
+Source: ``azureml.core.Run`` and ``ScriptRun``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from rayjobs import attaching, metrics
+from rayjobs.clock import to_text
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.injob.metricsfile import METRIC_KINDS
+from rayjobs.injob.run import LoggingRun
+from rayjobs.logs import Logs, is_log
+from rayjobs.records import Job, MetricPoint, StoredFile
+from rayjobs.states import JobState
+from rayjobs.terminal import Shower
+
+if TYPE_CHECKING:
+    from rayjobs.experiment import Experiment
+    from rayjobs.workspace import Workspace
+
+# What is logged from outside is kept beside the ranks' points, after all of them.
+OUTSIDE_RANK = 1_000_000
+
+
+class JobRun(LoggingRun):
+    """A job as its submitter sees it, while it runs and for ever after."""
+
+    def __init__(
+        self,
+        experiment: Experiment | None = None,
+        run_id: str = "",
+        outputs: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take hold of the job `run_id` of an experiment.
+
+        Raises:
+            NotFoundError: there is no such job.
+        """
+        if experiment is None:
+            raise UsageError("give Run(experiment, run_id)")
+        self.experiment = experiment
+        self._opened = experiment.workspace.opened
+        self._store = self._opened.store
+        self.id = run_id
+        self.warnings: tuple[str, ...] = ()
+        self.notes: tuple[str, ...] = ()
+        self._job()  # so that a wrong id is told now
+
+    def _job(self) -> Job:
+        return self._store.job(self.id)
+
+    def __repr__(self) -> str:
+        """Return id and state."""
+        return f"Run(Experiment: {self.experiment.name}, Id: {self.id}, Status: {self.status})"
+
+    # -- found ---------------------------------------------------------------------------------
+    @staticmethod
+    def get(workspace: Workspace, run_id: str) -> JobRun:
+        """Return a run by its id."""
+        return workspace.get_run(run_id)
+
+    @staticmethod
+    def list(experiment: Experiment, **filters: Any) -> Iterator[JobRun]:
+        """Yield an experiment's runs, see `Experiment.get_runs`."""
+        status = filters.pop("status", None)
+        for run in experiment.get_runs(**filters):
+            if status is None or run.status == status:
+                yield run
+
+    # -- identity ------------------------------------------------------------------------------
+    @property
+    def number(self) -> int:
+        """Its number in the order of submission."""
+        return self._job().serial
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self._job().spec.name
+
+    @property
+    def display_name(self) -> str:
+        """What people call it."""
+        job = self._job()
+        return job.spec.display_name or job.spec.name
+
+    @display_name.setter
+    def display_name(self, name: str) -> None:
+        self._store.update(self.id, display_name=name)
+
+    @property
+    def status(self) -> str:
+        """The state's name, e.g. ``Running``."""
+        return str(self._job().state)
+
+    @property
+    def parent(self) -> JobRun | None:  # type: ignore[override]
+        """The run that this one belongs to."""
+        parent = self._job().parent
+        return None if parent is None else JobRun(self.experiment, parent)
+
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Any = None,
+        properties: Any = None,
+        type: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[JobRun]:
+        """Yield the runs that belong to this one, newest first."""
+        for job in self._store.jobs(parent=self.id):
+            child = JobRun(self.experiment, job.id)
+            if status in (None, str(job.state)):
+                yield child
+            if recursive:
+                yield from child.get_children(recursive=True, status=status)
+
+    # -- state and end -------------------------------------------------------------------------
+    def get_status(self) -> str:
+        """Return the state's name."""
+        return self.status
+
+    def wait_for_completion(
+        self,
+        show_output: bool = False,
+        wait_post_processing: bool = False,
+        raise_on_error: bool = True,
+    ) -> dict[str, Any]:
+        """Wait for the end and return `get_details`.
+
+        With `show_output`, stages and the output of rank 0 are printed as they come. Ctrl-C
+        ends the waiting and leaves the job.
+
+        Raises:
+            JobFailedError: it ended otherwise than Completed, and `raise_on_error` is on.
+            TargetError: the target could not be started; the job stays queued.
+        """
+        try:
+            if show_output:
+                job = self._show()
+            else:
+                job = attaching.attach(self._opened, self.id)
+        except KeyboardInterrupt:
+            self._say(
+                f"\nNo longer following {self.id}: the job goes on. "
+                f"End it by run.cancel(), or `rayjobs cancel {self.id}`."
+            )
+            raise
+        if raise_on_error:
+            attaching.raise_for_end(job)
+        return self.get_details()
+
+    def _show(self) -> Job:
+        shower = Shower(colour=sys.stdout.isatty())
+        at_line_start = True
+
+        def show(data: bytes, *, final: bool = False) -> None:
+            nonlocal at_line_start
+            text = shower.show(data, final=final)
+            if text:
+                _write(text)
+                at_line_start = text.endswith("\n")
+
+        def stage(name: str, job: Job) -> None:
+            nonlocal at_line_start
+            if not at_line_start:
+                _write("\n")
+                at_line_start = True
+            reason = f": {job.reason}" if job.reason and job.state is JobState.QUEUED else ""
+            self._say(f"[{name}{reason}]")
+
+        self._say(f"RunId: {self.id}")
+        job = attaching.attach(self._opened, self.id, show=show, on_stage=stage, on_start=self._say)
+        show(b"", final=True)
+        if not at_line_start:
+            _write("\n")
+        self._say(attaching.end_text(job))
+        return job
+
+    @staticmethod
+    def _say(text: str) -> None:
+        _write(text + "\n")
+
+    def cancel(self) -> None:
+        """Ask for the job's end; of one that has ended nothing changes."""
+        from rayjobs.submitting import wake_or_start
+
+        state = self._store.request_cancel(self.id)
+        if not state.is_final:
+            wake_or_start(self._opened, self._job().target)
+
+    def get_details(self) -> dict[str, Any]:
+        """Return what is known about the run as a dict."""
+        job = self._job()
+        spec = job.spec
+        details: dict[str, Any] = {
+            "runId": job.id,
+            "target": job.target,
+            "status": str(job.state),
+            "startTimeUtc": None if job.started_at is None else to_text(job.started_at),
+            "endTimeUtc": None if job.ended_at is None else to_text(job.ended_at),
+            "properties": {"ContentSnapshotId": job.snapshot or "", **job.properties},
+            "inputDatasets": [],
+            "outputDatasets": [],
+            "runDefinition": {
+                "script": spec.script,
+                "command": spec.command,
+                "arguments": list(spec.arguments),
+                "target": job.target,
+                "nodeCount": spec.distribution.nodes,
+                "environmentVariables": dict(spec.environment_variables),
+                "maxRunDurationSeconds": spec.max_duration_s,
+            },
+            "logFiles": {name: self._url(name) for name in self._logs().names()},
+            "submittedBy": job.user,
+            "tags": dict(job.tags),
+            "attempt": job.attempt,
+        }
+        if job.failure is not None:
+            details["error"] = {
+                "error": {
+                    "code": str(job.failure.failure_class),
+                    "message": job.failure.message,
+                    "details": [*job.failure.lines],
+                    "rank": job.failure.rank,
+                    "exitCode": job.failure.exit_code,
+                    "signal": job.failure.signal,
+                }
+            }
+        return details
+
+    def get_details_with_logs(self) -> dict[str, Any]:
+        """Return `get_details` with the logs' text in place of their addresses."""
+        details = self.get_details()
+        logs = self._logs()
+        details["logFiles"] = {
+            name: logs.read(name).decode("utf-8", "replace") for name in details["logFiles"]
+        }
+        return details
+
+    def get_detailed_status(self) -> dict[str, Any]:
+        """Return the state with its reason."""
+        job = self._job()
+        return {"status": str(job.state), "details": job.reason}
+
+    def _url(self, name: str) -> str:
+        for one in self._store.files(self.id):
+            if one.name == name:
+                return f"rayjobs://{self._opened.name}/{self.id}/{name}"
+        return ""
+
+    # -- logs and files ------------------------------------------------------------------------
+    def _logs(self) -> Logs:
+        return Logs(self._opened, self.id)
+
+    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
+        """Write all logs below a folder; return their paths."""
+        folder = Path(destination) if destination is not None else Path(self.id)
+        written = []
+        logs = self._logs()
+        for name in logs.names():
+            target = _inside(folder, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with target.open("wb") as file:
+                for part in logs.chunks(name):
+                    file.write(part)
+            written.append(str(target))
+        return written
+
+    def get_file_names(self) -> Sequence[str]:
+        """Return the names of the run's files, logs among them."""
+        names = {one.name for one in self._store.files(self.id)}
+        return sorted(names | set(self._logs().names()))
+
+    def download_file(self, name: str, output_file_path: str | Path | None = None) -> None:
+        """Write one of the run's files to `output_file_path` (its base name, here).
+
+        Raises:
+            NotFoundError: the run has no such file; lists those it has.
+        """
+        target = Path(output_file_path) if output_file_path else Path(PurePosixPath(name).name)
+        if target.is_dir() or str(output_file_path or "").endswith("/"):
+            target = target / PurePosixPath(name).name
+        self._fetch(name, target)
+
+    def download_files(
+        self,
+        prefix: str | None = None,
+        output_directory: str | Path | None = None,
+        output_paths: Sequence[str | Path] | None = None,
+        batch_size: int = 100,
+        append_prefix: bool = True,
+    ) -> None:
+        """Write the run's files whose names begin with `prefix` below a folder.
+
+        Args:
+            output_paths: One path for each file, in the order of `get_file_names`.
+            append_prefix: Keep the prefix in the paths.
+
+        Raises:
+            NotFoundError: no file begins so.
+            UsageError: `output_paths` are not as many as the files.
+        """
+        wanted = prefix or ""
+        names = [name for name in self.get_file_names() if name.startswith(wanted)]
+        if not names:
+            raise NotFoundError(f"run {self.id} has no file that begins with {wanted!r}")
+        folder = Path(output_directory) if output_directory else Path.cwd()
+        if output_paths is not None:
+            if len(output_paths) != len(names):
+                raise UsageError(
+                    f"{len(output_paths)} output_paths for {len(names)} files: {', '.join(names)}"
+                )
+            targets = [Path(path) for path in output_paths]
+        else:
+            cut = 0 if append_prefix else len(wanted)
+            targets = [_inside(folder, name[cut:].lstrip("/") or name) for name in names]
+        for name, target in zip(names, targets, strict=True):
+            self._fetch(name, target)
+
+    def _fetch(self, name: str, target: Path) -> None:
+        from rayjobs.logs import real_name
+
+        stored = {one.name: one for one in self._store.files(self.id)}
+        one: StoredFile | None = stored.get(name) or stored.get(real_name(name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if one is not None:
+            self._opened.blobs.get_to(one.blob, target, digest=one.digest)
+        elif is_log(name):
+            with target.open("wb") as file:
+                for part in self._logs().chunks(name):
+                    file.write(part)
+        else:
+            known = ", ".join(list(self.get_file_names())[:20])
+            raise NotFoundError(f"run {self.id} has no file {name!r}; it has: {known or 'none'}")
+
+    def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
+        """Unpack the run's snapshot below `path` (here); return the folder."""
+        from rayjobs.snapshots import NodeSnapshots, blob_key
+
+        digest = snapshot_id or self._job().snapshot
+        if digest is None:
+            raise NotFoundError(f"run {self.id} has no snapshot")
+        folder = Path(path) if path is not None else Path.cwd()
+        target = folder / digest.replace(":", "-")[:19]
+        if not target.exists():
+            cache = NodeSnapshots(self._opened.path / "cache" / "unpacked")
+            cache.ensure(digest, lambda: self._opened.blobs.open(blob_key(digest)))
+            target.mkdir(parents=True)
+            cache.copy_into(digest, target)
+        return str(target)
+
+    # -- metrics -------------------------------------------------------------------------------
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: str | None = None,
+        populate: bool = False,
+    ) -> dict[str, Any]:
+        """Return what was logged: a scalar if once, else a list; columns for rows and tables.
+
+        With `recursive`, by run id, for this run and those that belong to it.
+        """
+        found = metrics.values_by_name(self._store.metrics(self.id, name=name))
+        if not recursive:
+            return found
+        by_run = {self.id: found}
+        for child in self.get_children(recursive=True):
+            by_run[child.id] = child.get_metrics(name)
+        return by_run
+
+    def _put(self, kind: str, name: str, value: Any, step: int | None = None) -> None:
+        if kind not in METRIC_KINDS:
+            return
+        from rayjobs.clock import SystemClock
+
+        point = MetricPoint(
+            attempt=max(1, self._job().attempt),
+            rank=OUTSIDE_RANK,
+            sequence=time.time_ns(),
+            name=name,
+            value=value if kind == "metric" else {"kind": kind, "value": value},
+            step=step,
+            at=SystemClock().now(),
+        )
+        self._store.add_metrics(self.id, [point])
+
+    def _keep_image(self, name: str, path: str | None, plot: Any) -> str:
+        raise UsageError("images are logged by the script itself (Run.get_context())")
+
+    # -- tags and properties -------------------------------------------------------------------
+    def get_tags(self) -> dict[str, str]:
+        """Return the run's tags."""
+        return dict(self._job().tags)
+
+    def get_properties(self) -> dict[str, str]:
+        """Return the run's properties."""
+        return dict(self._job().properties)
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set one tag."""
+        self._store.update(self.id, tags={str(key): "" if value is None else str(value)})
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set several tags."""
+        self._store.update(
+            self.id,
+            tags={str(key): "" if value is None else str(value) for key, value in tags.items()},
+        )
+
+    def remove_tags(self, tags: Iterable[str]) -> dict[str, str]:
+        """Remove tags by key; return those that are left."""
+        keys = [tags] if isinstance(tags, str) else tags
+        return dict(self._store.update(self.id, tags=dict.fromkeys(keys)).tags)
+
+    def add_properties(self, properties: Mapping[str, Any]) -> None:
+        """Add properties. Raises UsageError when one has another value already."""
+        self._store.update(
+            self.id, properties={str(key): str(value) for key, value in properties.items()}
+        )
+
+    def complete(self, **kwargs: Any) -> None:
+        """Do nothing: a submitted run ends with its script."""
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """Note an error in the run's history; its end is decided by its exit code."""
+        self._store.add_event(self.id, "error_noted", str(error_details or error_code or ""))
+
+
+def _inside(folder: Path, name: str) -> Path:
+    parts = PurePosixPath(name).parts
+    if ".." in parts or PurePosixPath(name).is_absolute() or not parts:
+        raise UsageError(f"the file name {name!r} leads out of {folder}")
+    return folder.joinpath(*parts)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()

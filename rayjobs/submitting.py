@@ -1,0 +1,256 @@
+"""Submit: check, pack, write one durable row, wake the target. The one way in, without Ray."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.errors import NotFoundError, Problem, RayjobsError, SpecError, UsageError
+from rayjobs.paths import home as default_home
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+
+if TYPE_CHECKING:
+    from rayjobs.capacity import Capacity
+    from rayjobs.workspace_files import OpenWorkspace
+
+SNAPSHOT_CACHE = "cache"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a submit.
+
+    Attributes:
+        job: The job as it was written.
+        created: False when the idempotency key was known: the job of the first call.
+        warnings: What the submitter should know, one sentence each.
+        notes: What was arranged for him, e.g. that processes share CPUs.
+        starting: Whether the target did not run and is being started.
+    """
+
+    job: Job
+    created: bool
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    starting: bool = False
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A spec that may be submitted, with what its submitter should know."""
+
+    spec: JobSpec
+    source: Path | None
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def submit(
+    workspace: OpenWorkspace,
+    spec: JobSpec,
+    *,
+    source: Path | None = None,
+    experiment: str = "default",
+    idempotency_key: str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    wake: bool = True,
+    parent: str | None = None,
+) -> Submitted:
+    """Submit a job; it is never lost once this has returned.
+
+    Args:
+        source: The source directory; None takes the spec's, and none there packs nothing.
+        idempotency_key: A second submit with it returns the first one's job.
+        wake: Tell the target, and start it (in the background) where it does not run.
+
+    Raises:
+        SpecError: the spec is wrong; all problems at once.
+        CannotBePlacedError: the target can never hold it.
+        SnapshotError: the source directory cannot be packed.
+        StoreError: the job could not be written; nothing was submitted.
+    """
+    checked = check(workspace, spec, source=source)
+    digest = None
+    warnings = list(checked.warnings)
+    if checked.source is not None:
+        from rayjobs import snapshots
+
+        on_stage(f"packing {checked.source}")
+        blobs = workspace.blobs
+        packed = snapshots.pack(
+            checked.source,
+            blobs_put=blobs.put_file,
+            blobs_has=blobs.exists,
+            cache=workspace.path / SNAPSHOT_CACHE,
+            entry=checked.spec.script,
+        )
+        digest = packed.digest
+        warnings += packed.warnings
+    job, created = workspace.store.submit(
+        checked.spec,
+        experiment=experiment,
+        snapshot=digest,
+        user=user_name(),
+        idempotency_key=idempotency_key,
+        parent=parent,
+    )
+    starting = False
+    if wake and not job.state.is_final:
+        try:
+            starting = wake_or_start(workspace, job.spec.target)
+        except (RayjobsError, OSError) as error:
+            warnings.append(
+                f"the job is queued, but the target {job.spec.target!r} could not be started: "
+                f"{error}"
+            )
+    return Submitted(job, created, tuple(warnings), checked.notes, starting)
+
+
+def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
+    """Return the spec as it would be submitted; changes nothing (`--dry-run`).
+
+    Dependencies are named by their full ids afterwards.
+
+    Raises:
+        SpecError: the spec is wrong; all problems at once.
+        CannotBePlacedError: the target can never hold it.
+    """
+    from rayjobs import spec_checks
+    from rayjobs.capacity import fits_ever, plan_shape
+
+    if source is None and spec.source_directory is not None:
+        source = Path(spec.source_directory).expanduser()
+    problems: list[Problem] = [*_not_yet(spec)]
+    spec, unknown = _with_known_dependencies(workspace, spec)
+    problems += unknown
+    capacity = _capacity(spec.target, problems)
+    problems += spec_checks.check(spec, source=source)
+    if problems:
+        unplaced = fits_ever(spec, capacity) if capacity is not None else []
+        raise SpecError(problems=[*problems, *unplaced])
+    spec_checks.refuse(spec, source=source, capacity=capacity)
+    notes = plan_shape(spec, capacity).notes if capacity is not None else ()
+    return Checked(spec, source, tuple(spec_checks.warnings(spec)), notes)
+
+
+def _not_yet(spec: JobSpec) -> list[Problem]:
+    """What the spec can say and this version cannot do yet: refused, never ignored."""
+    problems = []
+    shape = spec.distribution
+    if shape.world_size > 1:
+        problems.append(
+            Problem(
+                "distribution",
+                f"{shape.nodes} × {shape.processes_per_node} processes: this version runs one "
+                f"process per job.",
+                "Use one node and one process per node.",
+            )
+        )
+    if spec.resume_from is not None:
+        problems.append(
+            Problem(
+                "resume_from",
+                "resuming from another run is not supported by this version.",
+                "Give the checkpoint's path to the script as an argument.",
+            )
+        )
+    if spec.stall_timeout_s is not None:
+        problems.append(
+            Problem(
+                "stall_timeout_s",
+                "is not kept by this version.",
+                "Leave it out; max_duration_s ends a job that hangs.",
+            )
+        )
+    for name in ("inputs", "outputs"):
+        if getattr(spec, name):
+            problems.append(
+                Problem(
+                    name,
+                    "named data is not supported by this version.",
+                    "Read the files by their path; what is below outputs/ is stored.",
+                )
+            )
+    return problems
+
+
+def _with_known_dependencies(
+    workspace: OpenWorkspace, spec: JobSpec
+) -> tuple[JobSpec, list[Problem]]:
+    problems, found = [], []
+    for index, dependency in enumerate(spec.depends_on):
+        try:
+            job = workspace.store.find(dependency.job)
+        except (NotFoundError, UsageError) as error:
+            problems.append(Problem(f"depends_on[{index}].job", f"{error}"))
+            continue
+        found.append(dependency.model_copy(update={"job": job.id}))
+    if problems or not found:
+        return spec, problems
+    return spec.model_copy(update={"depends_on": tuple(found)}), []
+
+
+def _capacity(target: str, problems: list[Problem]) -> Capacity | None:
+    from rayjobs.compute.targets import capacity_of
+
+    try:
+        known = capacity_of(target)
+    except (NotFoundError, UsageError) as error:
+        problems.append(Problem("target", str(error)))
+        return None
+    return known if known.nodes else None  # a cluster that was never seen may hold anything
+
+
+def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
+    """Tell the target that there is work; start it in the background where it does not run.
+
+    Returns at once; True when it is being started (`starting.ensure_target` follows that).
+    """
+    from rayjobs.compute import starting
+
+    try:
+        if starting.wake(target, home=default_home(), workspace=workspace.path):
+            return False
+    except TimeoutError:
+        return False  # it lives and is busy; its poll finds the job
+    start_in_background(target, workspace.path)
+    return True
+
+
+def start_in_background(target: str, workspace: Path) -> None:
+    """Start a target from a process of its own, which nobody waits for."""
+    from rayjobs.compute import localhead
+    from rayjobs.paths import TargetPaths
+
+    home = default_home()
+    paths = TargetPaths.of(target, under=home)
+    paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "rayjobs.targetstart"]
+    with (paths.log / "background-start.log").open("ab") as output:
+        child = subprocess.Popen(
+            [*command, str(home), target, str(workspace)],
+            env=localhead.head_environment(home, paths.token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C here does not end it
+            cwd="/",
+        )
+    # Reaped where this process outlives it; a thread that waits for nothing else.
+    threading.Thread(target=child.wait, daemon=True).start()
+
+
+def user_name() -> str:
+    """Return who submits, for people."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

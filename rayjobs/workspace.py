@@ -1,0 +1,251 @@
+"""A workspace as the Python API shows it: found, created, and asked for its runs.
+
+Source: ``azureml.core.Workspace``; subscription and resource group are accepted and mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.paths import WORKSPACE_DIR
+from rayjobs.paths import home as default_home
+from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
+
+if TYPE_CHECKING:
+    from rayjobs.compute.targetrecord import TargetRecord
+    from rayjobs.experiment import Experiment
+    from rayjobs.runs import JobRun
+    from rayjobs.store.base import Store
+
+CONFIG_NAMES = (".azureml/config.json", "config.json", "aml_config/config.json")
+_PATH_KEY = "rayjobs_workspace"
+
+
+class Workspace:
+    """One queue with its records."""
+
+    subscription_id = "local"
+    resource_group = "local"
+    location = "local"
+    sku = "Basic"
+
+    def __init__(
+        self,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        workspace_name: str | None = None,
+        auth: Any = None,
+        *,
+        path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Open a workspace that exists: by its folder, by its name, else the one found from here.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        folder = Path(path) if path is not None else _folder_of(workspace_name)
+        self.opened: OpenWorkspace = open_workspace(folder, create=False)
+
+    @classmethod
+    def _of(cls, opened: OpenWorkspace) -> Workspace:
+        workspace = cls.__new__(cls)
+        workspace.opened = opened
+        return workspace
+
+    # -- found and made ------------------------------------------------------------------------
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path | None = None,
+        auth: Any = None,
+        _logger: Any = None,
+        _file_name: str | None = None,
+    ) -> Workspace:
+        """Open the workspace that a ``config.json`` (here or further up) names.
+
+        A file that names none of ours (or, without `path`, no file at all) leads to the
+        workspace that the command line would use here; it is made where it is missing.
+
+        Raises:
+            NotFoundError: `path` was given and holds no config.
+        """
+        start = Path.cwd() if path is None else Path(path).expanduser().absolute()
+        found = start if start.is_file() else _config_above(start, _file_name)
+        if found is None:
+            if path is not None:
+                raise NotFoundError(
+                    f"there is no config.json in {start}, nor above; write one by "
+                    f"workspace.write_config(), or leave the path out"
+                )
+            return cls._of(open_workspace(locate()))
+        try:
+            named = json.loads(found.read_text(encoding="utf-8")).get(_PATH_KEY)
+        except (OSError, ValueError, AttributeError) as error:
+            raise UsageError(f"{found} cannot be read as a workspace's config: {error}") from error
+        if not named:
+            return cls._of(open_workspace(locate()))
+        folder = Path(str(named))
+        return cls._of(open_workspace(folder if folder.is_absolute() else found.parent / folder))
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        create_resource_group: bool = True,
+        exist_ok: bool = False,
+        *,
+        path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> Workspace:
+        """Make a workspace, in `path` or in the user's data folder.
+
+        Raises:
+            UsageError: it exists and `exist_ok` is off, or the name is none.
+        """
+        folder = Path(path) if path is not None else _named_folder(name)
+        if (folder / "workspace.json").exists() and not exist_ok:
+            raise UsageError(
+                f"there is a workspace in {folder} already; use Workspace.get({name!r}), or "
+                f"exist_ok=True"
+            )
+        return cls._of(open_workspace(folder, create=True))
+
+    @classmethod
+    def get(
+        cls,
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        **kwargs: Any,
+    ) -> Workspace:
+        """Open a workspace by its name. Raises NotFoundError."""
+        return cls(workspace_name=name)
+
+    def write_config(self, path: str | Path | None = None, file_name: str | None = None) -> None:
+        """Write ``.azureml/config.json`` below `path` (the working directory)."""
+        folder = Path(path) if path is not None else Path.cwd()
+        folder = folder if folder.name == ".azureml" else folder / ".azureml"
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {
+            "subscription_id": self.subscription_id,
+            "resource_group": self.resource_group,
+            "workspace_name": self.name,
+            _PATH_KEY: str(self.opened.path),
+        }
+        target = folder / (file_name or "config.json")
+        target.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Release the store; the workspace may not be used afterwards."""
+        self.opened.close()
+
+    # -- what it has -----------------------------------------------------------------------------
+    @property
+    def store(self) -> Store:
+        """Its records."""
+        return self.opened.store
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.opened.name
+
+    @property
+    def id(self) -> str:
+        """Its id, given once."""
+        return self.opened.id
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Workspaces have no tags here."""
+        return {}
+
+    @property
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments that have runs, by name."""
+        from rayjobs.experiment import Experiment
+
+        names = sorted({job.experiment for job in self.store.jobs()})
+        return {name: Experiment(self, name) for name in names}
+
+    @property
+    def compute_targets(self) -> dict[str, TargetRecord]:
+        """The compute targets of this user, by name."""
+        from rayjobs.compute.targetrecord import all_targets
+
+        return {record.name: record for record in all_targets(home=default_home())}
+
+    def get_run(self, run_id: str) -> JobRun:
+        """Return a run by its id (or a beginning of it that only one has).
+
+        Raises:
+            NotFoundError: no run is called so.
+            UsageError: several are.
+        """
+        from rayjobs.experiment import Experiment
+        from rayjobs.runs import JobRun
+
+        job = self.store.find(run_id)
+        return JobRun(Experiment(self, job.experiment), job.id)
+
+    def get_details(self) -> dict[str, Any]:
+        """Return what the workspace is, as a dict."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "location": self.location,
+            "type": "rayjobs.workspace",
+            "path": str(self.opened.path),
+        }
+
+    def __repr__(self) -> str:
+        """Return its name."""
+        return f"Workspace.create(name={self.name!r})"
+
+
+def _config_above(start: Path, file_name: str | None) -> Path | None:
+    names = CONFIG_NAMES if file_name is None else (f".azureml/{file_name}", file_name)
+    for folder in (start, *start.parents):
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    return None
+
+
+def _named_folder(name: str) -> Path:
+    if not name or name in (".", "..") or "/" in name or not name.isprintable():
+        raise UsageError(f"a workspace cannot be called {name!r}; use letters, digits and dashes")
+    return default_home() / "workspaces" / name
+
+
+def _folder_of(name: str | None) -> Path:
+    """The folder of a named workspace: the one found from here if it is called so."""
+    here = locate()
+    if name is None:
+        return here
+    for folder in _candidates(here, name):
+        try:
+            if json.loads((folder / "workspace.json").read_text())["name"] == name:
+                return folder
+        except (OSError, ValueError, KeyError):
+            continue
+    raise NotFoundError(
+        f"there is no workspace called {name!r} here or in {default_home() / 'workspaces'}; "
+        f"make it by Workspace.create({name!r})"
+    )
+
+
+def _candidates(here: Path, name: str) -> Iterator[Path]:
+    yield here
+    yield _named_folder(name)
+    yield Path.cwd() / name / WORKSPACE_DIR
