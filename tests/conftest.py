@@ -19,7 +19,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.local_target import local_target, shared_head  # noqa: F401 - fixtures of all tests
+from tests.local_target import (  # fixtures of all tests, and what cleans up after them
+    local_target,  # noqa: F401
+    remove_runtime_folder,
+    shared_head,  # noqa: F401
+)
 
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -133,11 +137,12 @@ def short_path(session_root: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """RAYJOBS_HOME and RAYJOBS_WORKSPACE of this test alone; the folder that holds both."""
     monkeypatch.setenv("RAYJOBS_HOME", str(short_path / "h"))
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(short_path / "w"))
-    return short_path
+    yield short_path
+    remove_runtime_folder(short_path / "h")
 
 
 # --- nothing stays -------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +60,12 @@ class LocalTarget:
         return self.paths.token.read_text()
 
 
+def remove_runtime_folder(home: Path) -> None:
+    """Remove the folder of a home's sockets, which is outside the home for its short name."""
+    digest = hashlib.sha256(str(home).encode()).hexdigest()[:10]  # as rayjobs.paths.runtime_dir
+    shutil.rmtree(f"/tmp/rayjobs-{os.getuid()}-{digest}", ignore_errors=True)
+
+
 @pytest.fixture(scope="session")
 def shared_head(session_root: Path) -> Iterator[LocalTarget]:
     """Start the head at its first use, and prove at the end that nothing of it is left."""
@@ -80,6 +88,7 @@ def shared_head(session_root: Path) -> Iterator[LocalTarget]:
     targets.stop_target(force=True, home=home)
     assert not list(localhead.processes_of(folder))
     assert not folder.exists()
+    remove_runtime_folder(home)
 
 
 @pytest.fixture

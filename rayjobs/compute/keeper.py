@@ -114,9 +114,15 @@ class Keeper:
 
     def _bring_up(self) -> None:
         record = localhead.load_record(self.paths)
+        answers = wakeclient.is_listening(self.place.socket)
         if record is None or not record.is_running:
+            if answers:
+                raise RayjobsError(
+                    f"a target answers at {self.place.socket}, and no running head is on record; "
+                    f"it is left alone"
+                )
             self._start_head()
-        elif wakeclient.is_listening(self.place.socket):
+        elif answers:
             self.progress.ready()
         else:
             self._starter("actor")

@@ -102,8 +102,8 @@ def ensure_target(
     elif must_replace(str(answer.get("version", "")), rayjobs.__version__):
         answer = _replace(place, workspace, on_stage, timeout_s)
         was_started = True
-    elif record.is_local and not keeper.is_kept(place.paths):
-        spawn(place, ids.token(4))  # the head's keeper was killed: a new one takes over
+    elif record.is_local and _lost_its_keeper(place):
+        spawn(place, ids.token(4))
     check_client(str(answer.get("version", "")), rayjobs.__version__)
     return TargetStatus(
         name=name,
@@ -112,6 +112,12 @@ def ensure_target(
         served=answer.get("served"),
         was_started=was_started,
     )
+
+
+def _lost_its_keeper(place: Place) -> bool:
+    """Whether a running head has nobody to stop it when it is idle: its keeper was killed."""
+    head = localhead.load_record(place.paths)
+    return head is not None and head.is_running and not keeper.is_kept(place.paths)
 
 
 def spawn(place: Place, start: str) -> None:

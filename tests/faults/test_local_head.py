@@ -1,0 +1,137 @@
+"""The local head under faults: two starters at once, a killed keeper, idleness, a failed start."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs import ids
+from rayjobs.compute import keeper, localhead, starting, targets
+from rayjobs.compute.headstop import Place
+from rayjobs.errors import TargetError
+from rayjobs.injob.identity import send_signal
+from rayjobs.paths import TargetPaths
+
+pytestmark = pytest.mark.ray
+
+DEADLINE_S = 90.0
+CLIENT = """
+import sys
+from pathlib import Path
+from rayjobs.compute.starting import ensure_target
+status = ensure_target("local", home=Path(sys.argv[1]), on_stage=lambda text: print(text))
+print("epoch", status.epoch)
+"""
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < deadline, f"not within {DEADLINE_S:g} s: {what}"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A home without a head; whatever the test leaves running there is ended."""
+    monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
+    place = Place("local", short_path / "h")
+    yield place.home
+    targets.stop_target(force=True, home=place.home)
+
+
+def nothing_is_left(home: Path) -> None:
+    """No process, socket, Ray folder, token, record or empty folder of the head."""
+    folder = localhead.ray_folder(home)
+    paths = TargetPaths.of("local", under=home)
+    assert not list(localhead.processes_of(folder))
+    assert not folder.exists()
+    assert not list(folder.parent.iterdir())
+    folder.parent.rmdir()  # asking for its name has made it again
+    left = {path.name for path in paths.root.iterdir()} - {"lock", "keeper.lock", "log"}
+    assert left <= {"starting.log"}
+    assert not keeper.is_kept(paths)
+
+
+def test_life_of_a_head_with_two_starters_and_killed_keepers(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = TargetPaths.of("local", under=home)
+
+    # Two clients start at once: one head comes up, and both get the same actor.
+    clients = [
+        subprocess.Popen(
+            [sys.executable, "-c", CLIENT, str(home)], stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    said = [client.communicate(timeout=DEADLINE_S)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0, 0], said
+    epochs = {text.split("epoch ")[1].strip() for text in said}
+    assert len(epochs) == 1
+    record = localhead.load_record(paths)
+    assert record is not None and record.is_running
+    gcs = [
+        identity
+        for identity in localhead.processes_of(Path(record.temp_dir))
+        if Path(f"/proc/{identity.pid}/comm").read_text().strip() == "gcs_server"
+    ]
+    assert len(gcs) == 1
+
+    # A killed keeper takes nothing with it; the next client brings one that takes over.
+    first = keeper.keeper_of(paths)
+    assert first is not None
+    assert send_signal(first, signal.SIGKILL)
+    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
+    status = starting.ensure_target("local", home=home)
+    assert status.epoch == epochs.pop()
+    assert not status.was_started
+    wait_for(lambda: keeper.keeper_of(paths) is not None, "a new keeper")
+    assert localhead.load_record(paths) == record
+
+    # A keeper that finds no job for its idle time stops everything.
+    second = keeper.keeper_of(paths)
+    assert second is not None
+    assert send_signal(second, signal.SIGKILL)
+    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
+    monkeypatch.setenv("RAYJOBS_LOCAL_IDLE_S", "1")
+    starting.spawn(Place("local", home), ids.token(4))
+    wait_for(lambda: not keeper.is_kept(paths), "the keeper stopped the idle head")
+    nothing_is_left(home)
+
+
+def test_a_head_without_its_keeper_can_be_stopped(home: Path) -> None:
+    paths = TargetPaths.of("local", under=home)
+    starting.ensure_target("local", home=home)
+    record = localhead.load_record(paths)
+    owner = keeper.keeper_of(paths)
+    assert record is not None and owner is not None
+    assert send_signal(owner, signal.SIGKILL)
+    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
+
+    # The raylet dies as well: what is left of the head must still be found.
+    raylet = record.identity("raylet")
+    assert raylet is not None
+    assert send_signal(raylet, signal.SIGKILL)
+    assert targets.stop_target(home=home, force=True)
+    nothing_is_left(home)
+    assert not targets.stop_target(home=home)
+
+
+def test_a_start_that_ray_refuses_says_why_and_leaves_nothing(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_LOCAL_STORE_MIB", "1")  # Ray wants 75 at least
+    stages: list[str] = []
+    with pytest.raises(TargetError, match="could not be started") as caught:
+        starting.ensure_target("local", home=home, on_stage=stages.append)
+    assert "memory" in str(caught.value)
+    assert caught.value.exit_code == 5
+    assert any("starting Ray" in stage for stage in stages)
+    nothing_is_left(home)

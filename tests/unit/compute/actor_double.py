@@ -1,0 +1,37 @@
+"""A stand-in for the target actor's wake socket: answers what a test says, without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+@contextlib.contextmanager
+def answering(path: Path, answer: Answer) -> Iterator[list[dict[str, Any]]]:
+    """Listen at `path` for the block; gives the requests that came."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            for line in self.rfile:
+                request = json.loads(line)
+                asked.append(request)
+                self.wfile.write(json.dumps(answer(request)).encode() + b"\n")
+
+    with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield asked
+        finally:
+            server.shutdown()
+            thread.join()
+            path.unlink(missing_ok=True)

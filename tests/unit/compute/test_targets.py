@@ -1,0 +1,315 @@
+"""Targets without Ray: definitions, token checks, waking, versions, what may be stopped."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import rayjobs
+from rayjobs.compute import dashboard, headstop, localhead, starting, targets, wakeclient
+from rayjobs.compute.headstop import Place
+from rayjobs.compute.machine import LocalSettings
+from rayjobs.compute.targetrecord import TargetRecord, load_target
+from rayjobs.compute.tokencheck import check_token
+from rayjobs.compute.versions import check_client, must_replace
+from rayjobs.errors import NotFoundError, TargetError, UnreachableError, UsageError
+from rayjobs.paths import TargetPaths
+from tests.unit.compute.actor_double import answering
+
+TOKEN = "f" * 64
+
+
+@pytest.fixture
+def home(short_path: Path) -> Path:
+    return short_path / "h"
+
+
+@pytest.fixture
+def place(home: Path) -> Iterator[Place]:
+    yield Place("local", home)
+    headstop.remove_files(Place("local", home))
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN + "\n")
+    path.chmod(0o600)
+    return path
+
+
+class _Gcs(grpc.GenericRpcHandler):
+    """Answers any method like Ray's GCS, with or without asking for a token."""
+
+    def __init__(self, token: str | None) -> None:
+        self._token = token
+
+    def service(self, details: Any) -> Any:
+        def answer(_request: bytes, context: Any) -> bytes:
+            given = dict(context.invocation_metadata()).get("authorization")
+            if self._token is not None and given != f"Bearer {self._token}":
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "InvalidAuthToken")
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+@pytest.fixture(params=[TOKEN, None], ids=["with token", "without token"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[tuple[str, str | None]]:
+    server = grpc.server(ThreadPoolExecutor(2))
+    server.add_generic_rpc_handlers([_Gcs(request.param)])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}", request.param
+    server.stop(None).wait()
+
+
+# --- definitions ---------------------------------------------------------------------------------
+
+
+def test_only_a_cluster_that_wants_its_token_becomes_a_target(
+    cluster: tuple[str, str | None], home: Path, token_file: Path
+) -> None:
+    address, wanted = cluster
+    if wanted is None:
+        with pytest.raises(TargetError, match="answers callers without a token"):
+            targets.create_target("pool", address=address, token_file=token_file, home=home)
+        with pytest.raises(NotFoundError):
+            load_target("pool", home=home)
+        return
+    made = targets.create_target("pool", address=address, token_file=token_file, home=home)
+    again = targets.create_target("pool", address=address, token_file=token_file, home=home)
+    assert made == again == load_target("pool", home=home)
+    assert made == TargetRecord("pool", address=address, token_file=str(token_file))
+    record = TargetPaths.of("pool", under=home).record
+    assert TOKEN not in record.read_text()
+    assert [view.name for view in targets.list_targets(home=home)] == ["local", "pool"]
+    token_file.write_text("0" * 64)
+    with pytest.raises(UsageError, match="does not take this token"):
+        targets.create_target("other", address=address, token_file=token_file, home=home)
+
+
+def test_no_cluster_at_the_address_is_unreachable() -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody can answer there
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(UnreachableError, match="no Ray cluster answers"):
+            check_token(f"127.0.0.1:{taken.getsockname()[1]}", timeout_s=5.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "address", "problem"),
+    [
+        ("Pool", "127.0.0.1:1", "cannot be called"),
+        ("../x", "127.0.0.1:1", "cannot be called"),
+        ("pool", None, "HOST:PORT"),
+        ("local", "127.0.0.1:1", "HOST:PORT"),
+        ("pool", "head-node", "not a cluster's address"),
+        ("pool", "127.0.0.1:1", "needs a token file"),
+    ],
+)
+def test_a_definition_that_cannot_be_right_is_refused(
+    name: str, address: str | None, problem: str, home: Path
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        targets.create_target(name, address=address, home=home)
+
+
+def test_a_token_file_that_others_can_read_is_refused(home: Path, token_file: Path) -> None:
+    token_file.chmod(0o644)
+    with pytest.raises(UsageError, match="chmod 600"):
+        targets.create_target("pool", address="127.0.0.1:1", token_file=token_file, home=home)
+
+
+def test_an_unknown_target_is_not_found_and_names_those_there_are(home: Path) -> None:
+    with pytest.raises(NotFoundError, match="there are: local") as caught:
+        starting.ensure_target("gpu-pool", home=home)
+    assert caught.value.exit_code == 3
+
+
+def test_a_stopped_target_shows_what_the_machine_has(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "6")
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "2")
+    view = targets.target_status("local", home=home)
+    assert (view.state, view.dashboard_url, view.busy) == ("stopped", "", None)
+    capacity = targets.capacity_of(home=home)
+    assert [(node.cpus, node.gpus) for node in capacity.nodes] == [(6.0, 2.0)]
+    assert capacity.nodes[0].memory_bytes > 0
+    assert capacity.shares_machine
+    with pytest.raises(TargetError, match="rayjobs target start local"):
+        dashboard.dashboard_of(home=home)
+    assert not targets.stop_target(home=home)
+
+
+def test_a_setting_that_is_no_number_is_told_before_anything_starts(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "two")
+    with pytest.raises(UsageError, match="RAYJOBS_LOCAL_GPUS is 'two'"):
+        starting.ensure_target("local", home=home)
+    assert not TargetPaths.of("local", under=home).head.exists()
+
+
+def test_a_runtime_folder_too_long_for_sockets_is_told(
+    home: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_RUNTIME_BASE", str(short_path / ("long" * 12)))
+    with pytest.raises(TargetError, match="RAYJOBS_RUNTIME_BASE"):
+        localhead.ray_folder(home)
+
+
+# --- waking --------------------------------------------------------------------------------------
+
+
+def test_a_wake_reaches_the_actor_and_registers_the_workspace(place: Place, tmp_path: Path) -> None:
+    assert not starting.wake("local", home=place.home, workspace=tmp_path)
+    with answering(place.socket, lambda _: {"ok": True, "version": rayjobs.__version__}) as asked:
+        assert starting.wake("local", home=place.home, workspace=tmp_path)
+    assert asked == [
+        {"op": "wake", "workspace": str(tmp_path), "version": rayjobs.__version__},
+    ]
+    (registered,) = place.paths.workspaces.glob("*.json")
+    assert json.loads(registered.read_text()) == {"path": str(tmp_path)}
+    assert stat.S_IMODE(registered.stat().st_mode) == 0o600
+
+
+def test_a_target_that_answers_is_not_started_again(place: Place, tmp_path: Path) -> None:
+    stages: list[str] = []
+    with answering(
+        place.socket, lambda _: {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
+    ):
+        status = starting.ensure_target(
+            "local", home=place.home, workspace=tmp_path, on_stage=stages.append
+        )
+    assert (status.epoch, status.was_started, stages) == ("e1", False, [])
+
+
+def test_a_socket_whose_owner_died_is_nobody(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(place.socket))
+    assert place.socket.exists()
+    assert wakeclient.ask(place.socket, {"op": "ping"}) is None
+    assert not wakeclient.is_listening(place.socket)
+
+
+def test_a_silent_actor_is_slow_and_not_gone(place: Place) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(place.socket))
+        silent.listen()
+        with pytest.raises(TimeoutError, match="did not answer"):
+            wakeclient.ask(place.socket, {"op": "ping"}, timeout_s=0.1)
+        assert wakeclient.is_listening(place.socket)
+
+
+def test_waking_imports_nothing_large() -> None:
+    code = (
+        "import sys, rayjobs.compute.starting, rayjobs.compute.keeper\n"
+        "large = {'ray', 'torch', 'grpc', 'pydantic', 'sqlalchemy', 'psutil', 'asyncio'}\n"
+        "print(sorted(large & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- versions ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("actor", "client", "replaced"),
+    [
+        ("0.1.0", "0.1.0", False),
+        ("0.1", "0.1.0", False),
+        ("0.1.0", "0.2.0", True),
+        ("0.9.1", "0.10.0", True),
+        ("0.2.0", "0.1.9", False),
+        ("0.1.0+local", "0.1.0", False),
+        ("", "0.1.0", True),
+    ],
+)
+def test_an_older_actor_is_replaced(actor: str, client: str, replaced: bool) -> None:
+    assert must_replace(actor, client) is replaced
+
+
+def test_an_older_client_is_refused_in_one_sentence() -> None:
+    check_client("0.1.5", "0.1.0")
+    with pytest.raises(TargetError, match="Upgrade this installation"):
+        check_client("0.2.0", "0.1.9")
+
+
+# --- stopping ------------------------------------------------------------------------------------
+
+
+def _busy(request: dict[str, Any]) -> dict[str, Any]:
+    if request["op"] == "retire" and not request["force"]:
+        return {"ok": False, "busy": True, "jobs": ["digits_1", "digits_2"]}
+    return {"ok": True}
+
+
+def _older(request: dict[str, Any]) -> dict[str, Any]:
+    if request["op"] == "status":
+        return {"ok": True, "live": ["w:digits_1"], "waiting": {"w:digits_2": {}}}
+    return {"ok": False, "error": "no operation 'retire'"}
+
+
+@pytest.mark.parametrize("answer", [_busy, _older])
+def test_a_target_with_jobs_is_not_stopped_without_force(place: Place, answer: Any) -> None:
+    with answering(place.socket, answer):
+        with pytest.raises(TargetError, match=r"not finished: .*digits_1, .*digits_2.*--force"):
+            headstop.retire(place, force=False)
+        headstop.retire(place, force=True)
+
+
+def test_a_target_whose_actor_died_busy_is_not_stopped_without_force(place: Place) -> None:
+    place.paths.root.mkdir(parents=True)
+    place.activity.write_text('{"busy": true, "at": 1.0}')
+    with pytest.raises(TargetError, match="not finished"):
+        headstop.retire(place, force=False)
+    headstop.retire(place, force=True)
+
+
+# --- the head's settings -------------------------------------------------------------------------
+
+
+def test_the_users_shell_does_not_change_a_shared_head(home: Path) -> None:
+    base = {
+        "PATH": "/bin",
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        "RAY_AUTH_MODE": "disabled",
+        "PYTHONPATH": "/somewhere",
+        "RAYJOBS_WORKSPACE": "/w",
+        "OMP_NUM_THREADS": "1",
+    }
+    found = localhead.head_environment(home, "/t/token", base=base)
+    assert found["PATH"] == "/bin"
+    assert found["RAYJOBS_HOME"] == str(home)
+    assert (found["RAY_AUTH_MODE"], found["RAY_AUTH_TOKEN_PATH"]) == ("token", "/t/token")
+    assert not {"RAY_ADDRESS", "PYTHONPATH", "RAYJOBS_WORKSPACE", "OMP_NUM_THREADS"} & set(found)
+
+
+def test_two_homes_have_two_addresses_both_on_loopback(tmp_path: Path) -> None:
+    first, second = (localhead.node_ip(tmp_path / name) for name in ("one", "two"))
+    assert first != second
+    assert first.startswith("127.") and first != "127.0.0.1"
+
+
+def test_the_head_is_told_only_kernel_chosen_ports_and_loopback(home: Path) -> None:
+    settings = LocalSettings(
+        cpus=2, gpus=0, memory_bytes=2**30, object_store_bytes=2**28, idle_s=60.0
+    )
+    arguments = localhead.head_arguments(settings, ip="127.1.2.3", folder=home / "r")
+    ports = [text for text in arguments if "port=" in text]
+    assert ports and all(text.endswith("port=0") for text in ports)
+    assert "--dashboard-host=127.0.0.1" in arguments
+    assert "--node-ip-address=127.1.2.3" in arguments
+    assert not any("token" in text for text in arguments)
