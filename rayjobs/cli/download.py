@@ -1,0 +1,67 @@
+"""`rayjobs download`: fetch a job's stored files."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from rayjobs.cli.fetching import chosen_files, destinations, fetch
+from rayjobs.cli.output import print_json, size_text
+from rayjobs.cli.settings import (
+    Settings,
+    common_options,
+    job_argument,
+    json_option,
+    quiet_option,
+)
+
+EPILOG = """\b
+Examples:
+  rayjobs download 1f3c                         all, below a folder with the job's id
+  rayjobs download 1f3c outputs/model.pt        one file, here
+  rayjobs download 1f3c outputs/ -o results     a folder
+  rayjobs download 1f3c outputs/model.pt -o -   to stdout
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("-o", "--output", metavar="PATH", help="Where to; - writes one file to stdout.")
+@click.option("--force", is_flag=True, help="Replace files that have other content.")
+@quiet_option("No progress.")
+@json_option
+@common_options
+@click.pass_obj
+def download(
+    settings: Settings, job: str, names: tuple[str, ...], output: str | None, force: bool
+) -> None:
+    """Fetch a job's stored files. NAME is a file, a folder or a pattern; without, all of them.
+
+    Each file appears whole, with its digest checked; one that is there already is not fetched.
+    """
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        stored = chosen_files(found.id, workspace.store.files(found.id), names)
+        if output == "-":
+            if len(stored) != 1:
+                raise click.UsageError(f"-o - writes one file; {len(stored)} are chosen.")
+            with workspace.blobs.open(stored[0].blob) as stream:
+                while data := stream.read(1 << 20):
+                    sys.stdout.buffer.write(data)
+            return
+        targets = destinations(found.id, stored, names, output)
+        written, present = fetch(settings, workspace.blobs, stored, targets, force=force)
+    if settings.as_json:
+        print_json({"job": found.id, "files": {name: str(path) for name, path in targets.items()}})
+        return
+    for path in targets.values():
+        click.echo(path)
+    size = size_text(sum(one.size for one in stored))
+    if not stored:
+        settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")
+    elif written:
+        settings.note(f"fetched {written} file{'s' if written > 1 else ''}, {size} in all")
+    if present:
+        settings.note(f"{present} there already")

@@ -1,0 +1,50 @@
+"""`rayjobs files`: a job's stored files."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.fetching import chosen_files
+from rayjobs.cli.output import local_time, print_json, size_text, table
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.terminal import plain_text
+
+EPILOG = """\b
+Examples:
+  rayjobs files 1f3c
+  rayjobs files 1f3c outputs/
+  rayjobs files 1f3c '*.pt'
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@json_option
+@common_options
+@click.pass_obj
+def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
+    """List a job's stored files. NAME is a file, a folder or a pattern."""
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        stored = chosen_files(found.id, workspace.store.files(found.id), names)
+    if settings.as_json:
+        print_json(
+            [
+                {
+                    "name": one.name,
+                    "size": one.size,
+                    "digest": one.digest,
+                    "attempt": one.attempt,
+                    "stored_at": one.stored_at,
+                }
+                for one in stored
+            ]
+        )
+    elif stored:
+        rows = [
+            (size_text(one.size), local_time(one.stored_at), plain_text(one.name)) for one in stored
+        ]
+        click.echo(table(rows, ("SIZE", "STORED", "NAME"), right=(0,), columns=10_000))
+    else:
+        settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")

@@ -1,0 +1,67 @@
+"""`rayjobs metrics`: what a job measured, as a table, JSON or a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rayjobs.cli.jobviews import name_of
+from rayjobs.cli.output import print_json, width
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.metrics import pick, series, table
+from rayjobs.records import Job, MetricPoint
+
+EPILOG = """\b
+Examples:
+  rayjobs metrics 1f3c
+  rayjobs metrics 1f3c loss accuracy
+  rayjobs metrics 1f3c --plot curves.png
+  rayjobs metrics 1f3c --json | jq '.metrics.loss[-1].value'
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--plot", metavar="FILE", help="Draw them into FILE (.png, .svg or .pdf).")
+@click.option("--all-attempts", is_flag=True, help="Also what a later attempt measured again.")
+@json_option
+@common_options
+@click.pass_obj
+def metrics(
+    settings: Settings, job: str, names: tuple[str, ...], plot: str | None, all_attempts: bool
+) -> None:
+    """Show what a job measured: last, lowest and highest value, and its course."""
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        points = workspace.store.metrics(found.id, all_attempts=all_attempts)
+    points = pick(points, names)
+    if plot is not None:
+        from rayjobs.metric_plots import plot as draw
+
+        title = f"{name_of(found)} · {found.id}"
+        path = draw(list(series(points).values()), Path(plot), title=title)
+        settings.note(f"drawn into {path}")
+    if settings.as_json:
+        print_json(_as_json(found, points))
+    elif points:
+        click.echo(table(points, width=min(40, max(10, width() - 60))))
+    elif plot is None:
+        settings.note(f"{found.id} has measured nothing{'' if found.state.is_final else ' yet'}")
+
+
+def _as_json(job: Job, points: list[MetricPoint]) -> dict[str, Any]:
+    by_name: dict[str, list[dict[str, Any]]] = {}
+    for point in points:
+        by_name.setdefault(point.name, []).append(
+            {
+                "value": point.value,
+                "step": point.step,
+                "at": point.at,
+                "attempt": point.attempt,
+                "rank": point.rank,
+            }
+        )
+    return {"job": job.id, "state": str(job.state), "metrics": by_name}
