@@ -6,7 +6,7 @@ import copy
 import numbers
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from rayjobs.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.spec import JobSpec, json_schema
-from rayjobs.spec_problems import SHORT_KEYS, problem_of
+from rayjobs.spec_problems import SHORT_KEYS, place, problem_of
 from rayjobs.spec_text import parse_json, parse_yaml, write_yaml
 from rayjobs.units import DURATIONS, SIZES, parse_size
 from rayjobs.units import parse_duration as parse_duration
@@ -137,6 +137,10 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
             )
         )
         ready["script"], ready["command"] = "-", None  # said once; the rest is still checked
+    problems.extend(
+        Problem(place(at), "has bytes that are no UTF-8 text.", "Give such data in a file.")
+        for at in _undecodable(ready, ())
+    )
     spec: JobSpec | None = None
     try:
         spec = JobSpec.model_validate(ready)
@@ -145,6 +149,21 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
     if problems or spec is None:
         raise SpecError(problems=sorted(problems, key=lambda one: one.path))
     return spec
+
+
+def _undecodable(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield where there is text with lone surrogates (bytes of a command line that no text is)."""
+    if isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield at
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if next(_undecodable(key, at), None) is not None:
+                yield at
+            yield from _undecodable(inner, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _undecodable(inner, (*at, index))
 
 
 def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) -> dict[str, Any]:

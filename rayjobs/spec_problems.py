@@ -139,8 +139,6 @@ def problem_of(error: ErrorDetails) -> Problem:
     if kind == "string_type":
         remedy = "Put it in quotes." if isinstance(error["input"], int | float) else "Write text."
         return Problem(at, f"{given} is no text.", remedy)
-    if kind == "string_unicode":
-        return Problem(at, "has bytes that are no UTF-8 text.", "Give such data in a file.")
     if kind in ("tuple_type", "list_type"):
         return Problem(at, f"{given} is no list.", 'Write a list, such as ["--epochs", "3"].')
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):

@@ -197,8 +197,14 @@ def write_yaml(data: dict[str, Any]) -> str:
         def ignore_aliases(self, data: Any) -> bool:
             return True
 
+    def text(dumper: Any, value: str) -> Any:
+        # pyyaml's other styles lose what it takes for line breaks.
+        style = None if value.isprintable() else '"'
+        return dumper.represent_scalar(_TAG + "str", value, style=style)
+
     _add_resolvers(Dumper)
-    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=100)
+    Dumper.add_representer(str, text)
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=10**9)
 
 
 class _WrittenFloat(float):
