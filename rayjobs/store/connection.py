@@ -11,6 +11,7 @@ import random
 import sqlite3
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,15 +24,14 @@ from rayjobs.store.schema import bring_up_to_date, check_version
 _OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 _FULL_BYTES = 64 * 1024  # less free space than this explains a failed write
 
-# Connections that a forked child got from its parent: closing one there could end the parent's.
-_INHERITED: list[sqlite3.Connection] = []
+_FORK_WAIT_S = 10.0  # how long a fork waits for other threads' transactions to end
 
 
 class Database:
     """The transactions of one SQLite file (or of one in memory, with `path` None).
 
-    Safe from threads, and after a fork. Every transaction checks the schema's version, so a
-    store that was upgraded under an open client refuses it.
+    Safe from threads, and in both processes after a fork. Every transaction checks the schema's
+    version, so a store that was upgraded under an open client refuses it.
     """
 
     def __init__(self, path: Path | None, *, busy_timeout_s: float) -> None:
@@ -44,15 +44,18 @@ class Database:
         self.where = str(path) if path is not None else ":memory:"
         self.busy_timeout_s = busy_timeout_s
         self._closed = False
-        self._forget()
+        self._broken_by_fork = False
+        self._renew()
         with self._errors():
-            self._give(self._open())
+            self._give(self._take())
+        _DATABASES.add(self)
 
-    def _forget(self) -> None:
-        """Start with no connections; also in a child after a fork."""
+    def _renew(self) -> None:
+        """Start with no connections and free locks; also in a child after a fork."""
         self._pid = os.getpid()
         self._idle: list[sqlite3.Connection] = []
-        self._guard = threading.Lock()
+        self._users: list[int] = []  # threads with a connection
+        self._guard = threading.Condition()  # of the two lists
         # Threads of this process wait for each other here, in order and without polling. In
         # memory there is one connection, so it also keeps readers out of a half-done write.
         self._writing = threading.Lock()
@@ -129,31 +132,47 @@ class Database:
                     self._give(connection)
                 else:
                     connection.close()
+                    self._give(None)
 
     # -- connections -------------------------------------------------------------------------
 
     def _check_process(self) -> None:
         if self._closed:
             raise StoreError(f"the store {self.where} was closed; open it anew")
-        if os.getpid() != self._pid:
-            if self.path is None:
-                raise StoreError("a store in memory belongs to the process that made it")
-            _INHERITED.extend(self._idle)
-            self._forget()
+        if self.path is None and os.getpid() != self._pid:
+            raise StoreError("a store in memory belongs to the process that made it")
+        if self._broken_by_fork:
+            raise StoreError(
+                f"this process was forked in the middle of a transaction of the store "
+                f"{self.where}, and cannot use it; fork when no call is under way, or start a "
+                f"new program"
+            )
 
     def _take(self) -> sqlite3.Connection:
         self._check_process()
         with self._guard:
+            self._users.append(threading.get_ident())
             if self._idle:
                 return self._idle.pop()
-        return self._open()
+        try:
+            return self._open()
+        except BaseException:
+            self._left()
+            raise
 
-    def _give(self, connection: sqlite3.Connection) -> None:
+    def _give(self, connection: sqlite3.Connection | None) -> None:
+        """Take back a connection; None where it was closed."""
         with self._guard:
-            if not self._closed:
+            if connection is not None:
                 self._idle.append(connection)
-                return
-        connection.close()
+            if self._closed:
+                self._close_idle()
+        self._left()
+
+    def _left(self) -> None:
+        with self._guard:
+            self._users.remove(threading.get_ident())
+            self._guard.notify_all()
 
     def _open(self) -> sqlite3.Connection:
         """Open a connection; the first one of all creates or upgrades the schema."""
@@ -186,14 +205,34 @@ class Database:
 
     def close(self) -> None:
         """Close all connections that are not in use; the others are closed after their use."""
+        self._closed = True
         with self._guard:
-            self._closed = True
-            idle, self._idle = self._idle, []
-        if os.getpid() == self._pid:
-            for connection in idle:
-                connection.close()
-        else:
-            _INHERITED.extend(idle)
+            self._close_idle()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    # -- forks -------------------------------------------------------------------------------
+    # SQLite keeps its locks in the process's memory: a child that inherits an open connection
+    # believes to hold locks that it does not, and the parent may delete the -wal file under it.
+    # Source: sqlite.org/howtocorrupt.html, section 2.6. So no connection is open at a fork.
+
+    def before_fork(self) -> None:
+        """Wait for the transactions of other threads, close all connections, keep new ones out."""
+        me = threading.get_ident()
+        self._guard.acquire()
+        self._guard.wait_for(lambda: all(user == me for user in self._users), timeout=_FORK_WAIT_S)
+        self._close_idle()
+
+    def after_fork(self) -> None:
+        """In the parent: go on."""
+        self._guard.release()
+
+    def after_fork_in_child(self) -> None:
+        """Start anew, unless a connection was in use and is here now, too."""
+        self._broken_by_fork = self._broken_by_fork or bool(self._users)
+        self._renew()
 
     # -- errors ------------------------------------------------------------------------------
 
@@ -256,6 +295,33 @@ class Database:
         except OSError:
             return False
         return room.f_bavail * room.f_frsize < _FULL_BYTES
+
+
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
+_forking = threading.local()  # two threads may fork at once
+
+
+def _before_fork() -> None:
+    _forking.databases = [one for one in _DATABASES if one.path is not None]
+    for one in _forking.databases:
+        one.before_fork()
+
+
+def _after_fork() -> None:
+    for one in _forking.databases:
+        one.after_fork()
+
+
+def _after_fork_in_child() -> None:
+    for one in _forking.databases:
+        one.after_fork_in_child()
+
+
+os.register_at_fork(
+    before=_before_fork,
+    after_in_parent=_after_fork,
+    after_in_child=_after_fork_in_child,
+)
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

@@ -7,6 +7,8 @@ import shutil
 import sqlite3
 import stat
 import threading
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -66,31 +68,94 @@ def test_a_closed_store_says_so(tmp_path: Path) -> None:
     assert not (tmp_path / "store.db-wal").exists()
 
 
-def test_a_forked_child_and_its_parent_both_go_on(tmp_path: Path) -> None:
-    store = SqlStore(tmp_path / "store.db", busy_timeout_s=20)
+def in_a_child(work: Callable[[], None]) -> int:
+    """Fork, do the work there, and return the child's pid; it exits with 0 where all went well."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    return child
+
+
+def ended_well(child: int) -> bool:
+    """Wait for a child's end."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_parent_and_its_forked_child_both_go_on(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
     submit(store)
-    with store._database.read() as connection:
-        of_the_parent = connection
-    # Inside of a write: the child inherits a held lock and a connection that is in use.
-    with store._database.write():
-        child = os.fork()
-        if child == 0:
-            try:
-                with store._database.read() as connection:
-                    assert connection is not of_the_parent
-                submit(store, idempotency_key="from the child")
-                store.close()
-                os._exit(0)
-            finally:
-                os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    second = submit(store, idempotency_key="from the parent")
-    assert [job.serial for job in store.jobs()] == [3, 2, 1]
-    assert store.jobs()[0].id == second.id
+    parent_closed_read, parent_closed_write = os.pipe()
+    wrote_read, wrote_write = os.pipe()
+
+    def work() -> None:
+        os.close(parent_closed_write)
+        submit(store, idempotency_key="while the parent has it open")
+        os.write(wrote_write, b"x")
+        os.read(parent_closed_read, 1)  # ends when the parent closes the pipe
+        submit(store, idempotency_key="after the parent has closed it")
+        # What is written is in the store, not in a -wal file that the parent deleted.
+        probe = sqlite3.connect(tmp_path / "store.db")
+        assert probe.execute("SELECT COUNT(*) FROM jobs").fetchone() == (4,)
+
+    child = in_a_child(work)
+    os.read(wrote_read, 1)
+    submit(store, idempotency_key="from the parent")
     store.close()
+    os.close(parent_closed_write)
+    assert ended_well(child)
+    for descriptor in (parent_closed_read, wrote_read, wrote_write):
+        os.close(descriptor)
+    again = SqlStore(tmp_path / "store.db")
+    assert [job.serial for job in again.jobs()] == [4, 3, 2, 1]
+    again.close()
     connection = sqlite3.connect(tmp_path / "store.db")
     assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
     connection.close()
+
+
+def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
+    inside, stop = threading.Event(), threading.Event()
+
+    def write_for_ever() -> None:
+        while not stop.is_set():
+            submit(store)
+            inside.set()
+
+    thread = threading.Thread(target=write_for_ever)
+    thread.start()
+    try:
+        assert inside.wait(60)
+        children = [in_a_child(lambda: submit(store) and None) for _ in range(5)]
+        ends = [ended_well(child) for child in children]
+    finally:
+        stop.set()
+        thread.join()
+    assert ends == [True] * 5
+    jobs = store.jobs(newest_first=False)
+    assert [job.serial for job in jobs] == list(range(1, len(jobs) + 1))
+    store.close()
+
+
+def test_a_child_forked_inside_a_transaction_is_refused(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db", busy_timeout_s=60)
+
+    def work() -> None:
+        with pytest.raises(StoreError, match="forked in the middle of a transaction"):
+            store.jobs()
+
+    with store._database.write():
+        child = in_a_child(work)
+    assert ended_well(child)
+    assert submit(store).serial == 1
+    store.close()
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
