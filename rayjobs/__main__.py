@@ -14,6 +14,8 @@ def run() -> NoReturn:
     """Run the command line, then end the process with its exit code."""
     # A command lives for a fraction of a second: collecting garbage meanwhile is a tenth of it.
     gc.set_threshold(200_000, 50, 100)
+    # pydantic would search all installed packages for plugins, which we do not use.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         from rayjobs.cli.main import run as run_command_line
 

@@ -11,7 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import rayjobs
-from rayjobs.cli.reporting import invoke
+from rayjobs.cli.reporting import PipeClosedError, invoke
 from rayjobs.cli.settings import Settings, talk_options, workspace_option
 
 # Command → (module:function, its line in the help). Sections of `rayjobs -h`, in order.
@@ -87,6 +87,13 @@ class Commands(click.Group):
                 hint = f"; did you mean `rayjobs submit {args[0]}`?"
             ctx.fail(f"there is no command {args[0]!r}{hint}")
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; a closed pipe is told as such, where click would exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosedError from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands by section, without importing them."""

@@ -14,6 +14,10 @@ from rayjobs.cli.settings import Settings
 from rayjobs.errors import RayjobsError
 
 
+class PipeClosedError(Exception):
+    """Who read our output stopped reading (``rayjobs logs JOB | head``)."""
+
+
 def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayjobs") -> int:
     """Run the command line and return its exit code; never raises, but for SystemExit."""
     settings = Settings()
@@ -34,7 +38,7 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
         except click.ClickException as error:
             say(f"error: {error.format_message()}")
             return Exit.USAGE
-        except BrokenPipeError:
+        except PipeClosedError:
             return _pipe_closed()
         except RayjobsError as error:
             _print_causes(error)
@@ -102,7 +106,7 @@ def _wrong_usage(error: click.UsageError) -> int:
 
 
 def _pipe_closed() -> int:
-    """Leave quietly: who read our output has seen enough (``rayjobs logs JOB | head``)."""
+    """Leave quietly."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)  # so that the last flush at exit meets no closed pipe
     return Exit.PIPE_CLOSED

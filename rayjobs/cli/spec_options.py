@@ -106,17 +106,16 @@ def spec_options(function: Function) -> Function:
 
 
 def from_options(
-    script: str | None, arguments: Sequence[str], options: Mapping[str, Any]
+    script: str | None,
+    arguments: Sequence[str],
+    options: Mapping[str, Any],
+    problems: list[Problem],
 ) -> dict[str, Any]:
     """Return the spec's part that options say; what was not given is left out.
 
     A script is taken relative to the working directory. Its folder is the source directory
-    unless `--source` names one.
-
-    Raises:
-        SpecError: all texts that cannot be read, at once.
+    unless `--source` names one. Texts that cannot be read are noted in `problems`.
     """
-    problems: list[Problem] = []
     data: dict[str, Any] = {}
     for option, path in PLAIN.items():
         if options.get(option) is not None:
@@ -150,8 +149,6 @@ def from_options(
                 data.setdefault(part, {})[name] = value
     if options.get("after"):
         data["depends_on"] = [_after(text) for text in options["after"]]
-    if problems:
-        raise SpecError(problems=problems)
     return data
 
 
@@ -191,6 +188,8 @@ def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> 
         return
     path = _absolute(script)
     folder = path.parent if source is None else _absolute(source)
+    if source is not None and not path.exists() and (folder / script).is_file():
+        path = folder / script  # named as it stands in the source directory
     data["source_directory"] = str(folder)
     data["script"] = os.path.relpath(path, folder)
 

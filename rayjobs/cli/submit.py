@@ -14,7 +14,7 @@ from rayjobs.cli.jobviews import job_json, short_id
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
-from rayjobs.errors import SpecError, TargetError
+from rayjobs.errors import Problem, SpecError, TargetError
 
 if TYPE_CHECKING:
     from rayjobs.spec import JobSpec
@@ -112,14 +112,39 @@ def submit(
 
 
 def _spec(script: str | None, file: str | None, options: dict[str, Any]) -> JobSpec:
+    """Return the spec that the file and the options give together.
+
+    Raises:
+        SpecError: all that is wrong with either, and with the script's path, at once.
+    """
     from rayjobs.spec_file import build_spec, load_spec_file, merge
 
+    problems: list[Problem] = []
     context = click.get_current_context()
-    typed = from_options(script, context.meta.get(_ARGUMENTS, ()), options)
+    typed = from_options(script, context.meta.get(_ARGUMENTS, ()), options, problems)
     data = typed if file is None else merge(load_spec_file(file), typed)
     if "name" not in data:
         data["name"] = _name_of(data.get("script"))
-    return build_spec(data)
+    try:
+        spec = build_spec(data)
+    except SpecError as error:
+        problems += error.problems or (Problem("", error.message),)
+        problems += _entry_problems(data)
+    if problems:
+        raise SpecError(problems=problems)
+    return spec
+
+
+def _entry_problems(data: dict[str, Any]) -> list[Problem]:
+    """Check the script's path although the rest of the spec is wrong."""
+    from rayjobs.spec_checks import check
+
+    script, folder = data.get("script"), data.get("source_directory")
+    if not isinstance(script, str) or not isinstance(folder, str) or data.get("command"):
+        return []
+    from rayjobs.spec import JobSpec
+
+    return check(JobSpec(script=script), source=Path(folder))
 
 
 def _name_of(script: Any) -> str:
