@@ -221,7 +221,7 @@ class FileDataset(AbstractDataset):
         local paths. Files that exist are kept unless `overwrite`.
 
         Raises:
-            TransferFailed: a file could not be fetched.
+            DatastoreError: a file could not be fetched.
         """
         if target_path is None:
             import tempfile

@@ -11,7 +11,7 @@
     ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
     ├── DataIntegrityError      bytes that are not the bytes of the version
     │   └── DataChanged         the source is no longer what the version recorded
-    ├── TransferFailed          one or more files of a transfer failed
+    ├── TransferFailed          a local file of a transfer could not be written
     ├── CacheFull               the node cache cannot make room
     └── MountError
         ├── MountUnavailable    this machine cannot mount (no FUSE), or the mount did not come up
@@ -68,7 +68,7 @@ class DataChanged(DataIntegrityError):
 
 
 class TransferFailed(DatastoreError):
-    """Some files of a transfer failed; `__cause__` is the first failure."""
+    """A local file of a transfer could not be written; `__cause__` says why."""
 
 
 class CacheFull(DatastoreError):

@@ -189,8 +189,7 @@ def mount_points() -> set[str]:
 
 def is_mounted(point: Path) -> bool:
     """Tell whether something is mounted at `point`; never touches it, since it may hang."""
-    real_parent = os.path.realpath(point.parent)
-    return f"{real_parent}/{point.name}" in mount_points()
+    return str(Path(os.path.realpath(point.parent)) / point.name) in mount_points()
 
 
 def unmount(point: Path) -> bool:

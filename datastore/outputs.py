@@ -102,7 +102,7 @@ def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None
     `overwrite`. Doing it again stores only what is missing.
 
     Raises:
-        TransferFailed: a file could not be stored; `folder` still has everything.
+        DatastoreError: a file could not be stored; `folder` still has everything.
     """
     files = files_below(folder)
     if output.source_globs:

@@ -236,7 +236,7 @@ class Datastore:
         `overwrite`. Return a reference to `target_path`.
 
         Raises:
-            TransferFailed: a file could not be stored.
+            DatastoreError: a file could not be stored.
         """
         folder = Path(src_dir).expanduser()
         self._upload(files_below(folder), folder, target_path, overwrite, show_progress, progress)
@@ -257,7 +257,7 @@ class Datastore:
 
         Raises:
             InvalidReference: a file does not exist or lies outside `relative_root`.
-            TransferFailed: a file could not be stored.
+            DatastoreError: a file could not be stored.
         """
         paths = [Path(file).expanduser() for file in files]
         missing = [path for path in paths if not path.is_file()]
@@ -301,7 +301,7 @@ class Datastore:
 
         Raises:
             DataNotFound: there is nothing at `prefix`.
-            TransferFailed: a file could not be fetched.
+            DatastoreError: a file could not be fetched.
         """
         files = list(self.files(prefix))
         if not files:

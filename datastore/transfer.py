@@ -6,7 +6,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -37,18 +37,19 @@ def for_each(
     def guarded(item: Item) -> None:
         if stop.is_set():
             raise Stopped
-        work(item, stop)
+        try:
+            work(item, stop)
+        except BaseException:
+            stop.set()
+            raise
 
     with ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="transfer") as pool:
         futures: list[Future[None]] = [pool.submit(guarded, item) for item in items]
         try:
-            wait(futures, return_when=FIRST_EXCEPTION)
-        finally:
-            # Also for Ctrl-C in this thread: what has not begun must not begin any more.
-            if any(future.done() and future.exception() for future in futures) or not all(
-                future.done() for future in futures
-            ):
-                stop.set()
+            wait(futures)
+        except BaseException:  # Ctrl-C in this thread: what has not begun must not begin any more
+            stop.set()
+            raise
     failures = [error for future in futures if (error := future.exception()) is not None]
     for error in failures:
         if not isinstance(error, Stopped):
@@ -114,7 +115,7 @@ def upload(
 
     Raises:
         InvalidReference: two files go to one place.
-        TransferFailed: a file could not be stored; those already stored stay.
+        DatastoreError: a file could not be stored; those already stored stay.
     """
     taken: dict[str, Path] = {}
     for item in uploads:
@@ -164,7 +165,8 @@ def download(
     Without `overwrite` a local file that exists is kept as it is.
 
     Raises:
-        TransferFailed: a file could not be fetched; the whole ones stay.
+        TransferFailed: a local file could not be written.
+        DatastoreError: a file could not be fetched; the whole ones stay.
     """
     wanted = [item for item in downloads if overwrite or not item.to.exists()]
     meter = Meter("download", len(wanted), sum(item.file.size for item in wanted), progress)
@@ -207,7 +209,8 @@ def _run(
     except DatastoreError as error:
         if len(items) == 1:
             raise
-        raise TransferFailed(
+        # The same class as the first failure: who only asks "can it be reached" still finds out.
+        raise type(error)(
             f"{doing} stopped with {done} of {len(items)} files through ({backend.where}): {error}"
         ) from error
 

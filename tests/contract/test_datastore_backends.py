@@ -1,0 +1,145 @@
+"""What every storage promises; the S3 storage's tests inherit it too."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datastore.backends import Backend, Folder, StoredFile
+from datastore.backends.local import LocalBackend
+from datastore.digests import digest_of
+from datastore.errors import DataChanged, DataNotFound, DatastoreError
+
+TREE = {"a/one.txt": b"one", "a/b/two.txt": b"two two", "top.txt": b"", "a b/ü+%.txt": b"odd name"}
+
+
+class BackendContract:
+    """Give `backend` (empty) in the inheriting class."""
+
+    @pytest.fixture
+    def local(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "local"
+        folder.mkdir()
+        return folder
+
+    def fill(self, backend: Backend, local: Path) -> None:
+        for number, (path, content) in enumerate(TREE.items()):
+            source = local / f"source-{number}"
+            source.write_bytes(content)
+            backend.put(source, path)
+
+    def test_what_is_put_is_listed(self, backend: Backend, local: Path) -> None:
+        self.fill(backend, local)
+        assert {file.path: file.size for file in backend.walk("")} == {
+            path: len(content) for path, content in TREE.items()
+        }
+        assert {file.path for file in backend.walk("a")} == {"a/one.txt", "a/b/two.txt"}
+
+    def test_a_folder_is_no_prefix_of_a_name(self, backend: Backend, local: Path) -> None:
+        self.fill(backend, local)
+        assert [file.path for file in backend.walk("a/o")] == []
+        assert backend.stat("a/o") is None
+
+    def test_what_is_put_comes_back(self, backend: Backend, local: Path) -> None:
+        self.fill(backend, local)
+        for path, content in TREE.items():
+            file = backend.stat(path)
+            assert file is not None
+            assert file.size == len(content)
+            to = local / "back"
+            seen: list[int] = []
+            assert backend.fetch(file, to, seen.append) == digest_of(content)
+            assert to.read_bytes() == content
+            assert sum(seen) == len(content)
+            to.unlink()
+
+    def test_put_says_what_it_stored(self, backend: Backend, local: Path) -> None:
+        source = local / "file"
+        source.write_bytes(b"content")
+        seen: list[int] = []
+        stored = backend.put(source, "x/file", seen.append)
+        listed = next(iter(backend.walk("x")))
+        assert (stored.path, stored.size, stored.digest) == ("x/file", 7, digest_of(b"content"))
+        assert stored.etag == listed.etag
+        assert sum(seen) == 7
+
+    def test_another_content_has_another_mark(self, backend: Backend, local: Path) -> None:
+        source = local / "file"
+        source.write_bytes(b"first")
+        first = backend.put(source, "file")
+        source.write_bytes(b"other")
+        second = backend.put(source, "file")
+        assert first.etag != second.etag
+
+    def test_a_changed_file_is_not_taken_for_the_listed_one(
+        self, backend: Backend, local: Path
+    ) -> None:
+        source, to = local / "file", local / "back"
+        source.write_bytes(b"first")
+        backend.put(source, "file")
+        listed = next(iter(backend.walk("")))
+        source.write_bytes(b"other")
+        backend.put(source, "file")
+        with pytest.raises(DataChanged):
+            backend.fetch(listed, to)
+        assert not to.exists()
+
+    def test_children_are_files_and_folders(self, backend: Backend, local: Path) -> None:
+        self.fill(backend, local)
+        top = backend.children("")
+        assert [item.path for item in top] == ["a", "a b", "top.txt"]
+        assert isinstance(top[0], Folder)
+        assert isinstance(top[2], StoredFile)
+        assert [item.path for item in backend.children("a")] == ["a/b", "a/one.txt"]
+        assert backend.children("nothing") == []
+
+    def test_what_is_not_there_is_not_found(self, backend: Backend, local: Path) -> None:
+        assert backend.stat("nothing") is None
+        assert backend.stat("") is None
+        assert list(backend.walk("nothing")) == []
+        with pytest.raises(DataNotFound):
+            backend.fetch(StoredFile("nothing", 1, ""), local / "back")
+        assert not (local / "back").exists()
+
+    def test_remove_is_idempotent(self, backend: Backend, local: Path) -> None:
+        self.fill(backend, local)
+        backend.remove("top.txt")
+        backend.remove("top.txt")
+        assert backend.stat("top.txt") is None
+
+    def test_a_path_stays_inside(self, backend: Backend, local: Path) -> None:
+        with pytest.raises(DatastoreError):
+            backend.stat("../outside")
+        with pytest.raises(DatastoreError):
+            backend.put(local / "file", "a/../../outside")
+
+    def test_it_lives(self, backend: Backend) -> None:
+        backend.check()
+
+
+class TestLocalBackend(BackendContract):
+    @pytest.fixture
+    def backend(self, tmp_path: Path) -> Backend:
+        (tmp_path / "store").mkdir()
+        return LocalBackend(tmp_path / "store")
+
+    def test_links_are_followed_once(self, backend: Backend, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "elsewhere" / "file").write_text("x")
+        (tmp_path / "store" / "linked").symlink_to(tmp_path / "elsewhere")
+        (tmp_path / "elsewhere" / "loop").symlink_to(tmp_path / "store")
+        assert [file.path for file in backend.walk("")] == ["linked/file"]
+
+    def test_pipes_and_broken_links_are_not_files(self, backend: Backend, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "store" / "pipe")
+        (tmp_path / "store" / "broken").symlink_to(tmp_path / "nowhere")
+        assert list(backend.walk("")) == []
+        assert backend.children("") == []
+
+    def test_a_file_being_written_is_not_shown(self, backend: Backend, tmp_path: Path) -> None:
+        (tmp_path / "store" / ".file.partial-0a1b").write_text("half")
+        assert list(backend.walk("")) == []
+
+    def test_a_missing_root_is_said(self, tmp_path: Path) -> None:
+        with pytest.raises(DataNotFound, match="nowhere"):
+            LocalBackend(tmp_path / "nowhere").check()

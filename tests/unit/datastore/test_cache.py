@@ -1,0 +1,201 @@
+"""The node cache: verified before visible, fetched once, bounded, in use is kept."""
+
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from datastore.backends import StoredFile
+from datastore.backends.base import CountBytes, ignore_bytes
+from datastore.cache import NodeCache
+from datastore.digests import digest_of
+from datastore.errors import CacheFull, DataIntegrityError, DatastoreUnavailable
+from datastore.manifest import FileEntry
+from datastore.processes import ProcessIdentity
+
+
+class Server:
+    """A storage that counts what it gives, and gives what it is told to."""
+
+    def __init__(self) -> None:
+        self.where = "test"
+        self.files: dict[str, bytes] = {}
+        self.given: list[str] = []
+        self.down = False
+        self.hold: threading.Event | None = None
+
+    def entry(self, key: str, content: bytes, *, known: bool = True) -> FileEntry:
+        self.files[key] = content
+        digest = digest_of(content) if known else ""
+        return FileEntry(key, "test", key, len(content), f"etag-{hash(content)}", digest)
+
+    def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+        if self.hold is not None:
+            assert self.hold.wait(30)
+        if self.down:
+            to.write_bytes(self.files[file.path][:2])
+            raise DatastoreUnavailable("down")
+        self.given.append(file.path)
+        to.write_bytes(self.files[file.path])
+        count(file.size)
+        return digest_of(self.files[file.path])
+
+    def local_path(self, path: str) -> None:
+        return None
+
+
+@pytest.fixture
+def server() -> Server:
+    return Server()
+
+
+def cache_at(path: Path, max_bytes: int | None = None) -> NodeCache:
+    return NodeCache(path / "cache", max_bytes=max_bytes, spare_bytes=0)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path, known: bool) -> None:
+    entry = server.entry("a", b"content", known=known)
+    first = cache_at(tmp_path).ensure(entry, server)
+    again = cache_at(tmp_path).ensure(entry, server)
+    assert (first.fetched, again.fetched) == (True, False)
+    assert again.path.read_bytes() == b"content"
+    assert again.digest == digest_of(b"content")
+    assert server.given == ["a"]
+
+
+def test_the_same_bytes_are_kept_once(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path)
+    first = cache.ensure(server.entry("a", b"same", known=False), server)
+    second = cache.ensure(server.entry("b", b"same", known=False), server)
+    assert first.path == second.path
+    assert cache.used_bytes() == 4
+
+
+def test_a_new_version_is_another_file(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path)
+    old = server.entry("a", b"old", known=False)
+    assert cache.ensure(old, server).path.read_bytes() == b"old"
+    new = server.entry("a", b"new", known=False)
+    assert cache.ensure(new, server).path.read_bytes() == b"new"
+    assert cache.ensure(old, server).path.read_bytes() == b"old"
+
+
+def test_many_who_ask_at_once_make_one_fetch(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    server.hold = threading.Event()
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(lambda: cache_at(tmp_path).ensure(entry, server)) for _ in range(8)]
+        server.hold.set()
+        found = [future.result(60) for future in asked]
+    assert server.given == ["a"]
+    assert sum(cached.fetched for cached in found) == 1
+
+
+def test_wrong_bytes_are_never_visible(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    server.files["a"] = b"tnetnoc"
+    cache = cache_at(tmp_path)
+    with pytest.raises(DataIntegrityError):
+        cache.ensure(entry, server)
+    assert not cache.has(entry, server)
+    assert cache.used_bytes() == 0
+    assert list((tmp_path / "cache" / "partial").iterdir()) == []
+    server.files["a"] = b"content"
+    assert cache.ensure(entry, server).fetched
+
+
+def test_a_broken_fetch_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    cache = cache_at(tmp_path, max_bytes=10)
+    server.down = True
+    for _ in range(5):  # what was reserved is given back, else the bound would be reached
+        with pytest.raises(DatastoreUnavailable):
+            cache.ensure(entry, server)
+    assert list((tmp_path / "cache" / "partial").iterdir()) == []
+    server.down = False
+    assert cache.ensure(entry, server).fetched
+
+
+def test_links_share_the_bytes(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    cache = cache_at(tmp_path)
+    cache.link(entry, server, tmp_path / "x" / "one")
+    cache.link(entry, server, tmp_path / "two")
+    assert (tmp_path / "x" / "one").samefile(tmp_path / "two")
+    assert os.access(tmp_path / "two", os.R_OK)
+    assert (tmp_path / "two").stat().st_mode & 0o222 == 0
+
+
+def test_a_file_its_user_wrote_to_is_fetched_anew(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    cache = cache_at(tmp_path)
+    cache.link(entry, server, tmp_path / "mine")
+    (tmp_path / "mine").chmod(0o644)
+    (tmp_path / "mine").write_bytes(b"CONTENT")
+    os.utime(tmp_path / "mine", ns=(1, 1))
+    again = cache.ensure(entry, server)
+    assert again.fetched
+    assert again.path.read_bytes() == b"content"
+    assert (tmp_path / "mine").read_bytes() == b"CONTENT"
+
+
+def test_a_lost_seal_is_made_again_from_the_bytes(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    cache = cache_at(tmp_path)
+    cached = cache.ensure(entry, server)
+    cached.path.with_name(cached.path.name + ".seal").write_text('{"half')
+    assert not cache.ensure(entry, server).fetched
+
+
+def test_the_longest_unused_goes_first(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path, max_bytes=10)
+    old, used, new = (server.entry(key, key.encode() * 4) for key in "abc")
+    for entry in (old, used):
+        cache.ensure(entry, server)
+    for age, entry in ((2000, old), (1000, used)):
+        path = cache.ensure(entry, server).path
+        os.utime(path.with_name(path.name + ".seal"), (1e9 - age, 1e9 - age))
+    cache.ensure(new, server)
+    assert [cache.has(entry, server) for entry in (old, used, new)] == [False, True, True]
+    assert cache.used_bytes() == 8
+
+
+def test_what_is_in_use_stays_and_the_bound_holds(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path, max_bytes=10)
+    held, new = server.entry("a", b"a" * 8), server.entry("b", b"b" * 8)
+    cache.link(held, server, tmp_path / "mine")
+    with pytest.raises(CacheFull, match="in use"):
+        cache.ensure(new, server)
+    assert cache.has(held, server)
+    (tmp_path / "mine").unlink()
+    assert cache.ensure(new, server).fetched
+    assert not cache.has(held, server)
+
+
+def test_an_open_file_outlives_its_removal(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path, max_bytes=10)
+    handle = cache.open(server.entry("a", b"a" * 8), server)
+    try:
+        cache.ensure(server.entry("b", b"b" * 8), server)
+        assert os.pread(handle, 8, 0) == b"a" * 8
+    finally:
+        os.close(handle)
+
+
+def test_what_a_dead_process_was_fetching_is_swept(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path, max_bytes=10)
+    me = ProcessIdentity.current()
+    dead = tmp_path / "cache" / "partial" / f"{me.pid}-{me.start_time + 1}-abc"
+    dead.write_bytes(b"x" * 9)
+    dead.with_suffix(".need").write_text("9")
+    cache.ensure(server.entry("a", b"a" * 8), server)
+    cache.ensure(server.entry("b", b"b" * 8), server)
+    assert list((tmp_path / "cache" / "partial").iterdir()) == []
+
+
+def test_locks_leave_nothing(server: Server, tmp_path: Path) -> None:
+    cache_at(tmp_path).ensure(server.entry("a", b"a"), server)
+    assert list((tmp_path / "cache" / "locks").iterdir()) == []

@@ -1,0 +1,189 @@
+"""File datasets: what is in them, parts of them, versions."""
+
+from pathlib import Path
+
+import pytest
+
+from datastore import Dataset, DatasetConsumptionConfig, Datastore, FileDataset, MemoryCatalogue
+from datastore.errors import (
+    DataChanged,
+    DataNotFound,
+    DatasetExists,
+    DatasetNotFound,
+    InvalidReference,
+)
+from datastore.refs import DataPath
+
+
+@pytest.fixture
+def catalogue() -> MemoryCatalogue:
+    return MemoryCatalogue()
+
+
+@pytest.fixture
+def store(catalogue: MemoryCatalogue, tmp_path: Path) -> Datastore:
+    root = tmp_path / "store"
+    for number in range(10):
+        folder = root / "pets" / ("cats" if number % 2 else "dogs")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number}.jpg").write_text(f"pet {number}")
+    return Datastore.register_folder(catalogue, "images", root)
+
+
+@pytest.fixture
+def pets(store: Datastore) -> FileDataset:
+    return Dataset.File.from_files((store, "pets"))
+
+
+def test_paths_are_relative_with_a_slash(pets: FileDataset, store: Datastore) -> None:
+    assert pets.to_path()[:2] == ["/cats/1.jpg", "/cats/3.jpg"]
+    assert len(pets.to_path()) == 10
+    glob = Dataset.File.from_files(path=DataPath(store, "pets/*/1.jpg"))
+    assert glob.to_path() == ["/cats/1.jpg"]
+    one = Dataset.File.from_files((store, "pets/cats/1.jpg"), is_file=True)
+    assert one.to_path() == ["/1.jpg"]
+
+
+def test_all_ways_to_name_files(store: Datastore, pets: FileDataset, tmp_path: Path) -> None:
+    ways = [
+        store.path("pets"),
+        DataPath(store, "pets"),
+        (store, "pets/**"),
+        [(store, "pets")],
+        tmp_path / "store" / "pets",
+        str(tmp_path / "store" / "pets" / "**" / "*.jpg"),
+    ]
+    for way in ways:
+        assert Dataset.File.from_files(way).to_path() == pets.to_path(), way
+
+
+def test_a_list_keeps_what_tells_files_apart(store: Datastore) -> None:
+    both = Dataset.File.from_files([(store, "pets/cats/1.jpg"), (store, "pets/dogs/0.jpg")])
+    assert both.to_path() == ["/cats/1.jpg", "/dogs/0.jpg"]
+
+
+def test_nothing_there_is_said_at_once_unless_not_validated(store: Datastore) -> None:
+    with pytest.raises(DataNotFound):
+        Dataset.File.from_files((store, "pest"))
+    late = Dataset.File.from_files((store, "pest"), validate=False)
+    with pytest.raises(DataNotFound):
+        late.to_path()
+
+
+def test_a_datastore_given_by_name_only_is_explained() -> None:
+    with pytest.raises(InvalidReference, match=r"Datastore\.get"):
+        Dataset.File.from_files(("images", "pets"))
+
+
+def test_what_is_not_supported_is_refused(store: Datastore) -> None:
+    with pytest.raises(InvalidReference, match="partition_format"):
+        Dataset.File.from_files((store, "pets"), partition_format="/{label}/x.jpg")
+    with pytest.raises(InvalidReference, match="is_file"):
+        Dataset.File.from_files((store, "pets"), is_file=True)
+
+
+def test_download_keeps_the_structure(pets: FileDataset, tmp_path: Path) -> None:
+    paths = pets.download(tmp_path / "d", show_progress=False)
+    assert paths[0] == str(tmp_path / "d" / "cats" / "1.jpg")
+    assert Path(paths[0]).read_text() == "pet 1"
+    Path(paths[0]).write_text("mine")
+    pets.download(tmp_path / "d", show_progress=False)
+    assert Path(paths[0]).read_text() == "mine"
+    pets.download(tmp_path / "d", overwrite=True, show_progress=False)
+    assert Path(paths[0]).read_text() == "pet 1"
+
+
+def test_parts(pets: FileDataset) -> None:
+    assert pets.take(3).to_path() == pets.to_path()[:3]
+    assert pets.skip(3).to_path() == pets.to_path()[3:]
+    assert pets.take_sample(0.5, seed=7).to_path() == pets.take_sample(0.5, seed=7).to_path()
+    first, rest = pets.random_split(0.6, seed=1)
+    assert sorted(first.to_path() + rest.to_path()) == pets.to_path()
+    assert first.to_path()
+    assert rest.to_path()
+    with pytest.raises(InvalidReference):
+        pets.take_sample(1.5)
+    with pytest.raises(InvalidReference):
+        pets.take(-1)
+
+
+def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastore) -> None:
+    first = pets.register(catalogue, "pets", description="small", tags={"kind": "toy"})
+    assert (first.name, first.version, first.description) == ("pets", 1, "small")
+    assert first.tags == {"kind": "toy"}
+    with pytest.raises(DatasetExists):
+        pets.register(catalogue, "pets")
+    fewer = pets.take(4).register(catalogue, "pets", create_new_version=True)
+    assert fewer.version == 2
+    assert len(Dataset.get_by_name(catalogue, "pets").manifest) == 4
+    old = Dataset.get_by_name(catalogue, "pets", version=1)
+    assert isinstance(old, FileDataset)
+    assert old.to_path() == pets.to_path()
+    assert old.id == first.id
+    assert Dataset.get_by_id(catalogue, first.id).name == "pets"
+    assert list(Dataset.get_all(catalogue)) == ["pets"]
+    with pytest.raises(DatasetNotFound, match="there is 1, 2"):
+        Dataset.get_by_name(catalogue, "pets", 3)
+    with pytest.raises(InvalidReference):
+        Dataset.get_by_name(catalogue, "pets", "newest")
+    assert first.add_tags(catalogue, {"more": "1"}).tags == {"kind": "toy", "more": "1"}
+    fewer.unregister_all_versions(catalogue)
+    with pytest.raises(DatasetNotFound):
+        Dataset.get_by_name(catalogue, "pets")
+
+
+def test_a_version_keeps_its_files_when_more_arrive(
+    pets: FileDataset, catalogue: MemoryCatalogue, tmp_path: Path
+) -> None:
+    pets.register(catalogue, "pets")
+    (tmp_path / "store" / "pets" / "cats" / "new.jpg").write_text("new")
+    found = Dataset.get_by_name(catalogue, "pets")
+    assert isinstance(found, FileDataset)
+    assert "/cats/new.jpg" not in found.to_path()
+
+
+def test_a_version_holds_its_bytes_digest(
+    pets: FileDataset, catalogue: MemoryCatalogue, tmp_path: Path
+) -> None:
+    registered = pets.register(catalogue, "pets")
+    assert all(entry.digest.startswith("sha256:") for entry in registered.manifest)
+    changed = tmp_path / "store" / "pets" / "cats" / "1.jpg"
+    changed.write_text("tep 1")
+    with pytest.raises(DataChanged, match=r"1\.jpg"):
+        registered.download(tmp_path / "d", show_progress=False)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "a:1"])
+def test_a_name_that_cannot_be_written_elsewhere_is_refused(
+    name: str, pets: FileDataset, catalogue: MemoryCatalogue
+) -> None:
+    with pytest.raises(InvalidReference):
+        pets.register(catalogue, name)
+
+
+def test_a_dataset_as_input(pets: FileDataset, catalogue: MemoryCatalogue) -> None:
+    named = pets.as_named_input("pets")
+    assert (named.name, named.mode) == ("pets", "direct")
+    assert named.as_mount("/data").path_on_compute == "/data"
+    assert named.as_download().mode == "download"
+    assert str(named.as_mount()) == "$AZUREML_DATAREFERENCE_pets"
+    assert pets.as_mount().mode == "mount"
+    assert pets.as_download().name == pets.as_mount().name
+    with pytest.raises(InvalidReference, match="letters, digits"):
+        pets.as_named_input("my pets")
+    pets.register(catalogue, "registered")
+    config = DatasetConsumptionConfig("data", (catalogue, "registered", 1), "mount")
+    assert config.definition.version == 1
+    with pytest.raises(InvalidReference):
+        DatasetConsumptionConfig("data", "pets")
+
+
+def test_upload_directory(store: Datastore, tmp_path: Path) -> None:
+    (tmp_path / "new" / "sub").mkdir(parents=True)
+    (tmp_path / "new" / "a.csv").write_text("1")
+    (tmp_path / "new" / "sub" / "b.csv").write_text("2")
+    (tmp_path / "new" / "c.txt").write_text("3")
+    dataset = Dataset.File.upload_directory(
+        tmp_path / "new", (store, "up"), pattern="**/*.csv", show_progress=False
+    )
+    assert dataset.to_path() == ["/a.csv", "/sub/b.csv"]

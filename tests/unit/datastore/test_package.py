@@ -1,0 +1,166 @@
+"""The package as a whole: cheap to import, errors that travel, settings without secrets."""
+
+import inspect
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import datastore
+from datastore import errors
+from datastore.backends import open_backend
+from datastore.backends.s3_settings import S3Settings
+from datastore.catalogue import DatastoreRecord, parse_version
+from datastore.digests import digest_of, digest_of_file, hex_of
+from datastore.errors import AccessDenied, DatastoreError, InvalidReference
+from datastore.locks import locked
+from datastore.mountfiles import is_mounted, mount_points
+from datastore.processes import ProcessIdentity
+
+HEAVY = ("botocore", "s3fs", "fsspec", "pyarrow", "pandas", "mfusepy", "numpy", "ray", "torch")
+
+
+def modules_after(statements: str) -> set[str]:
+    code = f"import sys\n{statements}\nprint(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=Path(datastore.__file__).parent.parent,
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
+    loaded = modules_after(
+        "import datastore\n"
+        "for name in datastore.__all__: getattr(datastore, name)\n"
+        "from datastore.materialise import materialise"
+    )
+    assert {name for name in loaded if name.split(".")[0] in HEAVY} == set()
+    assert {name for name in loaded if name.split(".")[0] in ("rayjobs", "tuning")} == set()
+
+
+def test_every_public_name_is_there() -> None:
+    assert all(getattr(datastore, name) for name in datastore.__all__)
+    assert set(datastore.__all__) <= set(dir(datastore))
+    with pytest.raises(AttributeError):
+        _ = datastore.Nothing
+
+
+def test_errors_travel_between_processes() -> None:
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(kind, DatastoreError)
+    ]
+    assert len(kinds) > 10
+    for kind in kinds:
+        again = pickle.loads(pickle.dumps(kind("what was asked")))
+        assert (type(again), str(again)) == (kind, "what was asked")
+
+
+def test_digests(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"abc")
+    digest = digest_of(b"abc")
+    assert digest == digest_of_file(tmp_path / "f")
+    assert hex_of(digest).startswith("ba7816bf")
+    with pytest.raises(InvalidReference):
+        hex_of("md5:123")
+
+
+def s3(**settings: str) -> DatastoreRecord:
+    return DatastoreRecord("store", "s3", {"bucket": "b", **settings})
+
+
+def test_s3_settings() -> None:
+    settings = S3Settings.from_record(
+        s3(prefix="/a/", endpoint="http://host:1", read_timeout_s="2.5", attempts="2")
+    )
+    assert settings.where == "s3://b/a at http://host:1"
+    assert (settings.read_timeout_s, settings.attempts) == (2.5, 2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"bucket": ""},
+        {"buckett": "x"},
+        {"secret_key": "hidden"},
+        {"endpoint": "host:1"},
+        {"access_key_env": "A"},
+        {"read_timeout_s": "soon"},
+        {"attempts": "-1"},
+    ],
+)
+def test_wrong_s3_settings_are_refused(settings: dict[str, str]) -> None:
+    with pytest.raises(InvalidReference, match="store") as caught:
+        open_backend(s3(**settings))
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_missing_credential_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    settings = S3Settings.from_record(s3(access_key_env="NO_SUCH_KEY", secret_key_env="NO_SUCH"))
+    with pytest.raises(AccessDenied, match="NO_SUCH_KEY"):
+        settings.client()
+
+
+def test_an_unknown_profile_is_said() -> None:
+    with pytest.raises(AccessDenied, match="nobody"):
+        S3Settings.from_record(s3(profile="nobody")).client()
+
+
+def test_unknown_kinds_are_refused() -> None:
+    with pytest.raises(InvalidReference, match="ftp"):
+        open_backend(DatastoreRecord("x", "ftp", {}))
+    with pytest.raises(InvalidReference):
+        open_backend(DatastoreRecord("x", "local", {"root": "relative"}))
+
+
+@pytest.mark.parametrize(("text", "number"), [("latest", None), (None, None), ("3", 3), (2, 2)])
+def test_versions(text: str | int | None, number: int | None) -> None:
+    assert parse_version(text) == number
+
+
+def test_a_process_is_known_beyond_its_number() -> None:
+    me = ProcessIdentity.current()
+    assert me.is_alive()
+    assert not ProcessIdentity(me.pid, me.start_time + 1, me.boot).is_alive()
+    assert not ProcessIdentity(me.pid, me.start_time, "another boot").is_alive()
+    assert ProcessIdentity.from_json(me.to_json()) == me
+    child = subprocess.Popen([sys.executable, "-c", "pass"])
+    identity = ProcessIdentity.of(child.pid)
+    child.wait()
+    assert identity is None or not identity.is_alive()
+
+
+def test_a_lock_is_free_after_its_holder_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\nfrom datastore.locks import locked\n"
+        f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
+        "    print('held', flush=True)\n    sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(datastore.__file__).parent.parent,
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    holder.kill()
+    holder.communicate()
+    with locked(tmp_path / "lock", remove=True):
+        pass
+    assert not (tmp_path / "lock").exists()
+
+
+def test_mount_points_are_known_without_touching_them(tmp_path: Path) -> None:
+    assert "/" in mount_points()
+    assert not is_mounted(tmp_path)
+    assert is_mounted(Path("/proc"))

@@ -1,0 +1,185 @@
+"""Datastores: registration, transfer, progress."""
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from datastore import Datastore, MemoryCatalogue
+from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+from datastore.errors import (
+    DataNotFound,
+    DatastoreExists,
+    DatastoreNotFound,
+    InvalidReference,
+)
+from datastore.progress import Progress, human_bytes
+from datastore.stores import ensure_default, record_of_url
+
+
+@pytest.fixture
+def catalogue() -> MemoryCatalogue:
+    return MemoryCatalogue()
+
+
+@pytest.fixture
+def store(catalogue: MemoryCatalogue, tmp_path: Path) -> Datastore:
+    return Datastore.register_folder(
+        catalogue, "images", tmp_path / "store", create_if_not_exists=True
+    )
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_text("aaa")
+    (folder / "sub" / "b.txt").write_text("bb")
+    return folder
+
+
+def test_the_default_is_workspaceblobstore(catalogue: MemoryCatalogue, tmp_path: Path) -> None:
+    with pytest.raises(DatastoreNotFound):
+        Datastore(catalogue)
+    first = ensure_default(
+        catalogue, DatastoreRecord("x", "local", {"root": str(tmp_path / "blobs")})
+    )
+    again = ensure_default(catalogue, DatastoreRecord("x", "local", {"root": "/elsewhere"}))
+    assert first == again == Datastore(catalogue) == Datastore.get_default(catalogue)
+    assert first.name == DEFAULT_DATASTORE
+    assert (tmp_path / "blobs").is_dir()
+
+
+def test_a_registered_datastore_is_found(catalogue: MemoryCatalogue, store: Datastore) -> None:
+    found = Datastore.get(catalogue, "images")
+    assert found == store
+    assert (found.datastore_type, found.account_name) == ("local", "")
+    assert pickle.loads(pickle.dumps(found)) == store
+
+
+def test_a_workspace_is_anything_with_a_catalogue(
+    catalogue: MemoryCatalogue, store: Datastore
+) -> None:
+    class Workspace:
+        def __init__(self) -> None:
+            self.catalogue = catalogue
+
+    assert Datastore(Workspace(), "images") == store
+    with pytest.raises(InvalidReference):
+        Datastore("workspace", "images")  # type: ignore[arg-type]  # a mistake on purpose
+
+
+def test_a_folder_must_exist_and_a_name_be_free(
+    catalogue: MemoryCatalogue, store: Datastore, tmp_path: Path
+) -> None:
+    with pytest.raises(DataNotFound, match="create_if_not_exists"):
+        Datastore.register_folder(catalogue, "other", tmp_path / "nowhere")
+    with pytest.raises(DatastoreExists):
+        Datastore.register_folder(catalogue, "images", tmp_path)
+    with pytest.raises(InvalidReference):
+        Datastore.register_folder(catalogue, "a/b", tmp_path)
+    Datastore.register_folder(catalogue, "images", tmp_path, overwrite=True)
+
+
+def test_upload_keeps_the_structure_and_returns_a_reference(store: Datastore, source: Path) -> None:
+    reference = store.upload(source, "data/set", show_progress=False)
+    assert (reference.datastore_name, reference.path_on_datastore) == ("images", "data/set")
+    assert [file.path for file in store.files("data")] == [
+        "data/set/a.txt",
+        "data/set/sub/b.txt",
+    ]
+
+
+def test_upload_keeps_what_is_there_unless_told(store: Datastore, source: Path) -> None:
+    store.upload(source, "d", show_progress=False)
+    (source / "a.txt").write_text("changed")
+    store.upload(source, "d", show_progress=False)
+    assert Path(store.container_name, "d/a.txt").read_text() == "aaa"
+    store.upload(source, "d", overwrite=True, show_progress=False)
+    assert Path(store.container_name, "d/a.txt").read_text() == "changed"
+
+
+def test_upload_files_by_name_or_below_a_root(store: Datastore, source: Path) -> None:
+    files = [source / "a.txt", str(source / "sub" / "b.txt")]
+    store.upload_files(files, target_path="flat", show_progress=False)
+    store.upload_files(files, relative_root=source, target_path="deep", show_progress=False)
+    assert [file.path for file in store.files()] == [
+        "deep/a.txt",
+        "deep/sub/b.txt",
+        "flat/a.txt",
+        "flat/b.txt",
+    ]
+
+
+def test_wrong_uploads_are_refused(store: Datastore, source: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidReference, match="not a folder"):
+        store.upload(tmp_path / "nowhere", show_progress=False)
+    with pytest.raises(InvalidReference, match="not a file"):
+        store.upload_files([source], show_progress=False)
+    with pytest.raises(InvalidReference, match="does not lie below"):
+        store.upload_files([source / "a.txt"], tmp_path / "store", show_progress=False)
+    (source / "sub" / "a.txt").write_text("same name")
+    with pytest.raises(InvalidReference, match="relative_root"):
+        store.upload_files([source / "a.txt", source / "sub" / "a.txt"], show_progress=False)
+    assert list(store.files()) == []
+
+
+def test_download_keeps_the_path_in_the_datastore(
+    store: Datastore, source: Path, tmp_path: Path
+) -> None:
+    store.upload(source, "d", show_progress=False)
+    target = tmp_path / "target"
+    assert store.download(target, "d/sub", show_progress=False) == 1
+    assert (target / "d/sub/b.txt").read_text() == "bb"
+    assert store.download(target, show_progress=False) == 1
+    assert (target / "d/a.txt").read_text() == "aaa"
+    assert store.download(target, show_progress=False) == 0
+    assert store.download(target, overwrite=True, show_progress=False) == 2
+    assert store.download(tmp_path / "one", "d/a.txt", show_progress=False) == 1
+
+
+def test_download_of_nothing_is_said(store: Datastore, tmp_path: Path) -> None:
+    with pytest.raises(DataNotFound, match="nowhere"):
+        store.download(tmp_path, "nowhere", show_progress=False)
+
+
+def test_every_transfer_says_how_far_it_is(
+    store: Datastore, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[Progress] = []
+    store.upload(source, "d", progress=seen.append)
+    store.download(tmp_path / "t", progress=seen.append)
+    uploads = [step for step in seen if step.doing == "upload"]
+    assert uploads[-1] == Progress("upload", 2, 2, 5, 5, finished=True)
+    assert seen[-1] == Progress("download", 2, 2, 5, 5, finished=True)
+    assert [step.done_bytes for step in uploads] == sorted(step.done_bytes for step in uploads)
+    assert capsys.readouterr() == ("", "")
+    store.upload(source, "e")
+    assert capsys.readouterr().err == "upload: 2/2 files, 5 B of 5 B\n"
+
+
+def test_sizes_are_readable() -> None:
+    assert [human_bytes(size) for size in (0, 999, 1000, 3_400_000, 2e12)] == [
+        "0 B",
+        "999 B",
+        "1.0 kB",
+        "3.4 MB",
+        "2.0 TB",
+    ]
+
+
+def test_a_datastore_by_url(tmp_path: Path) -> None:
+    assert record_of_url("x", str(tmp_path)).settings["root"] == str(tmp_path)
+    assert dict(record_of_url("x", "s3://bucket/a/b").settings) == {
+        "bucket": "bucket",
+        "prefix": "a/b",
+    }
+    with pytest.raises(InvalidReference):
+        record_of_url("x", "ftp://host")
+
+
+def test_references_of_a_datastore(store: Datastore) -> None:
+    assert str(store.as_mount()) == "$AZUREML_DATAREFERENCE_images"
+    assert store.as_download("/d").path_on_compute == "/d"
+    assert store.path("a").as_upload().mode == "upload"
+    assert store.path("a", "named").data_reference_name == "named"

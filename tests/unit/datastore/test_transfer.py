@@ -1,0 +1,91 @@
+"""Many files at once: the first failure stops the rest, what is whole stays."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from datastore.backends.base import CountBytes, StoredFile, ignore_bytes
+from datastore.backends.local import LocalBackend
+from datastore.errors import DatastoreUnavailable
+from datastore.progress import Progress, ProgressLine
+from datastore.transfer import Download, download, files_below, for_each
+
+
+class BreaksAt(LocalBackend):
+    """A folder that breaks off in the middle of one file."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        super().__init__(root)
+        self.path = path
+
+    def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+        if file.path == self.path:
+            to.write_bytes(b"half")
+            raise DatastoreUnavailable("broke off")
+        return super().fetch(file, to, count)
+
+
+def test_a_half_file_is_never_left(tmp_path: Path) -> None:
+    store, target = tmp_path / "store", tmp_path / "target"
+    store.mkdir()
+    for name in "abc":
+        (store / name).write_text(name)
+    backend = BreaksAt(store, "b")
+    wanted = [Download(file, target / file.path) for file in backend.walk("")]
+    with pytest.raises(DatastoreUnavailable, match="of 3 files"):
+        download(backend, wanted, overwrite=False, progress=None, threads=1)
+    assert [path.name for path in target.iterdir()] == ["a"]
+
+
+def test_after_a_failure_nothing_new_begins() -> None:
+    begun: list[int] = []
+    may_fail = threading.Event()
+
+    def work(number: int, stop: threading.Event) -> None:
+        begun.append(number)
+        if number == 0:
+            assert may_fail.wait(30)
+            raise ValueError("first")
+        may_fail.set()
+        assert stop.wait(30)
+
+    with pytest.raises(ValueError, match="first"):
+        for_each(list(range(50)), work, threads=2)
+    assert sorted(begun) == [0, 1]
+
+
+def test_nothing_to_do_is_done() -> None:
+    for_each([], lambda item, stop: None)
+
+
+def test_files_below_a_folder_follow_links_once(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").write_text("x")
+    (tmp_path / "a" / "up").symlink_to(tmp_path)
+    assert [path.name for path in files_below(tmp_path)] == ["x"]
+
+
+class Terminal:
+    def __init__(self) -> None:
+        self.text = ""
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self.text += text
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def test_a_terminal_gets_one_line_that_changes() -> None:
+    terminal = Terminal()
+    line = ProgressLine(terminal, every_s=0)  # type: ignore[arg-type]  # as much of a stream as used
+    line(Progress("upload", 0, 2, 0, 2000))
+    line(Progress("upload", 2, 2, 2000, 2000, finished=True))
+    assert terminal.text == (
+        "\rupload: 0/2 files, 0 B of 2.0 kB\rupload: 2/2 files, 2.0 kB of 2.0 kB\n"
+    )
