@@ -20,6 +20,7 @@ from rayjobs.snapshots.scan import (
     Entry,
     Kind,
     Scan,
+    printable,
     refuse_missing_entry,
     refuse_too_large,
     refuse_unreadable,
@@ -219,31 +220,31 @@ def _add_file(found: Scan, one: Entry, sink: HashingSink) -> tuple[bool, bool]:
     try:
         descriptor = os.open(found.root / one.path, flags)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise _ChangedError(f"{one.path} was removed") from error
+        raise _ChangedError(f"{printable(one.path)} was removed") from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise _ChangedError(f"{one.path} is no plain file any more") from error
+            raise _ChangedError(f"{printable(one.path)} is no plain file any more") from error
         raise
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise _ChangedError(f"{one.path} is no plain file any more")
+            raise _ChangedError(f"{printable(one.path)} is no plain file any more")
         if info.st_size <= LOOKED_INTO:
             data = _read_all(descriptor, info.st_size)
             if len(data) < info.st_size:
-                raise _ChangedError(f"{one.path} became shorter")
+                raise _ChangedError(f"{printable(one.path)} became shorter")
             sink.write(header(one, len(data)))
             sink.write(data + padding(len(data)))
             is_suspect = holds_secret(data)
         else:
             if info.st_size != one.size:
-                raise _ChangedError(f"{one.path} changed its size")
+                raise _ChangedError(f"{printable(one.path)} changed its size")
             sink.write(header(one, info.st_size))
             left = info.st_size
             while left:
                 data = os.read(descriptor, min(CHUNK, left))
                 if not data:
-                    raise _ChangedError(f"{one.path} became shorter")
+                    raise _ChangedError(f"{printable(one.path)} became shorter")
                 left -= len(data)
                 sink.write(data)
             sink.write(padding(info.st_size))
@@ -272,7 +273,7 @@ def _result(found: Scan, digest: str, suspects: Iterable[str], *, is_new: bool) 
         more = len(listed) - NAMED_AT_MOST
         warnings.append(
             "what looks like a key or token is written in: "
-            + ", ".join(listed[:NAMED_AT_MOST])
+            + ", ".join(printable(path) for path in listed[:NAMED_AT_MOST])
             + (f" and {more} more" if more > 0 else "")
             + "; these files are packed. Leave them out by lines in .rayjobsignore, and pass "
             "secrets by reference (`secrets:`)"

@@ -211,7 +211,7 @@ def refuse_unreadable(paths: Iterable[str], root: Path) -> None:
     """Raise SnapshotError when there is any, naming all."""
     listed = sorted(paths)
     if listed:
-        lines = "\n".join(f"  {path}" for path in listed)
+        lines = "\n".join(f"  {printable(path)}" for path in listed)
         raise SnapshotError(
             f"{len(listed)} path{'s' if len(listed) > 1 else ''} of {root} cannot be read:\n"
             f"{lines}\nMake them readable, or leave them out by lines in {IGNORE_FILES[0]}",
@@ -236,8 +236,8 @@ def refuse_missing_entry(found: Scan, entry: str, rules: Rules) -> None:
                 if rules.name not in (None, IGNORE_FILES[0]):
                     remedy += f" (it replaces {rules.name}: copy the lines of that file)"
             raise SnapshotError(
-                f"the entry script {entry} would be left out of the snapshot by {left.path} "
-                f"({what}). {remedy}"
+                f"the entry script {entry} would be left out of the snapshot by "
+                f"{printable(left.path)} ({what}). {remedy}"
             )
     raise SnapshotError(
         f"the entry script {entry} is not a file in {found.root}. Check its name; it is "
@@ -271,13 +271,13 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
 
     def shown(unit: str, weight: int) -> str:
         amount = size_text(weight) if by_size else f"{weight:,} files"
-        return f"  {amount:>12}  {unit}" + (
+        return f"  {amount:>12}  {printable(unit)}" + (
             f" ({within[unit]:,} files)" if by_size and unit.endswith("/") else ""
         )
 
     largest = "\n".join(shown(unit, weight) for unit, weight in units.most_common(10))
     files = sorted((one for one in found.entries if one.size), key=lambda one: -one.size)[:5]
-    singles = "\n".join(f"  {size_text(one.size):>12}  {one.path}" for one in files)
+    singles = "\n".join(f"  {size_text(one.size):>12}  {printable(one.path)}" for one in files)
     more = "more than " if not found.is_complete else ""
     have = size_text(size) if by_size else f"{count:,} files, folders and links"
     allowed = size_text(limits.size) if by_size else f"{limits.files:,}"
@@ -291,7 +291,7 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
         f"Where it is:\n{largest}\n"
         + (f"Largest files:\n{singles}\n" if by_size else "")
         + f"These lines in {where} would help:\n"
-        + "\n".join(f"  {line}" for line in help_lines)
+        + "\n".join(f"  {printable(line)}" for line in help_lines)
         + f"\nData belongs in a datastore and comes as an input. If all of it is code, "
         f"set {variable}={value}",
         largest=tuple(units.most_common(10)),
@@ -336,7 +336,7 @@ def warnings_of(found: Scan) -> list[str]:
     default = [left.path for why in usual for left in found.left_out if left.why is why]
     if default:
         warnings.append(f"left out by default: {_some(default)}")
-    warnings.extend(found.notes[:NAMED_AT_MOST])
+    warnings.extend(printable(note) for note in found.notes[:NAMED_AT_MOST])
     if any(entry.path.startswith("outputs/") for entry in found.entries):
         warnings.append(
             "outputs/ is not empty and goes along; the job's own outputs are stored from the "
@@ -346,6 +346,18 @@ def warnings_of(found: Scan) -> list[str]:
     return warnings
 
 
+def printable(path: str) -> str:
+    """Return a path that any terminal can show: bytes that are no text, and controls, escaped."""
+    if path.isprintable():
+        return path
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode()
+        for letter in path
+    )
+
+
 def _some(paths: list[str]) -> str:
     more = len(paths) - NAMED_AT_MOST
-    return ", ".join(paths[:NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(printable(path) for path in paths[:NAMED_AT_MOST]) + (
+        f" and {more} more" if more > 0 else ""
+    )

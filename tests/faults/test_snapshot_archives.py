@@ -62,6 +62,7 @@ def everything(root: Path) -> dict[str, object]:
 REFUSED: dict[str, list[Member]] = {
     "parent": [member("../evil", b"x")],
     "parent inside": [folder("a"), member("a/../../evil", b"x")],
+    "parent as a folder": [folder(".."), member("../evil", b"x")],
     "absolute": [member("/tmp/evil", b"x")],
     "dot": [member("./evil", b"x")],
     "empty name": [member("", b"x")],

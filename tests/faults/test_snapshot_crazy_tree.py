@@ -28,6 +28,7 @@ def crazy(short_path: Path) -> Path:
     (root / "train.py").write_text("print('hello')")
     os.mkfifo(root / "pipe")
     os.mkfifo(root / "script.py")
+    os.mkfifo(os.fsencode(root) + b"/pipe-\x1b[31m-\xff")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(root / "socket"))
     (root / "loop").symlink_to(".")
@@ -88,6 +89,7 @@ def test_it_is_packed_without_hanging_and_says_what_it_left_out(
     for gone in ("a", "b", "self", "null", "zero", "proc", "pipe", "socket", "script.py"):
         assert gone not in names
     assert {"loop", "up", "gone", "new\nline.py", "-rf", "n" * 255} <= names
+    assert text.encode()  # can be printed, whatever bytes the names have
     again = packed(crazy, blobs)
     assert again.digest == snapshot.digest
     node = NodeSnapshots(tmp_path / "node")
