@@ -66,7 +66,11 @@ class Appender:
             except OSError:
                 pass  # closed under us: opened again below
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags, 0o600)
+        try:
+            descriptor = os.open(self.path, flags, 0o600)
+        except FileNotFoundError:
+            os.mkdir(os.path.dirname(self.path), 0o700)  # a clean-up went too far
+            descriptor = os.open(self.path, flags, 0o600)
         info = os.fstat(descriptor)
         self._fd, self._identity = descriptor, (info.st_dev, info.st_ino)
         return descriptor

@@ -209,7 +209,7 @@ class LoggingRun(Run):
         return self.get_properties()
 
     def get_tags(self) -> Dict[str, str]:
-        """Return the tags that the job was submitted with and this process has set."""
+        """Return the tags that this process has set."""
         return dict(self._tags)
 
     def get_properties(self) -> Dict[str, str]:
@@ -300,7 +300,7 @@ class LoggingRun(Run):
 
 
 def _rank(environment: Mapping[str, str]) -> int:
-    for name in ("RAYJOBS_RANK", "RANK", "OMPI_COMM_WORLD_RANK"):
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK"):
         value = environment.get(name, "")
         if value.isdigit():
             return int(value)

@@ -27,8 +27,7 @@ class SubmittedRun(LoggingRun):
             environment.get("RAYJOBS_WORKSPACE_NAME", ""),
         )
         self.input_datasets = paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
-        self.output_datasets = paths_by_name("RAYJOBS_OUTPUT_", "RAYJOBS_OUTPUT_")
-        self._tags = _json_object(environment.get("RAYJOBS_TAGS"))
+        self.output_datasets: Dict[str, str] = {}
         self._metrics_dir = metrics_dir
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics_dir)
         self._area = UploadArea(os.path.join(root, "uploads"))
@@ -152,14 +151,6 @@ class RunWorkspace:
     def __init__(self, name: str) -> None:
         """Name a workspace."""
         self.name = name
-
-
-def _json_object(text: Optional[str]) -> Dict[str, str]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
 
 
 def paths_by_name(by_name: str, by_upper: str) -> Dict[str, str]:

@@ -1,0 +1,75 @@
+"""A script that is started by hand gets the same API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs import Run
+from rayjobs.injob import run as injob_run
+from rayjobs.injob.offline import OfflineRun
+from rayjobs.injob.run import RunNotSupportedError
+
+
+@pytest.fixture(autouse=True)
+def own_context() -> Iterator[None]:
+    injob_run._contexts.clear()
+    yield
+    injob_run._contexts.clear()
+
+
+def test_outside_of_jobs_the_run_is_offline() -> None:
+    run = Run.get_context()
+    assert isinstance(run, OfflineRun)
+    assert run.id.startswith("OfflineRun_")
+    assert Run.get_context() is run
+    assert run.experiment.name == "offline"
+    with pytest.raises(RunNotSupportedError, match="does not belong to a job"):
+        Run.get_context(allow_offline=False)
+
+
+def test_it_prints_and_remembers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = Run.get_context()
+    run.log("loss", 0.5, step=1)
+    run.log("loss", 0.25, step=2)
+    run.log_row("fit", x=1)
+    run.tag("kind", "test")
+    assert run.get_metrics() == {"loss": [0.5, 0.25], "fit": {"x": 1}}
+    assert run.get_tags() == {"kind": "test"}
+    assert "loss: 0.5 (step 1)" in capsys.readouterr().out
+    (tmp_path / "a.txt").write_text("a")
+    run.upload_file("outputs/a.txt", str(tmp_path / "a.txt"))
+    assert run.get_file_names() == ["outputs/a.txt"]
+    run.download_file("outputs/a.txt", str(tmp_path / "b.txt"))
+    assert (tmp_path / "b.txt").read_text() == "a"
+
+
+def test_wrong_values_are_refused_as_in_a_job() -> None:
+    with pytest.raises(TypeError, match="log_list"):
+        Run.get_context().log("m", [1])
+
+
+def test_with_sets_the_status() -> None:
+    with OfflineRun() as run:
+        run.log("m", 1)
+    assert run.get_status() == "Completed"
+    with pytest.raises(ValueError, match="x"), OfflineRun() as failed:
+        raise ValueError("x")
+    assert failed.get_status() == "Failed"
+    with pytest.raises(SystemExit), OfflineRun() as left:
+        raise SystemExit(0)
+    assert left.get_status() == "Completed"
+
+
+def test_children_belong_to_their_parent() -> None:
+    run = OfflineRun()
+    child = run.child_run("first")
+    assert child.parent is run
+    assert run.get_children() == [child]
+
+
+def test_a_run_is_not_made_by_hand() -> None:
+    with pytest.raises(TypeError, match="get_context"):
+        Run()
