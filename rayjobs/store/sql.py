@@ -10,6 +10,7 @@ from rayjobs.errors import UsageError
 from rayjobs.store.allocations import AllocationsPart
 from rayjobs.store.attempts import AttemptsPart
 from rayjobs.store.connection import Database
+from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.jobs import JobsPart
 from rayjobs.store.runs import RunsPart
 
@@ -41,7 +42,10 @@ class SqlStore(JobsPart, AttemptsPart, AllocationsPart, RunsPart):
         busy_timeout_s: float = BUSY_TIMEOUT_S,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._database = Database(_path_of(url_or_path), busy_timeout_s=busy_timeout_s)
+        path = _path_of(url_or_path)
+        self._database = Database(path, busy_timeout_s=busy_timeout_s)
+        if path is not None:
+            warn_if_shared(path)
 
     @property
     def path(self) -> Path | None:
