@@ -31,7 +31,7 @@ def take_over(
         use_cgroups = os.environ.get("RAYJOBS_CGROUPS", "1") != "0"
         host = Host(plan, secrets, warm=warm, cold_reason=reason, use_cgroups=use_cgroups)
     except Exception as error:
-        traceback.print_exc()
+        detach.note(traceback.format_exc())
         detach.report({"ok": False, "error": f"the attempt host cannot start: {error}"})
         return None
     detach.report()

@@ -74,6 +74,14 @@ def read_report(descriptor: int) -> bytes:
     return b"".join(chunks)
 
 
+def note(text: str) -> None:
+    """Write to this process's own log; never raises, since the disk may be full."""
+    try:
+        os.write(2, text.encode("utf-8", "backslashreplace") + b"\n")
+    except OSError:
+        return
+
+
 def point_output(log: str) -> None:
     """Read nothing, and append stdout and stderr to the file `log`."""
     nothing = os.open(os.devnull, os.O_RDONLY)

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     # this folder, whose module names are general words.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from rayjobs.injob import control, exitrecord, kernel
+from rayjobs.injob import control, detach, exitrecord, kernel
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
@@ -30,6 +30,7 @@ from rayjobs.injob.tree import Tree
 _TICK_S = 0.5
 _ENDING_TICK_S = 0.02
 _RETRY_RECORD_S = 0.5
+_REAP_S = 1.0
 _KEEP_RECORD_S = 24 * 3600.0
 
 
@@ -134,7 +135,7 @@ class Host:
                 self._turn()
             self._finish(self.ending.make_record(self._started_at, self._cold_reason))
         except Exception:
-            traceback.print_exc()
+            detach.note(traceback.format_exc())
             self._give_up(traceback.format_exc())
         return None
 
@@ -218,15 +219,16 @@ class Host:
         for key, events in self._selector.select(timeout_s):
             key.data(events)
 
-    def _reap(self) -> None:
+    def _reap(self) -> bool:
+        """Take in the ends of children, adopted ones too; False when there are no children."""
         now = time.time()
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
-                return
+                return False
             if pid == 0:
-                return
+                return True
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)
@@ -291,6 +293,9 @@ class Host:
 
     def _finish(self, record: dict[str, Any]) -> None:
         """Record first, report second; while the disk refuses, waiters get it from memory."""
+        patience = time.monotonic() + _REAP_S
+        while self._reap() and time.monotonic() < patience:
+            time.sleep(0.005)  # the last zombies: the init of a container may leave them for ever
         keep_until = time.monotonic() + _KEEP_RECORD_S
         while True:
             try:
@@ -298,7 +303,7 @@ class Host:
                 break
             except OSError as error:
                 if self.record is None:
-                    print(f"cannot write the exit record yet: {error}", file=sys.stderr)
+                    detach.note(f"cannot write the exit record yet: {error}")
                 self.record = record
                 if not os.path.isdir(self.plan.root) or time.monotonic() > keep_until:
                     break

@@ -22,7 +22,11 @@ if __name__ == "__main__":
     from rayjobs.injob.warmloop import main
 
     _program = main(sys.argv[1:], _BASE_PATH)
-    if _program is not None:
-        # A forked rank: everything of the loop is off the stack, and the interpreter's own
-        # finalisation follows when this returns.
-        _program.run()
+    if _program is None:
+        import os
+
+        # The warm interpreter or a host, done: taking all those packages down takes a second.
+        os._exit(0)
+    # A forked rank: everything of the loop is off the stack, and the interpreter's own
+    # finalisation follows when this returns.
+    _program.run()

@@ -9,7 +9,7 @@ import time
 
 class Last:
     def __del__(self):
-        print("del")
+        print("del", flush=True)  # unflushed, it is lost once sympy is imported: it keeps stdout
 
 
 def late():
