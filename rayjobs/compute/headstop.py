@@ -6,10 +6,9 @@ Whoever calls this holds the keeper's lock: the keeper itself, or a client when 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
-import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.compute import localhead, wakeclient
+from rayjobs.compute.localhead import command_of
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
-from rayjobs.injob.processes import descendants, marked
+from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.paths import NodePaths, TargetPaths, runtime_dir
 
 RETIRE_ANSWER_S = 20.0
@@ -82,8 +82,8 @@ def retire(place: Place, *, force: bool) -> None:
         listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
         raise TargetError(
             f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
-            f" Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
-            f"is queued waits for the next start.",
+            " Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
+            "is queued waits for the next start.",
             jobs=jobs,
         )
 
@@ -121,6 +121,7 @@ def clear_ray(place: Place) -> None:
         TargetError: a process could not be ended; Ray's folder is kept then.
     """
     folder = localhead.ray_folder(place.home)
+    _end_starters(place)
     _end_ray(place, folder)
     survivors = list(localhead.processes_of(folder))
     if survivors:
@@ -142,8 +143,8 @@ def remove_files(place: Place, *, keep_progress: bool = False) -> None:
             (place.paths.root / file).unlink(missing_ok=True)
     place.paths.token.unlink(missing_ok=True)
     folder = runtime_dir(place.home)
-    for path in folder.glob("*.sock"):
-        if not wakeclient.is_listening(path):
+    for path in folder.iterdir():
+        if not path.is_dir() and not wakeclient.is_listening(path):
             path.unlink(missing_ok=True)
     for empty in (place.paths.workspaces, place.paths.log, folder):
         with contextlib.suppress(OSError):
@@ -159,17 +160,18 @@ def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
         _wait_for_end(left, KILLED_S)
 
 
-def owner_of(path: Path) -> Identity | None:
-    """Return who listens at a Unix socket, or None."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(5.0)
-        try:
-            connection.connect(str(path))
-            credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        except OSError:
-            return None
-    pid, _uid, _gid = struct.unpack("3i", credentials)
-    return identity_of(pid)
+def _end_starters(place: Place) -> None:
+    """End starters whose keeper was killed: they would go on with a start nobody wants now."""
+    wanted = [b"rayjobs.compute.raylaunch", os.fsencode(place.home), place.name.encode()]
+    starters = [
+        identity
+        for pid in all_pids()
+        if pid != os.getpid()
+        and (words := command_of(pid).split(b"\0"))
+        and any(words[at : at + 3] == wanted for at in range(len(words)))
+        and (identity := identity_of(pid)) is not None
+    ]
+    end(starters, polite_s=0.0)
 
 
 def _end_ray(place: Place, folder: Path) -> None:
@@ -226,14 +228,22 @@ def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
 
 
 def _end_warm(place: Place) -> None:
-    """End warm interpreters: they live outside Ray, and only serve this home."""
-    owners = []
-    for path in runtime_dir(place.home).glob("warm-*.sock"):
-        owner = owner_of(path)
+    """End warm interpreters: they live outside Ray, and serve this home alone.
+
+    One that is still importing does not listen yet, so its command line tells who it is.
+    """
+    folder = runtime_dir(place.home)
+    for path in folder.glob("warm-*.sock"):
         with contextlib.suppress(TimeoutError):
             wakeclient.ask(path, {"op": "stop"}, timeout_s=2.0)
-        if owner is not None:
-            owners.append(owner)
+    wanted = os.fsencode(folder / "warm-")
+    owners = [
+        identity
+        for pid in all_pids()
+        if pid != os.getpid()
+        and any(word.startswith(wanted) for word in command_of(pid).split(b"\0"))
+        and (identity := identity_of(pid)) is not None
+    ]
     if not _wait_for_end(owners, POLITE_S):
         end(owners, polite_s=1.0)
 

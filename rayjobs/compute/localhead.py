@@ -204,7 +204,7 @@ def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[st
         "num-gpus": settings.gpus,
         "memory": settings.memory_bytes,
         "object-store-memory": settings.object_store_bytes,
-        "include-dashboard": "true",
+        "include-dashboard": str(settings.dashboard).lower(),
         # Workers' output goes to files that nobody follows: no process for that.
         "include-log-monitor": "false",
         "log-style": "record",
@@ -236,19 +236,21 @@ def processes_of(folder: Path) -> Iterator[Identity]:
             yield identity
 
 
-def _named(pid: int, wanted: bytes) -> bool:
+def command_of(pid: int) -> bytes:
+    """Return a process's command line, its words ended by NUL; empty when it has gone."""
     try:
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return False
+        return b""
+
+
+def _named(pid: int, wanted: bytes) -> bool:
+    command = command_of(pid)
     return wanted in command and _ray_command(command)
 
 
 def _is_rays(pid: int) -> bool:
-    try:
-        return _ray_command(Path(f"/proc/{pid}/cmdline").read_bytes())
-    except OSError:
-        return False
+    return _ray_command(command_of(pid))
 
 
 def _ray_command(command: bytes) -> bool:

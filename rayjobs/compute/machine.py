@@ -28,6 +28,7 @@ class LocalSettings:
         gpus: GPUs that Ray offers; may be more than there are, in tests.
         memory_bytes: Memory that Ray offers to reservations.
         object_store_bytes: Size of Ray's shared memory store.
+        dashboard: Whether Ray's dashboard is started (it is most of what an idle head weighs).
         idle_s: Seconds without any job after which the head is stopped.
     """
 
@@ -36,6 +37,7 @@ class LocalSettings:
     memory_bytes: int
     object_store_bytes: int
     idle_s: float
+    dashboard: bool = True
 
     @classmethod
     def read(cls, environment: Mapping[str, str] = os.environ) -> LocalSettings:
@@ -54,6 +56,7 @@ class LocalSettings:
             memory_bytes=max(MIB, int(memory_limit_bytes() * MEMORY_SHARE) - store),
             object_store_bytes=store,
             idle_s=_number(environment, "RAYJOBS_LOCAL_IDLE_S", lambda: DEFAULT_IDLE_S),
+            dashboard=_number(environment, "RAYJOBS_LOCAL_DASHBOARD", lambda: 1.0) > 0,
         )
 
 

@@ -84,7 +84,7 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
         processes=_identities(folder),
     )
     localhead.save_record(paths, record)
-    say(f"Ray is up (dashboard at {record.dashboard_url})")
+    say(f"Ray is up (dashboard at {record.dashboard_url or 'none: switched off'})")
     return record
 
 

@@ -15,7 +15,7 @@ from rayjobs import ids
 from rayjobs.compute import keeper, localhead, starting, targets
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
-from rayjobs.injob.identity import send_signal
+from rayjobs.injob.identity import Identity, is_alive, send_signal
 from rayjobs.paths import TargetPaths
 
 pytestmark = pytest.mark.ray
@@ -41,6 +41,7 @@ def wait_for(fact: Callable[[], bool], what: str) -> None:
 def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home without a head; whatever the test leaves running there is ended."""
     monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
+    monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
     place = Place("local", short_path / "h")
     yield place.home
     targets.stop_target(force=True, home=place.home)
@@ -106,22 +107,37 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     nothing_is_left(home)
 
 
-def test_a_head_without_its_keeper_can_be_stopped(home: Path) -> None:
+def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: Path) -> None:
     paths = TargetPaths.of("local", under=home)
     starting.ensure_target("local", home=home)
-    record = localhead.load_record(paths)
-    owner = keeper.keeper_of(paths)
-    assert record is not None and owner is not None
-    assert send_signal(owner, signal.SIGKILL)
-    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
-
-    # The raylet dies as well: what is left of the head must still be found.
-    raylet = record.identity("raylet")
+    first = localhead.load_record(paths)
+    assert first is not None
+    raylet = first.identity("raylet")
     assert raylet is not None
+
+    # Ray dies under its keeper: a new head takes its place, and nothing of the old one is left.
     assert send_signal(raylet, signal.SIGKILL)
+    wait_for(lambda: not first.is_running, "the head is known to be dead")
+    starting.ensure_target("local", home=home)
+    wait_for(lambda: _is_another(paths, first.instance), "another head")
+    second = localhead.load_record(paths)
+    assert second is not None and second.is_running
+    assert not any(is_alive(Identity.from_dict(values)) for values in first.processes.values())
+
+    # Both the keeper and the raylet die: what is left of the head must still be found.
+    owner, raylet = keeper.keeper_of(paths), second.identity("raylet")
+    assert owner is not None and raylet is not None
+    assert send_signal(owner, signal.SIGKILL)
+    assert send_signal(raylet, signal.SIGKILL)
+    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
     assert targets.stop_target(home=home, force=True)
     nothing_is_left(home)
     assert not targets.stop_target(home=home)
+
+
+def _is_another(paths: TargetPaths, instance: str) -> bool:
+    record = localhead.load_record(paths)
+    return record is not None and record.instance != instance
 
 
 def test_a_start_that_ray_refuses_says_why_and_leaves_nothing(

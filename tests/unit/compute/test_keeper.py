@@ -15,7 +15,7 @@ from rayjobs.compute import headstop, keeper, localhead, progress
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.progress import Line, Progress
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.paths import TargetPaths
+from rayjobs.paths import TargetPaths, runtime_dir
 
 STUBBORN = """
 import signal, sys, time
@@ -142,6 +142,19 @@ def test_running_attempts_are_ended_through_their_hosts(
     headstop.stop_head(Place("local", home), say=said.append)
     assert not is_alive(identity)
     assert "ending 1 running attempt" in said
+
+
+def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headstop, "POLITE_S", 0.1)
+    home = short_path / "h"
+    socket = runtime_dir(home) / "warm-0123456789abcdef.sock"
+    with subprocess.Popen(
+        [sys.executable, "-c", "import time; time.sleep(600)", "--socket", str(socket)]
+    ) as importing:
+        headstop.stop_head(Place("local", home), say=lambda _text: None)
+        assert importing.wait(timeout=30) == -signal.SIGTERM
 
 
 def test_the_keeper_is_small() -> None:
