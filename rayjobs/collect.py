@@ -55,12 +55,14 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
     prefix = f"node-{node}/" if node else ""
     found = Found()
     names: dict[str, Path] = {}
-    inside = Path(os.path.realpath(paths.work))
+    # Of the attempt's own folder: the script may have put links in place of work and outputs.
+    real_root = Path(os.path.realpath(paths.root))
+    inside = real_root / paths.work.name
     for folder in ("outputs", "logs"):
         for name, path in _walk(paths.work / folder, folder, inside, found):
             names[prefix + name] = path
     uploads = paths.root / "uploads"
-    for name, path in _walk(uploads, "", Path(os.path.realpath(uploads)), found):
+    for name, path in _walk(uploads, "", real_root / uploads.name, found):
         names[prefix + name] = path
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
@@ -77,6 +79,9 @@ def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple
     while pending:
         at, at_name, above = pending.pop()
         real = os.path.realpath(at)
+        if not Path(real).is_relative_to(inside):
+            found.left_out.append(f"{at_name}: a link that leads out of the job's directory")
+            continue
         if real in above:
             found.left_out.append(f"{at_name}: a link that leads to a folder above it")
             continue
