@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.jobs import jobs  # noqa: F401
 from tests.local_target import (  # fixtures of all tests, and what cleans up after them
     local_target,  # noqa: F401
     remove_runtime_folder,
@@ -99,6 +100,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(group) and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(group))
                 break
+        # Whichever test is the first of these waits for Ray, which a busy machine makes slow.
+        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(RAY_TEST_TIMEOUT_S))
     items.sort(key=lambda item: not item.get_closest_marker("ray"))
 
 
