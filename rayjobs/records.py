@@ -164,3 +164,64 @@ class StoredFile:
     digest: str
     blob: str
     stored_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """A sweep: its row in the queue, and what is kept beside it.
+
+    Attributes:
+        job: Of kind "sweep". Its `spec` is the base job; its `attempt` is the number of the
+            driver that works on it, the fencing token of all that a driver writes.
+        spec: The sweep's own definition as plain data.
+        driver: ``module:function`` that starts its driver on a target.
+    """
+
+    job: Job
+    spec: Mapping[str, Any]
+    driver: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRow:
+    """One row of a sweep's trial table, as it is stored.
+
+    Attributes:
+        number: From 0.
+        job: Id of its job; None until that is submitted.
+        state: A name that the sweep's driver knows.
+        reports: The primary metric's values, oldest first; NaN and infinities among them.
+        judged: How many of them the early termination policy has judged.
+        stop_requested: Its end was decided; the job may still be ending.
+        metric_names: All names that its job logged, known once it ended.
+    """
+
+    number: int
+    parameters: Mapping[str, Any]
+    state: str
+    job: str | None = None
+    reports: tuple[float, ...] = ()
+    reason: str = ""
+    judged: int = 0
+    stop_requested: bool = False
+    metric_names: tuple[str, ...] = ()
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildNews:
+    """How a child of a sweep stands, and what it logged since it was last looked at.
+
+    Attributes:
+        points: New points of the metric that was asked for, from the newest attempt alone.
+        cursor: Where the next look begins: ``{"attempt": n, "ranks": {rank: sequence}}``.
+    """
+
+    job: str
+    state: JobState
+    attempt: int
+    reason: str
+    failure: Failure | None
+    points: tuple[MetricPoint, ...]
+    cursor: Mapping[str, Any]

@@ -85,7 +85,12 @@ class Board:
         found: list[tuple[Served, Job]] = []
         for served in self.served:
             jobs = await self._read(served, served.store.jobs, states=[JobState.QUEUED])
-            found += [(served, job) for job in jobs or [] if job.target == self.target]
+            # Parents of other jobs (a sweep) run nothing themselves.
+            found += [
+                (served, job)
+                for job in jobs or []
+                if job.target == self.target and job.kind == "job"
+            ]
         return found
 
     async def live(self) -> list[tuple[Served, Job, Attempt]]:

@@ -18,7 +18,8 @@ from rayjobs.store.rows import attempt_of, failure_text, job_of, time_text, to_j
 
 LIVE_JOBS = f"""
 SELECT * FROM jobs
-WHERE target = :target AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})
+WHERE target = :target AND kind = 'job'
+    AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})
 ORDER BY serial
 """  # noqa: S608 - made of our own names
 

@@ -13,7 +13,17 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayjobs.failures import Failure
-from rayjobs.records import Allocation, Attempt, Event, Job, MetricPoint, StoredFile
+from rayjobs.records import (
+    Allocation,
+    Attempt,
+    ChildNews,
+    Event,
+    Job,
+    MetricPoint,
+    StoredFile,
+    Sweep,
+    TrialRow,
+)
 from rayjobs.states import JobState
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
@@ -265,6 +275,77 @@ class Store(Protocol):
 
     def files(self, job_id: str) -> list[StoredFile]:
         """Return a run's visible files by name."""
+        ...
+
+    # -- sweeps --------------------------------------------------------------------------------
+    def put_sweep(
+        self,
+        base: JobSpec,
+        *,
+        sweep: Mapping[str, Any],
+        driver: str,
+        experiment: str,
+        snapshot: str | None,
+        user: str,
+        name: str = "sweep",
+        tags: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        idempotency_key: str | None = None,
+        sweep_id: str | None = None,
+    ) -> tuple[Sweep, bool]:
+        """Write a sweep durably (fsync): a job of kind "sweep", Running from the start.
+
+        No target starts it; its driver does what there is to do. It is canceled by
+        `request_cancel`, and ended by its driver through `move` and `finish` with the number of
+        its claim as the attempt. With a key that exists, that sweep and False.
+
+        Args:
+            base: What each trial runs, before its parameters.
+            sweep: The sweep's own definition, plain JSON data.
+            driver: ``module:function`` that starts a driver on a target.
+        """
+        ...
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """Return a sweep. Raises NotFoundError, also for a job that is none."""
+        ...
+
+    def sweeps(self, *, experiment: str | None = None, limit: int | None = None) -> list[Sweep]:
+        """Return sweeps, newest first."""
+        ...
+
+    def sweeps_to_drive(self, target: str) -> list[tuple[str, str]]:
+        """Return id and driver of a target's sweeps that have not ended."""
+        ...
+
+    def claim_sweep(self, sweep_id: str) -> int | None:
+        """Make the caller the sweep's only driver; return the growing number of the claim.
+
+        None for a sweep that has ended. What an earlier driver writes afterwards is refused.
+        """
+        ...
+
+    def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
+        """Write rows of the trial table durably, new ones and changed ones; all or none.
+
+        A row's parameters never change. False when there is a newer claim.
+        """
+        ...
+
+    def trials(self, sweep_id: str) -> list[TrialRow]:
+        """Return the trial table, in order of number."""
+        ...
+
+    def child_news(
+        self, parent: str, *, metric: str, cursors: Mapping[str, Mapping[str, Any]]
+    ) -> list[ChildNews]:
+        """Return how children stand, with what they logged of a metric since the last look.
+
+        One transaction, which reads new points only.
+
+        Args:
+            cursors: Job id → cursor of the last look, ``{}`` for the first.
+        """
         ...
 
     # -- the store itself ----------------------------------------------------------------------

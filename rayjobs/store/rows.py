@@ -59,7 +59,8 @@ def spec_of(text: str) -> JobSpec:
     return JobSpec.model_validate_json(text)
 
 
-def _failure(text: str | None) -> Failure | None:
+def failure_of(text: str | None) -> Failure | None:
+    """Return the failure of a JSON text; None for none."""
     return None if text is None else Failure.from_dict(json.loads(text))
 
 
@@ -91,7 +92,7 @@ def job_of(row: sqlite3.Row) -> Job:
         ended_at=optional_time(row["ended_at"]),
         not_before=optional_time(row["not_before"]),
         cancel_requested_at=optional_time(row["cancel_requested_at"]),
-        failure=_failure(row["failure"]),
+        failure=failure_of(row["failure"]),
         tags=_strings(row["tags"]),
         properties=_strings(row["properties"]),
     )
@@ -110,7 +111,7 @@ def attempt_of(row: sqlite3.Row) -> Attempt:
         exits=tuple(json.loads(row["exits"])),
         cold_reason=row["cold_reason"],
         outcome=row["outcome"],
-        failure=_failure(row["failure"]),
+        failure=failure_of(row["failure"]),
     )
 
 

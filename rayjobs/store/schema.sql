@@ -115,6 +115,13 @@ CREATE TABLE metrics (
 )
  WITHOUT ROWID;
 
+CREATE TABLE sweeps (
+	job TEXT NOT NULL,
+	driver TEXT NOT NULL,
+	spec TEXT NOT NULL,
+	PRIMARY KEY (job)
+);
+
 CREATE TABLE targets (
 	name TEXT NOT NULL,
 	number INTEGER NOT NULL,
@@ -123,9 +130,25 @@ CREATE TABLE targets (
 	PRIMARY KEY (name)
 );
 
+CREATE TABLE trials (
+	sweep TEXT NOT NULL,
+	number INTEGER NOT NULL,
+	job TEXT,
+	state TEXT NOT NULL,
+	parameters TEXT NOT NULL,
+	reports TEXT NOT NULL,
+	reason TEXT NOT NULL,
+	judged INTEGER NOT NULL,
+	stop_requested INTEGER NOT NULL,
+	metric_names TEXT NOT NULL,
+	started_at TEXT,
+	ended_at TEXT,
+	PRIMARY KEY (sweep, number)
+);
+
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL,
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0002');
+INSERT INTO alembic_version (version_num) VALUES ('0003');

@@ -145,6 +145,32 @@ targets = sa.Table(
     sa.Column("claimed_at", sa.Text, nullable=False),
 )
 
+# A sweep is a row of `jobs` (kind "sweep") with this beside it. Both tables were added by 0003.
+sweeps = sa.Table(
+    "sweeps",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("driver", sa.Text, nullable=False),  # module:function, see store/sweeps.py
+    sa.Column("spec", sa.Text, nullable=False),
+)
+
+trials = sa.Table(
+    "trials",
+    metadata,
+    sa.Column("sweep", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("job", sa.Text),
+    sa.Column("state", sa.Text, nullable=False),
+    sa.Column("parameters", sa.Text, nullable=False),
+    sa.Column("reports", sa.Text, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("judged", sa.Integer, nullable=False),
+    sa.Column("stop_requested", sa.Integer, nullable=False),
+    sa.Column("metric_names", sa.Text, nullable=False),
+    sa.Column("started_at", sa.Text),
+    sa.Column("ended_at", sa.Text),
+)
+
 
 def sqlite_schema() -> str:
     """Return the text of `schema.sql`: a new SQLite store, alembic's mark included."""
