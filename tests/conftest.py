@@ -30,6 +30,7 @@ WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HORO
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 GROUPS = ("ray", "storage")  # markers whose tests share one server, hence one xdist worker
 LEFTOVER_DEADLINE_S = float(os.environ.get("TEST_LEFTOVER_DEADLINE_S", "30"))
+RAY_TEST_TIMEOUT_S = 360
 
 settings.register_profile(
     "rayjobs",
