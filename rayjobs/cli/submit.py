@@ -97,7 +97,7 @@ def submit(
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
     try:
-        spec = _spec(script, file, options)
+        spec = typed_spec(script, file, options)
         if dry_run:
             return _show_plan(settings, spec, experiment)
         with settings.open(create=True) as workspace:
@@ -111,7 +111,7 @@ def submit(
     return Exit.DONE
 
 
-def _spec(script: str | None, file: str | None, options: dict[str, Any]) -> JobSpec:
+def typed_spec(script: str | None, file: str | None, options: dict[str, Any]) -> JobSpec:
     """Return the spec that the file and the options give together.
 
     Raises:

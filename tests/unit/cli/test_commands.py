@@ -1,0 +1,413 @@
+"""Commands on a workspace with jobs in it, while no target runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayjobs.failures import FailureClass
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from tests.unit.cli.conftest import LOG, Queue, Terminal
+
+
+def tail(job: Job) -> str:
+    return job.id.rpartition("_")[2]
+
+
+# -- ls ----------------------------------------------------------------------------------------
+
+
+def test_ls_without_a_workspace_is_an_empty_list(terminal: Terminal) -> None:
+    done = terminal.type("ls", "--json")
+    assert (done.code, json.loads(done.out)) == (0, [])
+    assert "there is no workspace" in done.err
+
+
+def test_ls_shows_what_waits_and_what_ended_lately(queue: Queue, terminal: Terminal) -> None:
+    old = queue.completed("old")
+    ended = [queue.completed() for _ in range(10)]
+    waiting = queue.submit("next")
+    lines = terminal.type("ls").out.splitlines()
+    assert lines[0].split() == ["ID", "NAME", "EXPERIMENT", "STATE", "SUBMITTED", "WAITED", "RAN"]
+    assert lines[1].split()[:4] == [tail(waiting), "next", "next", "Queued"]
+    assert [line.split()[0] for line in lines[2:]] == [tail(job) for job in reversed(ended)]
+    assert tail(old) not in "\n".join(lines)
+    assert tail(old) in terminal.type("ls", "-a").out
+
+
+@pytest.mark.parametrize("alias", ["ps", "queue"])
+def test_ls_has_the_names_that_others_use(alias: str, queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed()
+    assert tail(job) in terminal.type(alias).out
+
+
+def test_ls_says_why_jobs_wait_or_failed(queue: Queue, terminal: Terminal) -> None:
+    queue.failed()
+    queue.submit()
+    shown = terminal.type("ls").out
+    assert "target 'local' does not run" in shown
+    assert "ValueError: no" in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        (("-s", "failed"), ["bad"]),
+        (("-e", "mnist"), ["mnist"]),
+        (("--tag", "seed=3"), ["tagged"]),
+        (("-n", "1"), ["tagged"]),
+        (("--target", "elsewhere"), []),
+    ],
+)
+def test_ls_filters(
+    options: tuple[str, ...], names: list[str], queue: Queue, terminal: Terminal
+) -> None:
+    queue.completed("mnist")
+    queue.failed(name="bad")
+    queue.submit("tagged", tags={"seed": "3"})
+    listed = json.loads(terminal.type("ls", "--json", *options).out)
+    assert [one["name"] for one in listed] == names
+
+
+def test_a_live_job_that_nobody_answers_for_is_shown_as_such(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.start(queue.submit())
+    [listed] = json.loads(terminal.type("ls", "--json").out)
+    assert (listed["state"], listed["shown_state"]) == ("Running", "NotResponding")
+    assert "NotResponding" in terminal.type("show", job.id).out
+    assert queue.workspace.store.job(job.id).state is JobState.RUNNING
+
+
+def test_ls_does_not_watch_in_json(terminal: Terminal) -> None:
+    assert terminal.type("ls", "-w", "--json").code == 2
+
+
+# -- show --------------------------------------------------------------------------------------
+
+
+def test_show_tells_all_about_a_job(queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed(arguments=("--lr", "0.1 0.2"), tags={"owner": "ada"})
+    shown = terminal.type("show", tail(job)).out
+    for part in (
+        job.id,
+        "Completed",
+        "train.py --lr '0.1 0.2'",
+        "owner=ada",
+        "Attempt 1",
+        "rj-local-1-1",
+        "loss",
+        "2 (",
+    ):
+        assert part in shown
+
+
+def test_show_gives_the_root_cause_without_its_escapes(queue: Queue, terminal: Terminal) -> None:
+    job = queue.failed()
+    shown = terminal.type("show", job.id).out
+    assert "Failure (user, rank 0)" in shown
+    assert "    ValueError: no data" in shown
+    assert "\x1b" not in shown
+
+
+def test_show_as_json_holds_the_spec_and_attempts(queue: Queue, terminal: Terminal) -> None:
+    job = queue.failed(FailureClass.OUT_OF_MEMORY)
+    data = json.loads(terminal.type("show", "--json", job.id).out)
+    assert data["spec"]["script"] == "train.py"
+    assert data["failure"]["failure_class"] == "out_of_memory"
+    assert [attempt["number"] for attempt in data["attempts"]] == [1]
+    assert data["files"] == []
+
+
+def test_a_job_is_found_by_parts_of_its_id_and_by_its_name(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.completed("lonely")
+    for text in (job.id, job.id[:12], tail(job), tail(job)[:5], "lonely"):
+        assert json.loads(terminal.type("show", "--json", text).out)["id"] == job.id
+
+
+def test_an_unknown_or_ambiguous_job_is_told(queue: Queue, terminal: Terminal) -> None:
+    jobs = [queue.completed(), queue.completed()]
+    assert terminal.type("show", "zzz").code == 3
+    done = terminal.type("show", "mnist")
+    assert done.code == 2
+    assert all(job.id in done.err for job in jobs)
+
+
+# -- logs --------------------------------------------------------------------------------------
+
+
+def test_logs_are_byte_exact_where_no_terminal_is(
+    queue: Queue, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    from rayjobs.cli.main import run
+
+    job = queue.completed()
+    assert run(["logs", job.id]) == 0
+    assert capfdbinary.readouterr() == (LOG, b"")
+    assert run(["logs", "-f", job.id]) == 0
+    assert capfdbinary.readouterr() == (LOG, b"")
+    assert run(["logs", "-n", "1", "-f", job.id]) == 0
+    assert capfdbinary.readouterr() == (b"three, without an end", b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("-n", "1"), "three, without an end"),
+        (("-n", "0"), ""),
+        (("--list",), "azureml-logs/70_driver_log.txt\n"),
+        (("user_logs/std_log.txt", "-n", "1"), "three, without an end"),
+    ],
+)
+def test_logs_in_part(
+    options: tuple[str, ...], expected: str, queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.completed()
+    done = terminal.type("logs", job.id, *options)
+    assert (done.code, done.out) == (0, expected)
+
+
+def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
+    for rank in (0, 1):
+        name = f"azureml-logs/70_driver_log_{rank}.txt"
+        queue.store_file(job, name, f"from {rank}\n".encode())
+    queue.finish(job)
+    assert terminal.type("logs", job.id, "--rank", "1").out == "from 1\n"
+    both = terminal.type("logs", job.id, "--rank", "all").out
+    assert both == "[rank 0] from 0\n[rank 1] from 1\n"
+    assert terminal.type("logs", job.id, "--rank", "2").code == 3
+    assert terminal.type("logs", job.id, "--rank", "first").code == 2
+
+
+def test_logs_failed_prints_the_lines_that_matter(queue: Queue, terminal: Terminal) -> None:
+    done = terminal.type("logs", "--failed", queue.failed().id)
+    assert done.out == "  File train.py, line 3\nValueError: no data\n"
+    assert "rank 0" in done.err
+    good = terminal.type("logs", "--failed", queue.completed("good").id)
+    assert (good.code, good.out) == (0, "")
+
+
+def test_logs_of_a_job_that_waits_are_not_there_yet(queue: Queue, terminal: Terminal) -> None:
+    done = terminal.type("logs", queue.submit().id)
+    assert done.code == 3
+    assert "Queued" in done.err
+
+
+# -- wait, cancel, update, why, events ---------------------------------------------------------
+
+
+def test_wait_exits_as_the_job_did(queue: Queue, terminal: Terminal) -> None:
+    good, bad = queue.completed(), queue.failed()
+    late = queue.failed(FailureClass.TIME_LIMIT)
+    assert terminal.type("wait", good.id).code == 0
+    assert terminal.type("wait", late.id).code == 124
+    assert terminal.type("wait", good.id, late.id).code == 124
+    assert terminal.type("wait", bad.id, late.id).code == 1
+    told = terminal.type("wait", bad.id)
+    assert told.code == 1
+    assert "ValueError: no data" in told.out
+    silent = terminal.type("wait", "-q", bad.id)
+    assert (silent.code, silent.out, silent.err) == (1, "", "")
+
+
+def test_wait_gives_up_after_its_timeout(queue: Queue, terminal: Terminal) -> None:
+    done = terminal.type("wait", "--timeout", "0.1s", queue.submit().id)
+    assert done.code == 124
+    assert "not ended after" in done.err
+
+
+def test_cancel_ends_a_job_that_waits_at_once(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    done = terminal.type("cancel", job.id)
+    assert (done.code, done.out) == (0, f"{job.id} Canceled\n")
+
+
+def test_cancel_of_a_live_job_is_a_request(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit())
+    for _ in range(2):
+        done = terminal.type("cancel", "--json", job.id)
+        assert done.code == 0
+        assert json.loads(done.out) == [{"id": job.id, "state": "Running", "was": "Running"}]
+    assert queue.workspace.store.job(job.id).cancel_requested_at is not None
+
+
+def test_cancel_of_a_finished_job_changes_nothing(queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed()
+    done = terminal.type("cancel", job.id)
+    assert done.code == 0
+    assert "was finished already: Completed" in done.out
+    assert queue.workspace.store.job(job.id) == job
+
+
+def test_cancel_of_an_experiment_takes_its_unfinished_jobs(
+    queue: Queue, terminal: Terminal
+) -> None:
+    queue.completed("a")
+    first, second, other = queue.submit("a"), queue.submit("a"), queue.submit("b")
+    done = terminal.type("cancel", "-e", "a", "--json")
+    assert {one["id"] for one in json.loads(done.out)} == {first.id, second.id}
+    assert queue.workspace.store.job(other.id).state is JobState.QUEUED
+
+
+@pytest.mark.parametrize("arguments", [(), ("x", "--all"), ("--all", "-e", "a")])
+def test_cancel_wants_one_way_of_naming(arguments: tuple[str, ...], terminal: Terminal) -> None:
+    assert terminal.type("cancel", *arguments).code == 2
+
+
+def test_update_changes_priority_and_tags(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit(tags={"draft": "1"})
+    done = terminal.type(
+        *("update", job.id, "--priority", "9", "--tag", "k=v", "--untag", "draft"),
+        *("--display-name", "The one"),
+    )
+    assert done.code == 0
+    after = queue.workspace.store.job(job.id)
+    assert (after.priority, dict(after.tags), after.display_name) == (9, {"k": "v"}, "The one")
+    assert terminal.type("update", job.id).code == 2
+    assert terminal.type("update", job.id, "--priority", "many").code == 2
+
+
+def test_why_names_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> None:
+    waiting, ended = queue.submit(), queue.failed()
+    assert "waits: target 'local' does not run" in terminal.type("why", waiting.id).out
+    assert "does not wait: Failed" in terminal.type("why", ended.id).out
+
+
+def test_events_are_the_history(queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed()
+    whole = terminal.type("events", job.id).out
+    assert "Finalizing → Completed" in whole
+    listed = json.loads(terminal.type("events", "--json", job.id).out)
+    assert [one["job"] for one in listed] == [job.id] * len(listed)
+    followed = terminal.type("events", "-f", "--json", job.id).out.splitlines()
+    assert [json.loads(line)["serial"] for line in followed] == [one["serial"] for one in listed]
+
+
+# -- metrics and files -------------------------------------------------------------------------
+
+
+def test_metrics_are_a_table_a_json_and_a_picture(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    job = queue.completed()
+    row = terminal.type("metrics", job.id).out.splitlines()[1].split()
+    assert row[:5] == ["loss", "0.125", "0.125", "0.5", "3"]
+    data = json.loads(terminal.type("metrics", "--json", job.id, "loss").out)
+    assert [point["value"] for point in data["metrics"]["loss"]] == [0.5, 0.25, 0.125]
+    picture = tmp_path / "curves.png"
+    assert terminal.type("metrics", job.id, "--plot", str(picture)).code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    wrong = terminal.type("metrics", job.id, "lsos")
+    assert wrong.code == 3
+    assert "loss" in wrong.err
+
+
+def test_metrics_of_a_job_without_any(queue: Queue, terminal: Terminal) -> None:
+    done = terminal.type("metrics", queue.submit().id)
+    assert (done.code, done.out) == (0, "")
+    assert "nothing yet" in done.err
+
+
+def test_files_are_listed_by_name_folder_and_pattern(queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed()
+    listed = json.loads(terminal.type("files", "--json", job.id).out)
+    assert [one["name"] for one in listed] == ["azureml-logs/70_driver_log.txt", "outputs/model.pt"]
+    for wanted in ("outputs/model.pt", "outputs", "outputs/", "*.pt", "./outputs/"):
+        assert terminal.type("files", job.id, wanted).out.splitlines()[1:][0].endswith("model.pt")
+    missing = terminal.type("files", job.id, "model.onnx")
+    assert missing.code == 3
+    assert "outputs/model.pt" in missing.err
+
+
+def test_download_puts_files_where_one_would_look(
+    queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queue.completed()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for arguments, place in (
+        (("outputs/model.pt",), "model.pt"),
+        (("outputs/model.pt", "-o", "best.pt"), "best.pt"),
+        (("outputs/model.pt", "-o", "folder"), "folder/model.pt"),
+        (("outputs/model.pt", "-o", "new/"), "new/model.pt"),
+        (("outputs/", "-o", "results"), "results/outputs/model.pt"),
+        ((), f"{job.id}/outputs/model.pt"),
+    ):
+        assert terminal.type("download", job.id, *arguments).code == 0
+        assert (tmp_path / place).read_bytes() == b"weights"
+    assert (tmp_path / job.id / "azureml-logs" / "70_driver_log.txt").read_bytes() == LOG
+    assert terminal.type("download", job.id, "outputs/model.pt", "-o", "-").out == "weights"
+
+
+def test_download_replaces_nothing_unasked(
+    queue: Queue, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = queue.completed()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.pt").write_bytes(b"mine")
+    done = terminal.type("download", job.id, "outputs/model.pt")
+    assert done.code == 2
+    assert (tmp_path / "model.pt").read_bytes() == b"mine"
+    assert terminal.type("download", job.id, "outputs/model.pt", "--force").code == 0
+    assert (tmp_path / "model.pt").read_bytes() == b"weights"
+    again = terminal.type("download", job.id, "outputs/model.pt")
+    assert "1 there already" in again.err
+
+
+def test_a_name_that_leads_out_is_refused(queue: Queue, terminal: Terminal, tmp_path: Path) -> None:
+    job = queue.start(queue.submit(), until=JobState.FINALIZING)
+    blob = queue.workspace.blobs.put_bytes(b"x", "t/evil")
+    from datetime import UTC, datetime
+
+    from rayjobs.records import StoredFile
+
+    evil = StoredFile(
+        name="outputs/../../evil",
+        attempt=1,
+        size=1,
+        digest=blob.digest,
+        blob=blob.key,
+        stored_at=datetime.now(UTC),
+    )
+    queue.workspace.store.publish_files(job.id, attempt=1, files=[evil])
+    done = terminal.type("download", job.id, "-o", str(tmp_path / "a" / "b"))
+    assert done.code == 2
+    assert not (tmp_path / "evil").exists()
+
+
+# -- the rest ----------------------------------------------------------------------------------
+
+
+def test_targets_are_listed_while_none_runs(terminal: Terminal) -> None:
+    [local] = json.loads(terminal.type("target", "ls", "--json").out)
+    assert (local["name"], local["state"]) == ("local", "stopped")
+    assert terminal.type("target", "show", "nowhere").code == 3
+    assert "did not run" in terminal.type("target", "stop").out
+
+
+def test_a_dashboard_needs_a_target_that_runs(terminal: Terminal) -> None:
+    done = terminal.type("dashboard")
+    assert done.code == 5
+    assert "rayjobs target start" in done.err
+
+
+def test_the_schema_is_json(terminal: Terminal) -> None:
+    schema = json.loads(terminal.type("schema").out)
+    assert "max_duration" in schema["properties"]
+
+
+def test_the_workspace_may_be_named_before_and_after_the_command(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    job = queue.completed()
+    where = str(queue.workspace.path)
+    for arguments in (("--workspace", where, "ls"), ("ls", "--workspace", where)):
+        assert tail(job) in terminal.type(*arguments).out
+    done = terminal.type("ls", "--workspace", str(tmp_path / "none"))
+    assert done.code == 3

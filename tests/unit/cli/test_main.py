@@ -1,0 +1,287 @@
+"""The command line as a whole: help, suggestions, errors, what it imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from rayjobs.cli import reporting
+from rayjobs.cli.main import ALIASES, SECTIONS, main
+from rayjobs.cli.reporting import causes, invoke
+from rayjobs.cli.settings import Settings, common_options
+from rayjobs.errors import NotFoundError, TargetError
+from tests.unit.cli.conftest import Queue, Terminal, leaves
+
+HEAVY = ("ray", "torch", "pandas", "pyarrow", "alembic", "rich", "sqlalchemy", "numpy", "asyncio")
+
+
+def rayjobs(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the program in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "rayjobs", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("words", list(leaves()), ids=" ".join)
+def test_every_command_explains_itself_by_an_example(
+    words: tuple[str, ...], terminal: Terminal
+) -> None:
+    for flag in ("-h", "--help"):
+        done = terminal.type(*words, flag)
+        assert done.code == 0
+        assert f"Usage: rayjobs {' '.join(words)}" in done.out
+        assert "Example" in done.out
+        assert f"  rayjobs {' '.join(words)}" in done.out.partition("Example")[2] or (
+            f"rayjobs {words[0]}" in done.out.partition("Example")[2]
+        )
+
+
+def test_the_help_lists_every_command_once(terminal: Terminal) -> None:
+    for shown in (terminal.type("-h").out, terminal.type("--help").out):
+        for section in SECTIONS.values():
+            for name in section:
+                assert shown.count(f"\n  {name} ") == 1
+
+
+def test_every_alias_leads_to_a_command() -> None:
+    context = click.Context(main)
+    for alias, name in ALIASES.items():
+        assert main.get_command(context, alias) is main.get_command(context, name)
+
+
+def test_the_version_is_the_packages(terminal: Terminal) -> None:
+    import rayjobs as package
+
+    assert terminal.type("--version").out == f"rayjobs {package.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (("sumbit",), "did you mean submit?"),
+        (("train.py",), "did you mean `rayjobs submit train.py`?"),
+        (("cancle", "1"), "did you mean cancel?"),
+        (("ls", "--experimnt", "x"), "--experiment"),
+    ],
+)
+def test_a_slip_of_the_keys_is_understood(
+    typed: tuple[str, ...], meant: str, terminal: Terminal
+) -> None:
+    done = terminal.type(*typed)
+    assert done.code == 2
+    assert meant in done.err
+    assert "-h`" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("-h",),
+        ("submit", "-h"),
+        ("ls",),
+        ("logs", "mnist"),
+        ("show", "mnist"),
+        ("metrics", "mnist"),
+        ("events", "mnist"),
+        ("cancel", "mnist"),
+        ("wait", "mnist"),
+        ("target", "ls"),
+        ("submit", "--dry-run", "train.py"),
+    ],
+    ids=" ".join,
+)
+def test_everyday_commands_import_nothing_heavy(
+    arguments: tuple[str, ...], queue: Queue, tmp_path: Path
+) -> None:
+    queue.completed()
+    (tmp_path / "train.py").write_text("print(1)\n")
+    code = (
+        "import sys\n"
+        "from rayjobs.cli.main import run\n"
+        "code = run(sys.argv[1:])\n"
+        f"print(code, *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == "0"
+
+
+# -- errors ------------------------------------------------------------------------------------
+
+
+@click.group()
+def group() -> None:
+    """Commands that fail."""
+
+
+@group.command()
+@common_options
+def causal() -> None:
+    """Fail for a reason that has a reason."""
+    try:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise TargetError("the target cannot start") from error
+    except TargetError as error:
+        raise NotFoundError("no job") from error
+
+
+@group.command()
+@common_options
+def faulty() -> None:
+    """Fail by a mistake of ours."""
+    raise ZeroDivisionError("oh")
+
+
+@group.command()
+def interrupted() -> None:
+    """Be interrupted."""
+    raise KeyboardInterrupt
+
+
+def test_an_error_prints_its_causes_outermost_first(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(group, ["causal"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.splitlines() == [
+        "error: no job",
+        "  caused by: the target cannot start",
+        "  caused by: [Errno 28] No space left on device",
+    ]
+
+
+def test_a_cause_that_was_told_is_not_told_again() -> None:
+    inner = OSError("disk")
+    outer = TargetError("cannot write: disk")
+    outer.__cause__ = inner
+    assert causes(outer) == ["cannot write: disk"]
+
+
+@pytest.mark.parametrize("name", ["causal", "faulty"])
+def test_the_traceback_needs_asking(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    invoke(group, [name])
+    assert "Traceback" not in capsys.readouterr().err
+    invoke(group, [name, "-v"])
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_fault_of_ours_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(group, ["faulty"]) == 1
+    shown = capsys.readouterr().err
+    assert "ZeroDivisionError: oh" in shown
+    assert "-v" in shown
+
+
+def test_an_interrupt_is_130(capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(group, ["interrupted"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
+    job = queue.start(queue.submit())
+    queue.store_file(job, "azureml-logs/70_driver_log.txt", b"line\n" * 400_000)
+    queue.finish(job)
+    with subprocess.Popen(
+        [sys.executable, "-m", "rayjobs", "logs", job.id],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(60) == 141
+
+
+def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
+    queue.completed()
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "rayjobs", "ls"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+
+
+def test_ctrl_c_ends_a_wait_with_130(queue: Queue) -> None:
+    job = queue.submit()
+    with subprocess.Popen(
+        [sys.executable, "-m", "rayjobs", "wait", job.id], stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == "Queued\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "Traceback" not in process.stderr.read()
+    assert str(queue.workspace.store.job(job.id).state) == "Queued"
+
+
+def test_what_was_registered_for_the_end_runs_before_the_fast_exit(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = (
+        "import atexit, pathlib, rayjobs.__main__ as program\n"
+        f"atexit.register(pathlib.Path({str(mark)!r}).touch)\n"
+        "print('said')\n"
+        "program.leave(7)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, mark.exists()) == (7, "said\n", True)
+
+
+def test_threads_at_work_are_waited_for(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = (
+        "import pathlib, threading, rayjobs.__main__ as program\n"
+        "go = threading.Event()\n"
+        f"work = lambda: (go.wait(), pathlib.Path({str(mark)!r}).touch())\n"
+        "threading.Thread(target=work).start()\n"
+        "threading.Timer(0.2, go.set).start()\n"
+        "program.leave(5)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    assert (done.returncode, mark.exists()) == (5, True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("NO_COLOR", "")])
+def test_colours_are_for_terminals_that_want_them(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert Settings().colours() is (value == "")
+    assert Settings(no_color=True).colours() is False
+
+
+def test_reporting_needs_no_terminal() -> None:
+    done = rayjobs("show", "nothing")
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "no workspace" in done.stderr
+    assert os.linesep.join(reporting.causes(ValueError("x"))) == "x"

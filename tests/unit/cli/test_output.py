@@ -1,0 +1,76 @@
+"""Times, sizes and tables as people read them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rayjobs.cli.output import ago_text, cut, duration_text, facts, print_json, size_text, table
+from rayjobs.spec import Resources
+from rayjobs.states import JobState
+
+NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (-3.0, "0.0s"),
+        (0.44, "0.4s"),
+        (12.4, "12s"),
+        (59.6, "1m 00s"),
+        (185, "3m 05s"),
+        (7620, "2h 07m"),
+        (4 * 86400 + 3 * 3600, "4d 03h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-5, "just now"), (0.3, "just now"), (59, "59s ago"), (61, "1m ago"), (90000, "1d ago")],
+)
+def test_how_long_ago(seconds: float, text: str) -> None:
+    assert ago_text(NOON - timedelta(seconds=seconds), now=NOON) == text
+    assert ago_text(None) == "-"
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (999_960, "1.0 MB"), (3.4e9, "3.4 GB")],
+)
+def test_sizes(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+def test_a_table_aligns_and_cuts_its_last_column() -> None:
+    text = table(
+        [("a", "1", "short"), ("bb", "22", "a very long reason")],
+        ("ID", "N", "WHY"),
+        right=(1,),
+        columns=19,
+    )
+    assert text.splitlines() == ["ID   N  WHY", "a    1  short", "bb  22  a very lon…"]
+
+
+def test_cut_keeps_what_fits() -> None:
+    assert (cut("abc", 3), cut("abcd", 3)) == ("abc", "ab…")
+
+
+def test_facts_leave_out_what_is_empty() -> None:
+    assert facts([("Name", "x"), ("Tags", ""), ("Id", "1")]) == "Name  x\nId    1"
+
+
+def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"at": NOON, "state": JobState.RUNNING, "spec": Resources(), "name": "é"})
+    assert json.loads(capsys.readouterr().out) == {
+        "at": "2026-03-01T12:00:00.000000Z",
+        "state": "Running",
+        "spec": {"cpus": 1.0, "gpus": 0.0, "memory_gib": None},
+        "name": "é",
+    }

@@ -1,0 +1,176 @@
+"""The options of `submit` give the same spec as a file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayjobs.cli.settings import Settings
+from rayjobs.cli.submit import submit, typed_spec
+from rayjobs.spec import JobSpec, Resources
+from tests.unit.cli.conftest import Terminal
+
+OPTIONS = [
+    ("--name", "mnist"),
+    ("--nodes", "1"),
+    ("--procs-per-node", "1"),
+    ("--backend", "gloo"),
+    ("--cpus-per-proc", "0.5"),
+    ("--gpus-per-proc", "0"),
+    ("--memory-per-proc", "512MiB"),
+    ("--max-duration", "1h30m"),
+    ("--grace", "5"),
+    ("--stall-timeout", "20m"),
+    ("--retries", "2"),
+    ("--retries", "node_lost=5"),
+    ("--priority", "7"),
+    ("--env-var", "A=1=2"),
+    ("--env-var", "B="),
+    ("--secret", "KEY=env:RAYJOBS_SECRET_KEY"),
+    ("--secret", "CERT=file:/etc/cert"),
+    ("--tag", "owner=ada"),
+    ("--log-cap", "10MiB"),
+    ("--env", "/opt/py"),
+    ("--resume-from", "/data/checkpoint"),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script in a folder of its own; the working directory."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def spec_of(*arguments: str) -> JobSpec:
+    """Return the spec that a command line stands for, before it is checked against a target."""
+    context = submit.make_context("submit", list(arguments), obj=Settings())
+    with context:
+        options = dict(context.params)
+        return typed_spec(options.pop("script"), options.pop("file"), options)
+
+
+def test_options_and_a_file_give_the_same_spec(project: Path) -> None:
+    typed = [word for pair in OPTIONS for word in pair]
+    given = spec_of("code/train.py", *typed, "--preemptible", "--cold", "--", "--lr", "0.10")
+    (project / "job.yaml").write_text(
+        """
+name: mnist
+script: train.py
+source_directory: code
+arguments: [--lr, 0.10]
+environment: /opt/py
+environment_variables: {A: 1=2, B: ""}
+secrets:
+  KEY: {env: RAYJOBS_SECRET_KEY}
+  CERT: {file: /etc/cert}
+distribution: {nodes: 1, processes_per_node: 1, backend: gloo}
+resources: {cpus: 0.5, gpus: 0, memory: 512MiB}
+max_duration: 1h30m
+grace: 5
+stall_timeout: 20m
+retries: {user: 2, node_lost: 5}
+priority: 7
+tags: {owner: ada}
+log_cap: 10MiB
+resume_from: /data/checkpoint
+preemptible: true
+cold: true
+"""
+    )
+    assert given == spec_of("-f", "job.yaml")
+    assert given.arguments == ("--lr", "0.10")
+
+
+def test_options_stand_on_top_of_a_file(project: Path) -> None:
+    (project / "job.yaml").write_text(
+        "script: code/train.py\npriority: 3\nresources: {cpus: 2, memory: 1GiB}\ntags: {a: x, b: y}"
+    )
+    spec = spec_of("-f", "job.yaml", "--cpus-per-proc", "1", "--tag", "b=z", "--", "-x")
+    assert spec.priority == 3
+    assert spec.resources == Resources(cpus=1.0, memory_gib=1.0)
+    assert spec.tags == {"a": "x", "b": "z"}
+    assert spec.arguments == ("-x",)
+
+
+def test_the_source_is_the_scripts_folder(project: Path) -> None:
+    spec = spec_of("code/train.py")
+    assert (spec.script, spec.source_directory) == ("train.py", str(project / "code"))
+    assert spec.name == "train"
+
+
+@pytest.mark.parametrize("script", ["code/train.py", "train.py"])
+def test_a_wider_source_may_be_named(project: Path, script: str) -> None:
+    source = "." if "/" in script else "code"
+    spec = spec_of("--source", source, script)
+    assert spec.source_directory is not None
+    assert spec.script is not None
+    assert Path(spec.source_directory) / spec.script == project / "code" / "train.py"
+
+
+def test_a_command_runs_in_the_working_directory(project: Path) -> None:
+    spec = spec_of("--command", "echo $HOME | wc")
+    assert (spec.command, spec.source_directory) == ("echo $HOME | wc", str(project))
+
+
+def test_all_mistakes_are_told_at_once_by_the_options_typed(
+    project: Path, terminal: Terminal
+) -> None:
+    done = terminal.type(
+        *("submit", "code/tarin.py", "--nodes", "two", "--max-duration", "3x", "--tag", "lonely"),
+        *("--secret", "PASSWORD=hunter2", "--memory-per-proc", "big", "--retries", "nobody=1"),
+    )
+    assert done.code == 2
+    assert "7 problems" in done.err
+    for part in (
+        "--nodes: 'two' is not a whole number",
+        "--max-duration: '3x'",
+        "--tag: 'lonely'",
+        "--secret: 'PASSWORD'",
+        "--memory-per-proc: 'big'",
+        "retries.nobody",
+        "Did you mean `train.py`?",
+    ):
+        assert part in done.err
+    assert "hunter2" not in done.err
+    assert not (project / ".rayjobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("code/train.py", "--epochs", "3"), "come after `--`"),
+        (("code/train.py", "3"), "rayjobs submit code/train.py -- 3"),
+        ((), "name a script"),
+        (("code/train.py", "--attach", "-d"), "--attach"),
+    ],
+)
+def test_wrong_usage_says_what_to_type(
+    project: Path, terminal: Terminal, arguments: tuple[str, ...], hint: str
+) -> None:
+    done = terminal.type("submit", *arguments)
+    assert done.code == 2
+    assert hint in done.err
+    assert done.out == ""
+
+
+def test_a_dry_run_leaves_nothing(project: Path, terminal: Terminal, own_home: Path) -> None:
+    done = terminal.type("submit", "--dry-run", "--json", "code/train.py")
+    plan = json.loads(done.out)
+    assert plan["would_wait"] is True
+    assert plan["plan"]["hosts"][0]["argv"] == ["train.py"]
+    assert plan["plan"]["shape"]["nodes"] == 1
+    assert list(own_home.iterdir()) == []
+    shown = terminal.type("submit", "--dry-run", "code/train.py")
+    assert "the start of target 'local'" in shown.out
+    assert list(own_home.iterdir()) == []
+
+
+def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> None:
+    done = terminal.type("submit", "-d", "--gpus-per-proc", "1000", "code/train.py")
+    assert done.code == 4
+    assert "1000 GPUs" in done.err
