@@ -121,7 +121,6 @@ class RunConfiguration:
 
     def distribute(self, config: MpiConfiguration | PyTorchConfiguration) -> None:
         """Take nodes, processes and their way to talk from a configuration."""
-        self.node_count = config.node_count
         if isinstance(config, MpiConfiguration):
             self.communicator = "OpenMpi"
             self.mpi.process_count_per_node = config.process_count_per_node
@@ -135,6 +134,7 @@ class RunConfiguration:
                 f"distributed_job_config is a {type(config).__name__}; give an MpiConfiguration "
                 f"or a PyTorchConfiguration"
             )
+        self.node_count = config.node_count
 
 
 class ScriptRunConfig:

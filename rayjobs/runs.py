@@ -90,7 +90,7 @@ class JobRun(LoggingRun):
     def display_name(self) -> str:
         """What people call it."""
         job = self._job()
-        return job.spec.display_name or job.spec.name
+        return job.display_name or job.spec.display_name or job.spec.name
 
     @display_name.setter
     def display_name(self, name: str) -> None:

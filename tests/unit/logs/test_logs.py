@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.collect import Publisher
 from rayjobs.errors import NotFoundError
 from rayjobs.logs import Logs, prefixed, real_name
-from rayjobs.paths import AttemptPaths
 from rayjobs.records import Job
 from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
-
-S = JobState
+from tests.unit.logs.played import begin, end
 
 
 @pytest.fixture
@@ -33,36 +29,6 @@ def job(workspace: OpenWorkspace) -> Job:
         JobSpec(script="a.py"), experiment="e", snapshot=None, user="me"
     )
     return job
-
-
-def begin(workspace: OpenWorkspace, job: Job, root: Path) -> AttemptPaths:
-    """Bring a queued job to Running with its folder on this machine."""
-    store = workspace.store
-    attempt = store.start(job.id, attempt=store.job(job.id).attempt, allocation="rj-local-1")
-    assert attempt is not None
-    number = attempt.number
-    store.move(job.id, attempt=number, old=S.PROVISIONING, new=S.PREPARING)
-    paths = AttemptPaths(root)
-    (root / "log").mkdir(parents=True)
-    (paths.work / "logs").mkdir(parents=True)
-    store.set_hosts(job.id, attempt=number, hosts=[{"node": 0, "root": str(root)}])
-    store.move(job.id, attempt=number, old=S.PREPARING, new=S.RUNNING)
-    return paths
-
-
-def end(workspace: OpenWorkspace, job: Job, root: Path, *, state: S = S.COMPLETED) -> None:
-    """Store the files of the job's attempt and write its end."""
-    store = workspace.store
-    number = store.job(job.id).attempt
-    store.move(job.id, attempt=number, old=S.RUNNING, new=S.FINALIZING)
-    publisher = Publisher(
-        root,
-        {"attempt": number, "ranks": [{"rank": 0}]},
-        blobs=workspace.blobs,
-        publish=lambda files: store.publish_files(job.id, attempt=number, files=files),
-    )
-    assert publisher.finish() == []
-    assert store.finish(job.id, attempt=number, state=state)
 
 
 def test_a_live_log_is_read_where_it_is_and_later_from_the_store(
