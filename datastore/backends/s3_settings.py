@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from datastore.catalogue import DatastoreRecord
@@ -14,6 +16,7 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 4
 POOL = 32
+_sessions_lock = threading.Lock()
 KNOWN = frozenset(
     {
         "bucket",
@@ -105,7 +108,6 @@ class S3Settings:
         Raises:
             AccessDenied: a named variable is not set, or the profile is not known.
         """
-        import botocore.session
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError
 
@@ -127,14 +129,23 @@ class S3Settings:
             options["aws_secret_access_key"] = _variable(self.secret_key_env, self.where)
         if self.session_token_env:
             options["aws_session_token"] = _variable(self.session_token_env, self.where)
-        try:
-            session = botocore.session.Session(profile=self.profile or None)
-            region = self.region or session.get_config_variable("region")
-            if not region and self.endpoint:
-                region = "us-east-1"  # a name is needed to sign; servers of one's own ignore it
-            return session.create_client("s3", region_name=region, **options)
-        except BotoCoreError as error:
-            raise AccessDenied(f"cannot open {self.where}: {error}") from error
+        with _sessions_lock:  # a session is not safe from threads
+            try:
+                session = _session(self.profile, os.getpid())
+                region = self.region or session.get_config_variable("region")
+                if not region and self.endpoint:
+                    region = "us-east-1"  # a name is needed to sign; one's own server ignores it
+                return session.create_client("s3", region_name=region, **options)
+            except BotoCoreError as error:
+                raise AccessDenied(f"cannot open {self.where}: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _session(profile: str, pid: int) -> Any:
+    """Return this process's session: a new one reads a megabyte of service descriptions again."""
+    import botocore.session
+
+    return botocore.session.Session(profile=profile or None)
 
 
 def _positive(text: str | None, default: float) -> float | None:

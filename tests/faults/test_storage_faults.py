@@ -1,0 +1,391 @@
+"""What storage does to us: refuses, hangs, breaks off, lies; and what becomes of mounts."""
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import datastore
+from datastore import DataInput, Datastore, MemoryCatalogue
+from datastore.backends.s3 import DIGEST_FIELD, S3Backend
+from datastore.cache import NodeCache
+from datastore.errors import (
+    DataChanged,
+    DataIntegrityError,
+    DatastoreUnavailable,
+    MountLost,
+)
+from datastore.inputs import resolve_input
+from datastore.locks import locked
+from datastore.manifest import FileEntry
+from datastore.materialise import materialise, mounts_root, release, start_node, trouble
+from datastore.mountfiles import MountFolder, MountRecord, is_mounted, mount_points
+from tests.storage.proxy import Proxy
+from tests.storage.server import BUCKET, S3Server, s3_server
+
+__all__ = ["s3_server"]
+
+pytestmark = pytest.mark.storage
+CONTENT = os.urandom(300_000)
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not fact():
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3_server.port) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def backend(s3_server: S3Server, proxy: Proxy, tmp_path: Path) -> S3Backend:
+    """A storage behind the proxy, with one file in it."""
+    backend = s3_server.backend(endpoint=proxy.endpoint, read_timeout_s="10", attempts="3")
+    (tmp_path / "source").write_bytes(CONTENT)
+    backend.put(tmp_path / "source", "file")
+    return backend
+
+
+def impatient(backend: S3Backend) -> S3Backend:
+    """The same storage, with a short wait: for tests that must wait it out."""
+    from dataclasses import replace
+
+    return S3Backend(replace(backend.settings, read_timeout_s=0.5, attempts=2))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> NodeCache:
+    return NodeCache(tmp_path / "cache", spare_bytes=0)
+
+
+def entry_of(backend: S3Backend, path: str = "file") -> FileEntry:
+    file = next(file for file in backend.walk("") if file.path == path)
+    return FileEntry(path, "store", path, file.size, file.etag)
+
+
+# --- the server ---
+
+
+def test_a_server_that_refuses_is_unavailable(backend: S3Backend, proxy: Proxy) -> None:
+    proxy.stop()
+    with pytest.raises(DatastoreUnavailable, match="refused, hung or broke off"):
+        backend.check()
+
+
+def test_a_server_that_hangs_is_unavailable_and_does_not_hang_us(
+    backend: S3Backend, proxy: Proxy, cache: NodeCache
+) -> None:
+    entry = entry_of(backend)
+    proxy.mode = "hang"
+    with pytest.raises(DatastoreUnavailable):
+        cache.ensure(entry, impatient(backend))
+    assert not cache.has(entry, backend)
+
+
+def test_a_server_that_is_busy_is_asked_again_and_then_unavailable(
+    backend: S3Backend, proxy: Proxy
+) -> None:
+    proxy.mode = "503"
+    before = proxy.connections
+    with pytest.raises(DatastoreUnavailable, match="503"):
+        impatient(backend).check()
+    assert proxy.connections == before + 2
+
+
+def test_an_answer_that_breaks_off_is_continued(
+    backend: S3Backend, proxy: Proxy, cache: NodeCache
+) -> None:
+    entry = entry_of(backend)
+    proxy.mode, proxy.cut_after, proxy.cuts_left = "cut", 100_000, 2
+    fresh = S3Backend(backend.settings)
+    assert cache.ensure(entry, fresh).path.read_bytes() == CONTENT
+    assert proxy.cuts_left <= 0
+
+
+@pytest.mark.parametrize("after", [0, 1, 300, 5_000, 299_999])
+def test_an_answer_that_always_breaks_off_gives_no_file(
+    backend: S3Backend, proxy: Proxy, cache: NodeCache, tmp_path: Path, after: int
+) -> None:
+    entry = entry_of(backend)
+    # Every connection ends after so many bytes, so what is asked for again never gets far.
+    proxy.mode, proxy.cut_after = "cut", after
+    fresh = impatient(backend)
+    if after == 299_999:  # two answers together hold all of it
+        assert cache.ensure(entry, fresh).path.read_bytes() == CONTENT
+        return
+    with pytest.raises(DatastoreUnavailable):
+        cache.ensure(entry, fresh)
+    assert not cache.has(entry, backend)
+    assert cache.used_bytes() == 0
+    assert list((tmp_path / "cache" / "partial").iterdir()) == []
+
+
+@pytest.mark.parametrize("after", [0, 1_000, 200_000])
+def test_an_upload_that_breaks_off_leaves_nothing_or_the_old(
+    backend: S3Backend, proxy: Proxy, tmp_path: Path, after: int
+) -> None:
+    (tmp_path / "new").write_bytes(CONTENT[::-1])
+    proxy.mode, proxy.cut_after = "cut_request", after
+    fresh = impatient(backend)
+    with pytest.raises(DatastoreUnavailable):
+        fresh.put(tmp_path / "new", "new")
+    with pytest.raises(DatastoreUnavailable):
+        fresh.put(tmp_path / "new", "file")
+    proxy.mode = "pass"
+    again = S3Backend(backend.settings)
+    assert [file.path for file in again.walk("")] == ["file"]
+    found = again.stat("file")
+    assert found is not None
+    again.fetch(found, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == CONTENT
+
+
+# --- the bytes ---
+
+
+def test_bytes_that_are_not_the_recorded_ones_are_not_used(
+    backend: S3Backend, cache: NodeCache, tmp_path: Path
+) -> None:
+    client, prefix = backend.settings.client(), backend.settings.prefix
+    client.put_object(
+        Bucket=BUCKET, Key=f"{prefix}/bad", Body=b"rotten", Metadata={DIGEST_FIELD: "0" * 64}
+    )
+    entry = entry_of(backend, "bad")
+    with pytest.raises(DataIntegrityError, match="was not used"):
+        cache.ensure(entry, backend)
+    assert not cache.has(entry, backend)
+    with pytest.raises(DataIntegrityError):
+        Datastore.from_record(_record(backend)).download(tmp_path / "d", show_progress=False)
+    assert not (tmp_path / "d" / "bad").exists()
+
+
+def _record(backend: S3Backend) -> datastore.DatastoreRecord:
+    settings = backend.settings
+    names = ("bucket", "prefix", "endpoint", "access_key_env", "secret_key_env")
+    return datastore.DatastoreRecord(
+        "store", "s3", {name: str(getattr(settings, name)) for name in names}
+    )
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_bytes_damaged_on_their_way_are_fetched_again(
+    backend: S3Backend, proxy: Proxy, cache: NodeCache, ours: bool, tmp_path: Path
+) -> None:
+    content = b"MARKER-abcdefgh-MARKER"
+    if ours:
+        (tmp_path / "f").write_bytes(content)
+        backend.put(tmp_path / "f", "marked")
+    else:
+        key = f"{backend.settings.prefix}/marked"
+        backend.settings.client().put_object(Bucket=BUCKET, Key=key, Body=content)
+    entry = entry_of(backend, "marked")
+    proxy.flip = b"abcdefgh"
+    cached = cache.ensure(entry, backend)
+    assert proxy.flip == b""
+    assert cached.path.read_bytes() == content
+
+
+def test_an_object_that_was_replaced_is_not_taken_for_the_version(
+    backend: S3Backend, cache: NodeCache, tmp_path: Path
+) -> None:
+    entry = entry_of(backend)
+    (tmp_path / "other").write_bytes(CONTENT[::-1])
+    backend.put(tmp_path / "other", "file")
+    with pytest.raises(DataChanged):
+        cache.ensure(entry, backend)
+    assert not cache.has(entry, backend)
+
+
+FETCHER = """
+import sys
+from pathlib import Path
+from datastore import DatastoreRecord
+from datastore.backends import open_backend
+from datastore.cache import NodeCache
+from datastore.manifest import FileEntry
+import json
+record, entry, root = json.loads(sys.argv[1])
+NodeCache(Path(root), spare_bytes=0).ensure(
+    FileEntry(*entry), open_backend(DatastoreRecord.from_json(record))
+)
+"""
+
+
+def test_a_fetch_that_is_killed_leaves_nothing_to_be_used(
+    backend: S3Backend, proxy: Proxy, cache: NodeCache, tmp_path: Path
+) -> None:
+    import json
+
+    entry = entry_of(backend)
+    values = [entry.path, entry.datastore, entry.key, entry.size, entry.etag]
+    argument = json.dumps([_record(backend).to_json(), values, str(tmp_path / "cache")])
+    proxy.mode = "hang"
+    before = proxy.connections
+    fetcher = subprocess.Popen(
+        [sys.executable, "-c", FETCHER, argument], cwd=Path(datastore.__file__).parent.parent
+    )
+    wait_for(lambda: proxy.connections > before, "the fetch")
+    fetcher.kill()
+    fetcher.communicate()
+    proxy.mode = "pass"
+    assert not cache.has(entry, backend)
+    assert cache.ensure(entry, S3Backend(backend.settings)).path.read_bytes() == CONTENT
+
+
+# --- mounts ---
+
+
+@pytest.fixture
+def node(short_path: Path) -> Iterator[Path]:
+    root = short_path / "node"
+    yield root
+    wait_for(
+        lambda: not [point for point in mount_points() if point.startswith(str(root))],
+        "the unmounting of every mount of this test",
+    )
+
+
+@pytest.fixture
+def source(backend: S3Backend) -> DataInput:
+    catalogue = MemoryCatalogue()
+    record = datastore.DatastoreRecord(
+        "store",
+        "s3",
+        {**_record(backend).settings, "read_timeout_s": "1", "attempts": "2"},
+    )
+    catalogue.add_datastore(record)
+    return resolve_input("data=store", catalogue)
+
+
+def server_of(folder: str) -> int:
+    record = MountFolder(Path(folder)).read()
+    assert record is not None
+    assert record.server is not None
+    return record.server.pid
+
+
+def test_a_server_that_goes_while_a_mount_is_read_is_the_cause_that_is_told(
+    source: DataInput, proxy: Proxy, node: Path, tmp_path: Path
+) -> None:
+    done = materialise(source, None, node, into=tmp_path / "in")
+    assert done.how == "mounted"
+    proxy.stop()
+    with pytest.raises(OSError) as caught:
+        (Path(done.path) / "file").read_bytes()
+    assert caught.value.errno == errno.EIO
+    cause = trouble(done)
+    assert isinstance(cause, DatastoreUnavailable)
+    assert "file" in str(cause)
+    release(done)
+
+
+def test_a_killed_mount_process_is_told_unmounted_and_replaced(
+    source: DataInput, node: Path, tmp_path: Path
+) -> None:
+    done = materialise(source, None, node, into=tmp_path / "one")
+    os.kill(server_of(done.mount_folder), signal.SIGKILL)
+    wait_for(lambda: trouble(done) is not None, "the notice of the mount's death")
+    assert isinstance(trouble(done), MountLost)
+    with pytest.raises(OSError) as caught:
+        (Path(done.path) / "file").read_bytes()
+    assert caught.value.errno == errno.ENOTCONN  # never an empty folder
+    other = materialise(source, None, node, into=tmp_path / "two")
+    assert (Path(other.path) / "file").read_bytes() == CONTENT
+    assert trouble(other) is None
+    release(done)
+    assert not is_mounted(Path(done.mount_folder) / "files")
+    assert (Path(other.path) / "file").read_bytes() == CONTENT
+    release(other)
+    assert not is_mounted(Path(other.mount_folder) / "files")
+
+
+def test_a_stopped_mount_process_is_told_and_does_not_hang_the_release(
+    source: DataInput, node: Path, tmp_path: Path
+) -> None:
+    done = materialise(source, None, node, into=tmp_path / "one")
+    os.kill(server_of(done.mount_folder), signal.SIGSTOP)
+    wait_for(lambda: isinstance(trouble(done), MountLost), "the notice of the stop")
+    other = materialise(source, None, node, into=tmp_path / "two")
+    assert (Path(other.path) / "file").read_bytes() == CONTENT
+    release(done)
+    release(other)
+    assert not is_mounted(Path(done.mount_folder) / "files")
+
+
+def test_a_killed_keeper_does_not_take_the_mount_away(
+    source: DataInput, node: Path, tmp_path: Path
+) -> None:
+    done = materialise(source, None, node, into=tmp_path / "in")
+    record = MountFolder(Path(done.mount_folder)).read()
+    assert record is not None
+    assert record.keeper is not None
+    os.kill(record.keeper.pid, signal.SIGKILL)
+    keeper = record.keeper
+    wait_for(lambda: not keeper.is_alive(), "the keeper's end")
+    assert (Path(done.path) / "file").read_bytes() == CONTENT
+    release(done)
+    assert not is_mounted(Path(done.mount_folder) / "files")
+
+
+@pytest.mark.parametrize("server_too", [True, False])
+def test_a_mount_left_behind_is_taken_away_at_the_next_start(
+    source: DataInput, node: Path, tmp_path: Path, server_too: bool
+) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
+    identity = datastore.processes.ProcessIdentity.of(owner.pid)
+    done = materialise(source, None, node, into=tmp_path / "in", owner=identity)
+    folder = MountFolder(Path(done.mount_folder))
+    record = folder.read()
+    assert record is not None
+    _kill_all(record, server_too)
+    owner.kill()
+    owner.communicate()
+    assert is_mounted(folder.point)
+    assert start_node(node) == [folder.point]
+    assert not is_mounted(folder.point)
+    assert list(mounts_root(node).glob("*/g*")) == []
+
+
+def _kill_all(record: MountRecord, server_too: bool) -> None:
+    processes = [record.keeper, record.server] if server_too else [record.keeper]
+    for process in processes:
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        wait_for(lambda process=process: not process.is_alive(), "the end")  # type: ignore[misc]
+
+
+def test_a_mount_that_does_not_come_up_downloads_and_says_why(
+    source: DataInput, node: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / "python"
+    stand_in.write_text("#!/bin/sh\nexit 3\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(datastore.mounts, "UP_LIMIT_S", 1.0)
+    monkeypatch.setattr(datastore.mounts.sys, "executable", str(stand_in))
+    done = materialise(source, None, node, into=tmp_path / "in")
+    monkeypatch.undo()
+    assert done.how == "downloaded"
+    assert "did not come up" in done.said[0]
+    assert (Path(done.path) / "file").read_bytes() == CONTENT
+    assert list(mounts_root(node).glob("*/g*")) == []
+    release(done)
+
+
+def test_a_lock_file_removed_by_its_holder_guards_again(tmp_path: Path) -> None:
+    with locked(tmp_path / "lock", remove=True), socket.socket():
+        assert (tmp_path / "lock").exists()
+    with locked(tmp_path / "lock", remove=True):
+        assert (tmp_path / "lock").exists()
+    assert not (tmp_path / "lock").exists()

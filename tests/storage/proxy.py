@@ -1,0 +1,145 @@
+"""A TCP proxy on this machine that can do to a connection what networks do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+PIECE = 16_384
+
+
+class Proxy:
+    """Stands before a server. `mode` may be changed at any time, for connections to come:
+
+    pass; hang (accepts, never answers); cut (closes after `cut_after` bytes of an answer);
+    cut_request (closes after `cut_after` bytes of a request); flip (changes `flip` once); 503.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self.target_port = target_port
+        self.mode = "pass"
+        self.cut_after = 0
+        self.cuts_left = 1_000_000
+        self.flip = b""
+        self.sent = 0
+        self.connections = 0
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._stopped = threading.Event()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.port = int(self._listener.getsockname()[1])
+        self.endpoint = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close everything: what comes later is refused."""
+        self._stopped.set()
+        # A blocked accept keeps the listening socket alive after close; shutdown wakes it.
+        try:
+            self._listener.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # stopped before
+        self._listener.close()
+        with self._lock:
+            connections, self._open = self._open, set()
+        for connection in connections:
+            _close(connection)
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                self.connections += 1
+                self._open.add(client)
+            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        mode = self.mode
+        if mode == "hang":
+            self._stopped.wait(300)
+        elif mode == "503":
+            self._answer_503(client)
+        else:
+            try:
+                server = socket.create_connection(("127.0.0.1", self.target_port), timeout=30)
+                server.settimeout(None)
+            except OSError:
+                _close(client)
+                return
+            with self._lock:
+                self._open.add(server)
+            back = threading.Thread(target=self._answers, args=(server, client, mode), daemon=True)
+            back.start()
+            self._requests(client, server, mode)
+            back.join(60)
+        _close(client)
+
+    def _answer_503(self, client: socket.socket) -> None:
+        answer = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        try:
+            client.recv(65_536)
+            client.sendall(answer)
+        except OSError:
+            return
+
+    def _requests(self, client: socket.socket, server: socket.socket, mode: str) -> None:
+        passed = 0
+        try:
+            while piece := client.recv(PIECE):
+                passed += len(piece)
+                if mode == "cut_request" and passed > self.cut_after:
+                    break
+                server.sendall(piece)
+        except OSError:
+            pass  # one of the two has closed: so do we
+        _close(server)
+        if mode == "cut_request":
+            _close(client)
+
+    def _answers(self, server: socket.socket, client: socket.socket, mode: str) -> None:
+        passed = 0
+        try:
+            while piece := server.recv(PIECE):
+                if self.flip and self.flip in piece:
+                    piece = piece.replace(self.flip, self.flip[::-1])
+                    self.flip = b""
+                if mode == "cut" and passed + len(piece) > self.cut_after and self._may_cut():
+                    client.sendall(piece[: max(0, self.cut_after - passed)])
+                    break
+                client.sendall(piece)
+                passed += len(piece)
+                with self._lock:
+                    self.sent += len(piece)
+        except OSError:
+            pass  # one of the two has closed: so do we
+        _close(client)
+        _close(server)
+
+    def _may_cut(self) -> bool:
+        with self._lock:
+            self.cuts_left -= 1
+            return self.cuts_left >= 0
+
+
+def _close(connection: socket.socket) -> None:
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass  # closed by the other side before
+    connection.close()

@@ -1,0 +1,120 @@
+"""The S3 storage keeps the promises of every storage, and some of its own."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datastore import Datastore, MemoryCatalogue
+from datastore.backends import Backend, s3
+from datastore.backends.s3 import DIGEST_FIELD, S3Backend
+from datastore.digests import digest_of, hex_of
+from datastore.errors import AccessDenied, DataNotFound
+from tests.contract.test_datastore_backends import BackendContract
+from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
+
+pytestmark = pytest.mark.storage
+
+
+class TestS3Backend(BackendContract):
+    @pytest.fixture
+    def backend(self, s3_server: S3Server) -> Backend:
+        return s3_server.backend()
+
+
+def test_a_large_file_goes_in_parts(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3, "SINGLE_PUT_BYTES", 1 << 20)
+    monkeypatch.setattr(s3, "PART_BYTES", 5 << 20)
+    backend = s3_server.backend()
+    content = os.urandom((11 << 20) + 1)
+    (tmp_path / "large").write_bytes(content)
+    seen: list[int] = []
+    backend.put(tmp_path / "large", "large", seen.append)
+    assert seen == [5 << 20, 5 << 20, (1 << 20) + 1]
+    (listed,) = backend.walk("")
+    assert backend.fetch(listed, tmp_path / "back") == digest_of(content)
+    assert (tmp_path / "back").read_bytes() == content
+
+
+def test_the_digest_is_kept_with_the_object(s3_server: S3Server, tmp_path: Path) -> None:
+    backend = s3_server.backend()
+    (tmp_path / "f").write_bytes(b"content")
+    backend.put(tmp_path / "f", "f")
+    found = backend.stat("f")
+    assert found is not None
+    assert found.digest == digest_of(b"content")
+    head = backend.settings.client().head_object(Bucket=BUCKET, Key=backend.settings.prefix + "/f")
+    assert head["Metadata"][DIGEST_FIELD] == hex_of(digest_of(b"content"))
+
+
+def test_objects_of_other_programs_are_read_too(s3_server: S3Server, tmp_path: Path) -> None:
+    backend = s3_server.backend()
+    client, prefix = backend.settings.client(), backend.settings.prefix
+    client.put_object(Bucket=BUCKET, Key=f"{prefix}/theirs", Body=b"plain")
+    (listed,) = backend.walk("")
+    assert backend.fetch(listed, tmp_path / "back") == digest_of(b"plain")
+
+
+def test_a_wrong_bucket_is_said(s3_server: S3Server) -> None:
+    with pytest.raises(DataNotFound, match="no bucket"):
+        s3_server.backend(bucket="no-such-bucket").check()
+    with pytest.raises(DataNotFound):
+        list(s3_server.backend(bucket="no-such-bucket").walk(""))
+
+
+def test_wrong_credentials_are_said_and_never_shown(
+    s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WRONG_SECRET", "not-the-secret")
+    backend = s3_server.backend(secret_key_env="WRONG_SECRET")
+    with pytest.raises(AccessDenied) as caught:
+        backend.check()
+    assert "not-the-secret" not in str(caught.value)
+    assert "not-the-secret" not in repr(backend.settings)
+
+
+def test_a_registered_datastore_holds_no_secret(s3_server: S3Server) -> None:
+    catalogue = MemoryCatalogue()
+    store = Datastore.register_s3(
+        catalogue,
+        "s3",
+        BUCKET,
+        prefix="reg",
+        endpoint=s3_server.endpoint,
+        access_key_env="TEST_ACCESS_KEY",
+        secret_key_env="TEST_SECRET_KEY",
+    )
+    store.check()
+    text = f"{catalogue.datastore('s3').to_json()} {store!r} {store.__getstate__()!r}"
+    assert ACCESS_KEY not in text
+    assert SECRET_KEY not in text
+
+
+def test_registration_finds_a_wrong_bucket_at_once(s3_server: S3Server) -> None:
+    catalogue = MemoryCatalogue()
+    with pytest.raises(DataNotFound, match="misspelt"):
+        Datastore.register_s3(
+            catalogue,
+            "s3",
+            "misspelt",
+            endpoint=s3_server.endpoint,
+            access_key_env="TEST_ACCESS_KEY",
+            secret_key_env="TEST_SECRET_KEY",
+        )
+    assert catalogue.datastores() == []
+
+
+def test_a_client_is_not_shared_with_a_forked_process(s3_server: S3Server, tmp_path: Path) -> None:
+    backend = s3_server.backend()
+    (tmp_path / "f").write_bytes(b"content")
+    backend.put(tmp_path / "f", "f")
+    before = backend._open()
+    child = os.fork()
+    if child == 0:
+        fine = backend._open() is not before and backend.stat("f") is not None
+        os._exit(0 if fine else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert backend._open() is before
+    assert isinstance(backend, S3Backend)
