@@ -23,7 +23,6 @@ from rayjobs.launch import hostclient
 Found = TypeVar("Found")
 DEADLINE_S = 60.0
 PACKAGE_HOME = str(Path(rayjobs.__file__).resolve().parent.parent)
-PRELOAD = ("torch", "torch._dynamo", "numpy")
 _serial = itertools.count()
 
 
@@ -187,15 +186,16 @@ class Attempt:
 
 
 class SharedWarm:
-    """The one warm interpreter of a test process; started at its first use."""
+    """A warm interpreter that all tests of this process share; started at its first use."""
 
-    def __init__(self) -> None:
+    def __init__(self, preload: tuple[str, ...]) -> None:
+        self._preload = preload
         self._socket: str | None = None
 
     def socket(self, folder: Path) -> str:
         """Its socket; the first caller's folder holds it."""
         if self._socket is None:
-            home = folder / f"warm-{os.getpid()}"
+            home = folder / f"warm-{os.getpid()}-{len(self._preload)}"
             home.mkdir()
             self._socket = str(home / "w.sock")
         asyncio.run(
@@ -204,7 +204,7 @@ class SharedWarm:
                 python=sys.executable,
                 env=base_env(),
                 log_file=str(Path(self._socket).with_name("warm.log")),
-                preload=PRELOAD,
+                preload=self._preload,
             )
         )
         return self._socket
@@ -215,11 +215,20 @@ class SharedWarm:
             asyncio.run(hostclient.stop_warm(self._socket))
 
 
-_shared = SharedWarm()
+# Taking torch down at the end of a rank costs a second, so what does not need it uses the other.
+_light = SharedWarm(())
+_with_torch = SharedWarm(("torch", "torch._dynamo", "numpy"))
 
 
 @pytest.fixture(scope="session")
 def warm(session_root: Path) -> Iterator[str]:
-    """The socket of the warm interpreter that all tests of this process share."""
-    yield _shared.socket(session_root)
-    _shared.stop()
+    """The socket of a warm interpreter that has imported nothing heavy."""
+    yield _light.socket(session_root)
+    _light.stop()
+
+
+@pytest.fixture(scope="session")
+def torch_warm(session_root: Path) -> Iterator[str]:
+    """The socket of a warm interpreter that has imported torch."""
+    yield _with_torch.socket(session_root)
+    _with_torch.stop()

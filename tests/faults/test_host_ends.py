@@ -158,12 +158,10 @@ def test_log_beyond_its_cap_keeps_start_and_end_and_counts_the_rest(
 
 def test_script_that_deletes_its_folder_ends_well(short_path: Path, warm: str) -> None:
     """Off switch: keep the exit record in `work/`."""
-    source = (
-        "import os, shutil\nshutil.rmtree(os.getcwd())\nos.chdir('/')\nprint('still here')\n"
-    )
-    for start in (lambda a: a.start(warm), lambda a: a.start_cold()):
+    source = "import os, shutil\nshutil.rmtree(os.getcwd())\nos.chdir('/')\nprint('still here')\n"
+    for way in ("warm", "cold"):
         attempt = Attempt.make(short_path, source)
-        record = start(attempt).wait()
+        record = (attempt.start(warm) if way == "warm" else attempt.start_cold()).wait()
         assert record["outcome"] == "completed" and attempt.log() == b"still here\n"
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.injob import cgroups
-from rayjobs.injob.identity import Identity, boot_id, identity_of, is_alive, send_signal, stat_of
+from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal, stat_of
 from rayjobs.injob.processes import marked
 from rayjobs.injob.tree import make_cgroup
 from rayjobs.launch.hostclient import HostGone
@@ -58,6 +58,10 @@ def daemons(attempt: Attempt) -> list[Identity]:
         return [found for pid in pids if (found := identity_of(pid))] if len(pids) == 3 else None
 
     return until(found, "three daemons")
+
+
+def wait_for_death(identity: Identity) -> None:
+    until(lambda: not is_alive(identity), f"the death of {identity}")
 
 
 def start(attempt: Attempt, way: str, socket: str) -> Attempt:
@@ -116,12 +120,12 @@ def test_ranks_die_with_their_host_and_a_sweep_ends_the_rest(short_path: Path, w
         attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay"), way, warm)
         attempt.printed("ready")
         left = daemons(attempt)
-        rank = Identity(**{k: v for k, v in attempt.status()["ranks"][0].items()
-                           if k in ("pid", "start_time")}, boot_id=boot_id())  # fmt: skip
+        rank = identity_of(attempt.status()["ranks"][0]["pid"])
+        assert rank is not None
         host = json.loads((attempt.root / "host.json").read_text())
         assert attempt.identity is not None
         os.kill(attempt.identity.pid, signal.SIGKILL)
-        until(lambda rank=rank: not is_alive(rank), "the rank's death with its host")
+        wait_for_death(rank)
         with pytest.raises(HostGone):
             attempt.wait()
         assert any(is_alive(identity) for identity in left)

@@ -41,24 +41,38 @@ facts = {
     "environ": dict(os.environ),
     "c_environ": os.popen("env | sort | grep -v ^_=").read(),
     "stdin": sys.stdin.read(),
-    "stdout": [sys.stdout.encoding, sys.stdout.errors, sys.stdout.line_buffering,
-               sys.stdout.write_through, sys.stdout.name, sys.stdout.mode, sys.stdout.isatty()],
+    "stdout": [
+        sys.stdout.encoding,
+        sys.stdout.errors,
+        sys.stdout.line_buffering,
+        sys.stdout.write_through,
+        sys.stdout.name,
+        sys.stdout.mode,
+        sys.stdout.isatty(),
+    ],
     "stderr": [sys.stderr.encoding, sys.stderr.errors, sys.stderr.line_buffering],
     "same_stdout": sys.stdout is sys.__stdout__,
-    "locale": [locale.getpreferredencoding(False), locale.setlocale(locale.LC_CTYPE),
-               sys.getfilesystemencoding(), sys.flags.utf8_mode],
+    "locale": [
+        locale.getpreferredencoding(False),
+        locale.setlocale(locale.LC_CTYPE),
+        sys.getfilesystemencoding(),
+        sys.flags.utf8_mode,
+    ],
     "flags": str(sys.flags),
     "options": [sys.warnoptions, sys._xoptions, sys.dont_write_bytecode, sys.pycache_prefix],
     "executable": [sys.executable, sys.prefix, sys.base_prefix],
-    "signals": {str(number): describe(signal.getsignal(number))
-                for number in sorted(signal.valid_signals())},
+    "signals": {
+        str(number): describe(signal.getsignal(number)) for number in sorted(signal.valid_signals())
+    },
     # Signals 32 and 33 belong to the C library, which sets them once there have been threads.
     "mask": [hex(int(status[name], 16) & ~(3 << 31)) for name in ("SigBlk", "SigIgn", "SigCgt")],
     "wakeup": signal.set_wakeup_fd(-1),
     "threads": [threading.active_count(), len(os.listdir("/proc/self/task"))],
-    "main_thread": [threading.main_thread() is threading.current_thread(),
-                    threading.current_thread().name,
-                    threading.main_thread().native_id == os.getpid()],
+    "main_thread": [
+        threading.main_thread() is threading.current_thread(),
+        threading.current_thread().name,
+        threading.main_thread().native_id == os.getpid(),
+    ],
     "descriptors": sorted(os.listdir("/proc/self/fd"))[:3],
     "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
     "recursion": sys.getrecursionlimit(),
@@ -67,8 +81,11 @@ facts = {
     "excepthook": sys.excepthook is sys.__excepthook__,
     "leader": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
     "nice": os.nice(0),
-    "limits": [resource.getrlimit(getattr(resource, name))
-               for name in sorted(dir(resource)) if name.startswith("RLIMIT_")],
+    "limits": [
+        resource.getrlimit(getattr(resource, name))
+        for name in sorted(dir(resource))
+        if name.startswith("RLIMIT_")
+    ],
     "umask": os.umask(0o22),
     "comm": open("/proc/self/comm").read(),
     "tty": stat[4],
@@ -81,6 +98,12 @@ facts = {
 import psutil  # noqa: E402
 
 process = psutil.Process()
-facts["psutil"] = [process.pid == os.getpid(), process.status(), process.num_threads(),
-                   len(process.children()), process.cwd(), process.name()]
+facts["psutil"] = [
+    process.pid == os.getpid(),
+    process.status(),
+    process.num_threads(),
+    len(process.children()),
+    process.cwd(),
+    process.name(),
+]
 json.dump(facts, sys.stdout, sort_keys=True, indent=1)

@@ -1,15 +1,14 @@
 """Prints in an order that only a whole finalisation of the interpreter gives."""
 
 import atexit
-import os
-import sys
 import threading
 import time
 
 
 class Last:
     def __del__(self):
-        print("del", flush=True)  # unflushed, it is lost once sympy is imported: it keeps stdout
+        # Unflushed, this would be lost as soon as sympy is imported, which keeps sys.stdout.
+        print("del", flush=True)
 
 
 def late():
@@ -18,18 +17,13 @@ def late():
     print("thread")
 
 
+def forever():
+    while True:
+        time.sleep(0.01)
+
+
 last = Last()
-atexit.register(lambda: print("child" if os.fork() == 0 else "", end="\n", flush=True) or wait())
-
-
-def wait():
-    try:
-        os.wait()
-    except ChildProcessError:
-        os._exit(0)
-
-
 atexit.register(print, "atexit")
 threading.Thread(target=late).start()
+threading.Thread(target=forever, daemon=True).start()
 print("main")
-sys.stdout.write("")

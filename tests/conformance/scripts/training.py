@@ -29,19 +29,23 @@ def main():
         workers.update(count.tolist())
         batches += 1
     product = torch.ones(300, 300) @ torch.ones(300, 300)  # parallel, after a fork
-    print(json.dumps({
-        "torch_threads": torch.get_num_threads(),
-        "omp": os.environ.get("OMP_NUM_THREADS"),
-        "batches": batches,
-        "workers": max(workers),
-        "sum": product.sum().item(),
-        "loss": round(loss.item(), 4),
-        "cuda": torch.cuda.is_available(),
-        "devices": torch.cuda.device_count(),
-        "anomaly": torch.is_anomaly_enabled(),
-        "grad": torch.is_grad_enabled(),
-        "dtype": str(torch.get_default_dtype()),
-    }))
+    print(
+        json.dumps(
+            {
+                "torch_threads": torch.get_num_threads(),
+                "omp": os.environ.get("OMP_NUM_THREADS"),
+                "batches": batches,
+                "workers": max(workers),
+                "sum": product.sum().item(),
+                "loss": round(loss.item(), 4),
+                "cuda": torch.cuda.is_available(),
+                "devices": torch.cuda.device_count(),
+                "anomaly": torch.is_anomaly_enabled(),
+                "grad": torch.is_grad_enabled(),
+                "dtype": str(torch.get_default_dtype()),
+            }
+        )
+    )
 
 
 if __name__ == "__main__":
