@@ -78,22 +78,8 @@ def submit(
         StoreError: the job could not be written; nothing was submitted.
     """
     checked = check(workspace, spec, source=source)
-    digest = None
-    warnings = list(checked.warnings)
-    if checked.source is not None:
-        from rayjobs import snapshots
-
-        on_stage(f"packing {checked.source}")
-        blobs = workspace.blobs
-        packed = snapshots.pack(
-            checked.source,
-            blobs_put=blobs.put_file,
-            blobs_has=blobs.exists,
-            cache=workspace.path / SNAPSHOT_CACHE,
-            entry=checked.spec.script,
-        )
-        digest = packed.digest
-        warnings += packed.warnings
+    digest, packed_warnings = pack_source(workspace, checked, on_stage=on_stage)
+    warnings = [*checked.warnings, *packed_warnings]
     job, created = workspace.store.submit(
         checked.spec,
         experiment=experiment,
@@ -112,6 +98,33 @@ def submit(
                 f"{error}"
             )
     return Submitted(job, created, tuple(warnings), checked.notes, starting)
+
+
+def pack_source(
+    workspace: OpenWorkspace,
+    checked: Checked,
+    *,
+    on_stage: Callable[[str], None] = lambda _text: None,
+) -> tuple[str | None, tuple[str, ...]]:
+    """Store the source directory's snapshot; return its digest (None without one) and warnings.
+
+    Raises:
+        SnapshotError: the source directory cannot be packed.
+    """
+    if checked.source is None:
+        return None, ()
+    from rayjobs import snapshots
+
+    on_stage(f"packing {checked.source}")
+    blobs = workspace.blobs
+    packed = snapshots.pack(
+        checked.source,
+        blobs_put=blobs.put_file,
+        blobs_has=blobs.exists,
+        cache=workspace.path / SNAPSHOT_CACHE,
+        entry=checked.spec.script,
+    )
+    return packed.digest, tuple(packed.warnings)
 
 
 def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
