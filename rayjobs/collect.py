@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -166,12 +167,18 @@ class Publisher:
         self._publish = publish
         self._clock = clock or SystemClock()
         self._seen: dict[str, _Seen] = {}
+        # A `step` that still runs on its thread must not meet `finish`.
+        self._lock = threading.Lock()
 
     def step(self) -> int:
         """Store what has been whole for 2 s; return how many files.
 
         Problems are not told: the file is tried again, at the latest by `finish`.
         """
+        with self._lock:
+            return self._step()
+
+    def _step(self) -> int:
         stored = []
         now_s = self._clock.monotonic_s()
         wall_s = self._clock.now().timestamp()
@@ -200,6 +207,10 @@ class Publisher:
         Idempotent: call it again once there is room. What could be stored is visible even
         when something else could not.
         """
+        with self._lock:
+            return self._finish()
+
+    def _finish(self) -> list[str]:
         found = scan_files(self.root, self.plan)
         self.left_out = found.left_out
         problems: list[str] = []
@@ -314,7 +325,7 @@ class MetricFollower:
 
     def confirm(self, batch: Batch) -> None:
         """Note that a batch was delivered."""
-        self._offsets[batch.rank] = batch.next_offset
+        self._offsets[batch.rank] = max(batch.next_offset, self._offsets.get(batch.rank, 0))
 
     def _ranks(self) -> list[int]:
         try:
