@@ -27,6 +27,8 @@ from rayjobs.paths import TargetPaths, runtime_dir
 
 START_TIMEOUT_S = 300.0
 POLL_S = 0.05
+WAKE_ANSWER_S = 2.0
+PATIENT_ANSWER_S = 15.0
 SPAWN_LIMIT = 3
 
 
@@ -59,15 +61,22 @@ def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
 
 
 def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
-    """Tell the target that there is work in `workspace`; False when nobody listens.
+    """Tell the target that there is work in `workspace`.
 
     The workspace is registered first: a target started later serves it.
 
-    Raises:
-        TimeoutError: the actor listens and does not answer; it polls, so the work is not lost.
+    Returns:
+        False when `ensure_target` has something to do: nobody listens, or an actor of an older
+        rayjobs. True for one that listens and is slow to answer: it looks by itself as well.
     """
     register_workspace(TargetPaths.of(name, under=home), workspace)
-    return _answer(Place(name, home), workspace) is not None
+    try:
+        answer = _answer(Place(name, home), workspace, WAKE_ANSWER_S)
+    except TimeoutError:
+        return True
+    return answer is not None and not must_replace(
+        str(answer.get("version", "")), rayjobs.__version__
+    )
 
 
 def ensure_target(
@@ -94,7 +103,7 @@ def ensure_target(
     place = Place(name, home)
     if workspace is not None:
         register_workspace(place.paths, workspace)
-    answer = _answer(place, workspace)
+    answer = _patient_answer(place, workspace, time.monotonic() + timeout_s)
     was_started = answer is None
     if answer is None:
         begin = _start_local if record.is_local else _start_attached
@@ -231,12 +240,27 @@ def _log_file(place: Place, name: str) -> Path:
     return place.paths.log / name
 
 
-def _answer(place: Place, workspace: Path | str | None) -> dict[str, Any] | None:
+def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
     request: dict[str, Any] = {"op": "ping"}
     if workspace is not None:
         request = {"op": "wake", "workspace": str(workspace), "version": rayjobs.__version__}
-    answer = wakeclient.ask(place.socket, request)
+    answer = wakeclient.ask(place.socket, request, timeout_s=limit_s)
     return answer if answer is not None and answer.get("ok") else None
+
+
+def _patient_answer(
+    place: Place, workspace: Path | str | None, deadline: float
+) -> dict[str, Any] | None:
+    """Ask until there is an answer or nobody listens: a busy machine makes an actor slow."""
+    while True:
+        try:
+            return _answer(place, workspace, PATIENT_ANSWER_S)
+        except TimeoutError as exc:
+            if time.monotonic() >= deadline:
+                raise TargetError(
+                    f"target {place.name!r} is there and does not answer: {exc}. See "
+                    f"{place.paths.log}."
+                ) from exc
 
 
 @contextlib.contextmanager
@@ -251,6 +275,19 @@ def start_lock(paths: TargetPaths) -> Iterator[None]:
         os.close(descriptor)
 
 
+def note_stop(paths: TargetPaths) -> None:
+    """Note that a user stops the target; the caller holds `start_lock`, whose file this uses."""
+    paths.lock.write_text(ids.token(8), encoding="ascii")
+
+
+def last_stop(paths: TargetPaths) -> str:
+    """Return a name for the last stop that a user asked for; empty before the first."""
+    try:
+        return paths.lock.read_text(encoding="ascii")
+    except OSError:
+        return ""
+
+
 def _start_local(
     place: Place,
     workspace: Path | str | None,
@@ -261,10 +298,11 @@ def _start_local(
     LocalSettings.read()  # a wrong setting is this caller's to correct, and told at once
     localhead.ray_folder(place.home)
     follower = _Follower(place, on_stage)
+    stops = last_stop(place.paths)
     deadline = time.monotonic() + timeout_s
     spawned = 0
     while time.monotonic() < deadline:
-        answer = _answer(place, workspace)
+        answer = _patient_answer(place, workspace, deadline)
         if answer is not None:
             follower.look()
             return answer
@@ -278,6 +316,11 @@ def _start_local(
                     runtime_dir(place.home).rmdir()
                 raise TargetError(follower.failure)
             with start_lock(place.paths):
+                if last_stop(place.paths) != stops:
+                    raise TargetError(
+                        f"target {place.name!r} was stopped while it was starting. Start it again "
+                        f"with `rayjobs target start {place.name}`."
+                    )
                 if not keeper.is_kept(place.paths):
                     if spawned >= SPAWN_LIMIT:
                         raise TargetError(
@@ -300,11 +343,12 @@ def _start_attached(
     on_stage: Callable[[str], None],
     timeout_s: float,
 ) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
     with start_lock(place.paths):
-        answer = _answer(place, workspace)
+        answer = _patient_answer(place, workspace, deadline)
         if answer is None:
             run_starter(place, "actor", on_stage=on_stage, timeout_s=timeout_s)
-            answer = _answer(place, workspace)
+            answer = _patient_answer(place, workspace, deadline)
     if answer is None:
         raise TargetError(
             f"the actor of target {place.name!r} runs, but not on this machine. A workspace in a "
@@ -319,13 +363,14 @@ def _replace(
     on_stage: Callable[[str], None],
     timeout_s: float,
 ) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
     with start_lock(place.paths):
-        answer = _answer(place, workspace)
+        answer = _patient_answer(place, workspace, deadline)
         old = str(answer.get("version", "")) if answer else ""
         if answer is None or must_replace(old, rayjobs.__version__):
             on_stage(f"replacing the target ({old or 'gone'} → {rayjobs.__version__})")
             run_starter(place, "replace", on_stage=on_stage, timeout_s=timeout_s)
-            answer = _answer(place, workspace)
+            answer = _patient_answer(place, workspace, deadline)
     if answer is None:
         raise TargetError(f"target {place.name!r} was replaced and does not answer. See its log.")
     return answer

@@ -200,8 +200,11 @@ def stop_target(
         while True:
             with keeper.keeper_lock(place.paths) as no_keeper:
                 if no_keeper:
-                    return _stop_here(place, force, on_stage)
+                    ran = _stop_here(place, force, on_stage)
+                    starting.note_stop(place.paths)
+                    return ran
             if _stop_by_keeper(place, force, on_stage):
+                starting.note_stop(place.paths)
                 return True
 
 

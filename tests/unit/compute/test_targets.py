@@ -184,6 +184,24 @@ def test_a_wake_reaches_the_actor_and_registers_the_workspace(place: Place, tmp_
     assert stat.S_IMODE(registered.stat().st_mode) == 0o600
 
 
+def test_an_actor_of_an_older_version_does_not_count_as_awake(place: Place, tmp_path: Path) -> None:
+    with answering(place.socket, lambda _: {"ok": True, "version": "0.0.1"}):
+        assert not starting.wake("local", home=place.home, workspace=tmp_path)
+
+
+def test_a_slow_actor_is_awake_and_is_waited_for(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "WAKE_ANSWER_S", 0.05)
+    monkeypatch.setattr(starting, "PATIENT_ANSWER_S", 0.05)
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(place.socket))
+        silent.listen(64)
+        assert starting.wake("local", home=place.home, workspace=tmp_path)
+        with pytest.raises(TargetError, match="is there and does not answer"):
+            starting.ensure_target("local", home=place.home, timeout_s=0.3)
+
+
 def test_a_target_that_answers_is_not_started_again(place: Place, tmp_path: Path) -> None:
     stages: list[str] = []
     with answering(
@@ -220,6 +238,19 @@ def test_waking_imports_nothing_large() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_client_does_not_start_again_what_a_user_stopped_meanwhile(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start in the background must not outlive `target stop`."""
+
+    def stopped_at_once(_place: Place, _start: str) -> None:
+        starting.note_stop(place.paths)
+
+    monkeypatch.setattr(starting, "spawn", stopped_at_once)
+    with pytest.raises(TargetError, match="was stopped while it was starting"):
+        starting.ensure_target("local", home=place.home)
 
 
 # --- versions ------------------------------------------------------------------------------------
