@@ -5,20 +5,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from datastore.backends import open_backend
-from datastore.catalogue import Catalogue, DatastoreRecord, parse_version
+from datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
 from datastore.consumption import DatasetConsumptionConfig
-from datastore.dataset_factory import dataset_of
-from datastore.datasets import AbstractDataset
+from datastore.dataset_factory import dataset_of, rebuild
+from datastore.datasets import AbstractDataset, FileDataset
 from datastore.errors import DataNotFound, InvalidReference
 from datastore.manifest import Manifest
 from datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
 from datastore.sources import Source, resolve
 from datastore.stores import Datastore, HasCatalogue, catalogue_of
+from datastore.tabular import TabularDataset
 
 MODES = ("mount", "download", "direct")
 DATASET_PREFIX = "dataset:"
@@ -55,6 +57,23 @@ class DataInput:
     def environment_variables(self) -> tuple[str, ...]:
         """The variables that hold the local path in a job, as Azure ML names them."""
         return (f"AZUREML_DATAREFERENCE_{self.name}", self.name)
+
+    def open(self) -> FileDataset | TabularDataset:
+        """Return the dataset itself, for direct mode.
+
+        Raises:
+            InvalidReference: this input is a path, not a dataset.
+        """
+        if not self.definition or self.manifest is None:
+            raise InvalidReference(f"input {self.name!r} is a path in a datastore, not a dataset.")
+        if not self.dataset:
+            return rebuild(self.definition, self.manifest)
+        name, _, version = self.dataset.rpartition(":")
+        kind = json.loads(self.definition)["kind"]
+        registered = DatasetRecord(
+            self.dataset_id, name, kind, self.definition, self.manifest.digest, version=int(version)
+        )
+        return rebuild(self.definition, self.manifest, registered)
 
     def to_json(self) -> dict[str, Any]:
         """Return the input as a JSON object."""

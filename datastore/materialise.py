@@ -17,14 +17,20 @@ from typing import Any
 from datastore import mounts
 from datastore.backends import Backend, open_backend
 from datastore.cache import NodeCache
-from datastore.errors import DataNotFound, DatastoreError, InvalidReference, MountUnavailable
+from datastore.errors import (
+    DataNotFound,
+    DatastoreError,
+    InvalidReference,
+    MountUnavailable,
+    TransferFailed,
+)
 from datastore.inputs import DataInput
 from datastore.manifest import FileEntry, Manifest
 from datastore.processes import ProcessIdentity
 from datastore.progress import Meter, ProgressCallback
 from datastore.reading import check_local
 from datastore.refs import check_mode
-from datastore.sources import record_for
+from datastore.sources import record_for, resolve
 from datastore.transfer import for_each
 
 MODES = ("mount", "download", "direct")
@@ -111,7 +117,10 @@ def materialise(
     _remove(place)
     records = {record.name: record for record in source.records}
     job = _Job(source, place, node_root, records, cache_bytes, owner, progress)
-    done = job.link_live() if source.manifest is None else job.run(source.manifest, chosen)
+    manifest = source.manifest
+    if manifest is None and source.live is not None and chosen == "download":
+        manifest = resolve([source.live], records.__getitem__)
+    done = job.link_live() if manifest is None else job.run(manifest, chosen)
     done = replace(done, version=source.version)
     try:
         return _at_path_on_compute(source, done, working_directory or into)
@@ -230,13 +239,16 @@ class _Job:
         def one(entry: FileEntry, stop: threading.Event) -> None:
             to = draft / entry.path
             backend = backends[entry.datastore]
-            if backend.local_path(entry.key) is not None:
-                local = check_local(entry, backend)
-                to.parent.mkdir(parents=True, exist_ok=True)
-                to.symlink_to(local)
-                meter.add_bytes(entry.size)
-            else:
-                cache.link(entry, backend, to, meter.add_bytes)
+            try:
+                if backend.local_path(entry.key) is not None:
+                    local = check_local(entry, backend)
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    to.symlink_to(local)
+                    meter.add_bytes(entry.size)
+                else:
+                    cache.link(entry, backend, to, meter.add_bytes)
+            except OSError as error:
+                raise TransferFailed(f"cannot make {to}: {error.strerror or error}.") from error
             meter.add_file()
 
         try:

@@ -51,17 +51,18 @@ class Datastore:
 
     def __init__(self, workspace: Catalogue | HasCatalogue, name: str | None = None) -> None:
         catalogue = catalogue_of(workspace)
-        self._open(catalogue.datastore(name or catalogue.default_datastore()))
+        self._open(catalogue.datastore(name or catalogue.default_datastore()), catalogue)
 
-    def _open(self, record: DatastoreRecord) -> None:
+    def _open(self, record: DatastoreRecord, catalogue: Catalogue | None = None) -> None:
         self.record = record
+        self._catalogue = catalogue
         self._backend: Backend | None = None
 
     @classmethod
-    def from_record(cls, record: DatastoreRecord) -> Datastore:
-        """Return the datastore that `record` describes."""
+    def from_record(cls, record: DatastoreRecord, catalogue: Catalogue | None = None) -> Datastore:
+        """Return the datastore that `record` describes, registered in `catalogue` if given."""
         self = cls.__new__(cls)
-        self._open(record)
+        self._open(record, catalogue)
         return self
 
     @classmethod
@@ -154,8 +155,9 @@ class Datastore:
     def _register(
         cls, workspace: Catalogue | HasCatalogue, record: DatastoreRecord, *, overwrite: bool
     ) -> Datastore:
-        catalogue_of(workspace).add_datastore(record, overwrite=overwrite)
-        return cls.from_record(record)
+        catalogue = catalogue_of(workspace)
+        catalogue.add_datastore(record, overwrite=overwrite)
+        return cls.from_record(record, catalogue)
 
     # --- what it is ---
 
@@ -178,6 +180,28 @@ class Datastore:
     def account_name(self) -> str:
         """The server; "" for a folder and for AWS itself."""
         return self.record.settings.get("endpoint", "")
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The catalogue it was found in.
+
+        Raises:
+            InvalidReference: it was not found in one, or has travelled to another process.
+        """
+        if self._catalogue is None:
+            raise InvalidReference(
+                f"datastore {self.name!r} does not know its workspace here; look it up again with "
+                "Datastore.get(workspace, name)."
+            )
+        return self._catalogue
+
+    def set_as_default(self) -> None:
+        """Make this the workspace's default datastore."""
+        self.catalogue.set_default_datastore(self.name)
+
+    def unregister(self) -> None:
+        """Forget this datastore; the data stays."""
+        self.catalogue.remove_datastore(self.name)
 
     @property
     def backend(self) -> Backend:
@@ -376,5 +400,5 @@ def ensure_default(workspace: Catalogue | HasCatalogue, record: DatastoreRecord)
         if kept.kind == "local":
             Path(kept.settings["root"]).mkdir(parents=True, exist_ok=True)
         catalogue.add_datastore(kept)
-        return Datastore.from_record(kept)
-    return Datastore.from_record(known[DEFAULT_DATASTORE])
+        return Datastore.from_record(kept, catalogue)
+    return Datastore.from_record(known[DEFAULT_DATASTORE], catalogue)

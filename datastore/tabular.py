@@ -275,13 +275,10 @@ class TabularDatasetFactory:
         tags: Mapping[str, str] | None = None,
         show_progress: bool = True,
         *,
-        workspace: Any,
         create_new_version: bool = True,
     ) -> TabularDataset:
-        """Store a data frame as Parquet at `target` (datastore, path) and register it.
-
-        `workspace` is needed here: a datastore does not know the workspace it is registered in.
-        """
+        """Store a data frame as Parquet at `target` (datastore, path) and register it in the
+        datastore's workspace."""
         import tempfile
         import uuid
 
@@ -293,7 +290,7 @@ class TabularDatasetFactory:
             stored = f"{path}/{file.name}".lstrip("/")
         dataset = TabularDatasetFactory.from_parquet_files((store, stored))
         return dataset.register(
-            workspace, name, description, tags, create_new_version=create_new_version
+            store.catalogue, name, description, tags, create_new_version=create_new_version
         )
 
 

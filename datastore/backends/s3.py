@@ -159,22 +159,19 @@ class S3Backend:
         received, failures, received_before = 0, 0, 0
         with to.open("xb", buffering=0) as writer:
             while True:
+                answer = self._get(file, received)  # this call has its own attempts
+                if received == 0:
+                    expected = expected or _kept_digest(answer)
+                    check_etag = not expected and _etag_is_md5(answer)
+                body = answer["Body"]
                 try:
-                    answer = self._get(file, received)
-                    if received == 0:
-                        expected = expected or _kept_digest(answer)
-                        check_etag = not expected and _etag_is_md5(answer)
-                    body = answer["Body"]
-                    try:
-                        while chunk := body.read(CHUNK_BYTES):
-                            content.update(chunk)
-                            if check_etag:
-                                plain.update(chunk)
-                            writer.write(chunk)
-                            received += len(chunk)
-                            count(len(chunk))
-                    finally:
-                        body.close()
+                    while chunk := body.read(CHUNK_BYTES):
+                        content.update(chunk)
+                        if check_etag:
+                            plain.update(chunk)
+                        writer.write(chunk)
+                        received += len(chunk)
+                        count(len(chunk))
                     if received >= file.size:
                         break
                     raise ConnectionError(f"the answer ended after {received} bytes")
@@ -185,6 +182,8 @@ class S3Backend:
                     received_before = received
                     if failures >= self.settings.attempts:
                         raise
+                finally:
+                    body.close()
         digest = "sha256:" + content.hexdigest()
         if received != file.size:
             raise DataChanged(

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from datastore import DataInput, Dataset, Datastore, Materialised, MemoryCatalogue
+from datastore import (
+    DataInput,
+    Dataset,
+    Datastore,
+    Materialised,
+    MemoryCatalogue,
+    TabularDataset,
+)
 from datastore.errors import DataChanged, DataNotFound, DatasetNotFound, InvalidReference
 from datastore.inputs import resolve_input
 from datastore.materialise import materialise, release, start_node, trouble
@@ -109,11 +116,13 @@ def test_a_touched_file_is_the_same_and_a_changed_one_is_refused(
     assert list(into.iterdir()) == []
 
 
+@pytest.mark.parametrize("exact", [True, False])
 def test_what_is_written_below_a_download_stays_private(
-    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, exact: bool
 ) -> None:
     dataset = Dataset.File.from_files((images, "pets"))
-    source = resolve_input(dataset.as_named_input("pets").as_download(), catalogue)
+    what = dataset.as_named_input("pets").as_download() if exact else images.path("pets", "pets")
+    source = resolve_input(what, catalogue, mode="download")
     done = materialise(source, None, node, into=into)
     Path(done.path, "extracted").write_text("mine")
     assert not (Path(images.container_name) / "pets" / "extracted").exists()
@@ -197,6 +206,13 @@ def test_direct_mode_makes_no_files(
     )
     assert (done.how, done.path) == ("direct", registered.id)
     assert not into.exists()
+    source = resolve_input(registered.as_named_input("t"), catalogue)
+    again = DataInput.from_json(json.loads(json.dumps(source.to_json()))).open()
+    assert isinstance(again, TabularDataset)
+    assert list(again) == [{"id": 1}]
+    assert (again.name, again.version, again.id) == ("table", 1, registered.id)
+    with pytest.raises(InvalidReference, match="not a dataset"):
+        resolve_input(images.path("pets"), catalogue).open()
 
 
 def test_a_fresh_node_has_no_mounts_to_take_away(node: Path) -> None:

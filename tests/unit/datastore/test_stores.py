@@ -57,6 +57,19 @@ def test_a_registered_datastore_is_found(catalogue: MemoryCatalogue, store: Data
     assert pickle.loads(pickle.dumps(found)) == store
 
 
+def test_a_datastore_can_become_the_default_and_be_forgotten(
+    catalogue: MemoryCatalogue, store: Datastore
+) -> None:
+    store.set_as_default()
+    assert Datastore(catalogue) == store
+    with pytest.raises(InvalidReference, match="look it up again"):
+        pickle.loads(pickle.dumps(store)).unregister()
+    store.unregister()
+    with pytest.raises(DatastoreNotFound):
+        Datastore.get(catalogue, "images")
+    assert Path(store.container_name).is_dir()
+
+
 def test_a_workspace_is_anything_with_a_catalogue(
     catalogue: MemoryCatalogue, store: Datastore
 ) -> None:

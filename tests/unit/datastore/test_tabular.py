@@ -142,7 +142,7 @@ def test_a_frame_can_be_registered(store: Datastore, catalogue: MemoryCatalogue)
 
     frame = pandas.DataFrame({"a": [1, 2]})
     kept = Dataset.Tabular.register_pandas_dataframe(
-        frame, (store, "frames"), "frame", show_progress=False, workspace=catalogue
+        frame, (store, "frames"), "frame", show_progress=False
     )
     assert kept.version == 1
     assert kept.to_pandas_dataframe()["a"].tolist() == [1, 2]
