@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace_files import OpenWorkspace
 
 LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
-POLL_S = 0.1
+POLL_S = 0.05
 
 _ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
 _NODE = re.compile(r"^node-\d+/")
@@ -119,7 +119,7 @@ class Logs:
     def follow(self, rank: int = 0, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Part]:
         """Yield a rank's output from its start until the job's end, attempt after attempt.
 
-        Parts without data come at each poll (0.1 s), so that the caller can show stages and
+        Parts without data come at each poll (0.05 s), so that the caller can show stages and
         give up. Ends early when `stop` says so.
         """
         number = 0

@@ -75,22 +75,23 @@ class Workspace:
             NotFoundError: `path` was given and holds no config.
         """
         start = Path.cwd() if path is None else Path(path).expanduser().absolute()
-        found = start if start.is_file() else _config_above(start, _file_name)
-        if found is None:
-            if path is not None:
-                raise NotFoundError(
-                    f"there is no config.json in {start}, nor above; write one by "
-                    f"workspace.write_config(), or leave the path out"
-                )
-            return cls._of(open_workspace(locate()))
-        try:
-            named = json.loads(found.read_text(encoding="utf-8")).get(_PATH_KEY)
-        except (OSError, ValueError, AttributeError) as error:
-            raise UsageError(f"{found} cannot be read as a workspace's config: {error}") from error
-        if not named:
-            return cls._of(open_workspace(locate()))
-        folder = Path(str(named))
-        return cls._of(open_workspace(folder if folder.is_absolute() else found.parent / folder))
+        found = [start] if start.is_file() else _configs_above(start, _file_name)
+        named = None
+        for file in found:
+            try:
+                named = _workspace_named_in(file)
+            except UsageError:
+                if path is not None:
+                    raise
+                continue  # many a project has a config.json of its own
+            if named is not None:
+                break
+        if path is not None and not found:
+            raise NotFoundError(
+                f"there is no config.json in {start}, nor above; write one by "
+                f"workspace.write_config(), or leave the path out"
+            )
+        return cls._of(open_workspace(named or locate()))
 
     @classmethod
     def create(
@@ -213,13 +214,19 @@ class Workspace:
         return f"Workspace.create(name={self.name!r})"
 
 
-def _config_above(start: Path, file_name: str | None) -> Path | None:
+def _configs_above(start: Path, file_name: str | None) -> list[Path]:
     names = CONFIG_NAMES if file_name is None else (f".azureml/{file_name}", file_name)
-    for folder in (start, *start.parents):
-        for name in names:
-            if (folder / name).is_file():
-                return folder / name
-    return None
+    folders = (start, *start.parents)
+    return [folder / name for folder in folders for name in names if (folder / name).is_file()]
+
+
+def _workspace_named_in(file: Path) -> Path | None:
+    """Return the folder of ours that a config names, if it names one."""
+    try:
+        named = json.loads(file.read_text(encoding="utf-8")).get(_PATH_KEY)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{file} cannot be read as a workspace's config: {error}") from error
+    return file.parent / str(named) if named else None
 
 
 def _named_folder(name: str) -> Path:

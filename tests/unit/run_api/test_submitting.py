@@ -196,7 +196,11 @@ def test_workspaces_are_found_again(
         assert (found.name, found.id) == ("team", workspace.id)
         found.close()
     monkeypatch.chdir(project)
+    (project / "config.json").write_text('["a config of something else"]')
     assert Workspace.from_config().id == workspace.id
+    with pytest.raises(UsageError, match="cannot be read as a workspace's config"):
+        Workspace.from_config(project / "config.json")
+    (project / "config.json").unlink()
     with pytest.raises(NotFoundError, match=r"no config\.json"):
         Workspace.from_config("/proc")
     named = Workspace.create("other")
