@@ -13,14 +13,15 @@ if __name__ == "__main__":
 
     # The module path as the interpreter made it, without the folder of this file.
     _BASE_PATH = tuple(sys.path[0 if getattr(sys.flags, "safe_path", False) else 1 :])
-    sys.path[:] = _BASE_PATH
     _package_home = _path.dirname(_path.dirname(_path.dirname(_path.abspath(__file__))))
-    if _package_home not in sys.path:
-        sys.path.append(_package_home)
+    # First while our own modules are imported: the environment may hold another rayjobs. Last
+    # afterwards: its other packages must be the environment's.
+    sys.path[:] = [_package_home, *_BASE_PATH]
 
 if __name__ == "__main__":
     from rayjobs.injob.warmloop import main
 
+    sys.path[:] = [*_BASE_PATH, *([] if _package_home in _BASE_PATH else [_package_home])]
     _program = main(sys.argv[1:], _BASE_PATH)
     if _program is None:
         import os
