@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayjobs.errors import Problem
+from rayjobs.submitting_registry import register
 from tuning.errors import SweepError, SweepUsageError
 from tuning.goal import PrimaryMetricGoal
 from tuning.policies import NoTerminationPolicy, Policy
@@ -87,10 +88,10 @@ class HyperDriveConfig:
             SweepError: the parts do not make a sweep.
             SweepUsageError: a pipeline, or a warm start from other sweeps, was asked for.
         """
-        for name in ("pipeline", "resume_from", "resume_child_runs"):
-            if getattr(self, name):
+        for unused in ("pipeline", "resume_from", "resume_child_runs"):
+            if getattr(self, unused):
                 raise SweepUsageError(
-                    f"{name} was given, and sweeps of this version do not use it. Leave it out; "
+                    f"{unused} was given, and sweeps of this version do not use it. Leave it out; "
                     "a sweep whose driver was lost goes on by itself."
                 )
         return parse_sweep(
@@ -255,3 +256,12 @@ def _listed(given: Any) -> tuple[Any, ...]:
 
 def _is(value: object, kind: type) -> bool:
     return isinstance(value, kind)
+
+
+def _submit(experiment: Any, config: HyperDriveConfig, **options: Any) -> Any:
+    from tuning.submitter import submit_config  # of use once something is submitted
+
+    return submit_config(experiment, config, **options)
+
+
+register(HyperDriveConfig, _submit)

@@ -17,6 +17,7 @@ import rayjobs
 from rayjobs import ids
 from rayjobs.clock import SystemClock
 from rayjobs.compute.board import Board
+from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
 from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.errors import TargetError
@@ -92,6 +93,7 @@ class TargetActor:
         self._loop = asyncio.get_running_loop()
         gauges = Gauges(self.target)
         board = Board(self.target, self.paths.workspaces, self._open_store)
+        drivers = Drivers(self.target, self.home, clock=SystemClock(), wake=self._wake_engine)
         engine = Engine(
             self.target,
             cluster=RayCluster(self.target, self.home),
@@ -101,6 +103,7 @@ class TargetActor:
             count=gauges.count,
             waited=gauges.waited,
             note=lambda facts: self._note(facts, gauges),
+            drivers=drivers,
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
@@ -110,6 +113,10 @@ class TargetActor:
             await engine.run()
         finally:
             await server.stop()
+
+    def _wake_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.wake()
 
     async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         engine = self._engine

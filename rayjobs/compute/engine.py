@@ -13,6 +13,7 @@ from rayjobs.compute.allocations import Allocations, Held
 from rayjobs.compute.board import Board, Served
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
+from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.recovery import recover
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError
 from rayjobs.policy import Shape, Waiting
@@ -40,8 +41,10 @@ class Engine:
         count: Callable[[str], None] = lambda _name: None,
         waited: Callable[[float], None] = lambda _seconds: None,
         note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
+        drivers: Drivers | None = None,
     ) -> None:
         self.target = target
+        self.drivers = drivers
         self.cluster = cluster
         self.board = board
         self.clock = clock
@@ -115,6 +118,8 @@ class Engine:
         """Do one round: cancels, decisions, starts, tidying."""
         await self.board.refresh()
         await self._pass_on_cancels()
+        if self.drivers is not None:
+            await self.drivers.look(self.board)
         waiting = [
             (served, job)
             for served, job in await self.board.waiting()
@@ -130,7 +135,9 @@ class Engine:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
             await self.allocations.release_old()
-        self._note({"waiting": len(waiting), "live": len(self.drives), "nodes": self.nodes})
+        # A sweep between two trials is no reason to stop the target either.
+        live = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
+        self._note({"waiting": len(waiting), "live": live, "nodes": self.nodes})
 
     async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}

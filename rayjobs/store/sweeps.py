@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import ids
-from rayjobs.errors import NotFoundError
+from rayjobs.errors import NotFoundError, UsageError
 from rayjobs.records import ChildNews, MetricPoint, Sweep, TrialRow
 from rayjobs.states import JobState
 from rayjobs.store.part import Part
@@ -139,7 +139,14 @@ class SweepsPart(Part):
                 ).fetchone()
                 if known is not None:
                     return _sweep_of(known), False
-            connection.execute(INSERT_SWEEP_JOB, values)
+            try:
+                connection.execute(INSERT_SWEEP_JOB, values)
+            except sqlite3.IntegrityError as error:
+                raise UsageError(
+                    f"the id {new_id!r} or the idempotency key {idempotency_key!r} is another "
+                    f"job's already; use new ones for a new sweep",
+                    job=new_id,
+                ) from error
             connection.execute(INSERT_SWEEP, values)
             self._state_event(connection, new_id, None, JobState.RUNNING, now=now, attempt=0)
             row = connection.execute(f"{SWEEP} WHERE jobs.id = :id", values).fetchone()

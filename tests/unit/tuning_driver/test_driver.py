@@ -1,0 +1,373 @@
+"""A sweep's driver on a real store: what it submits, stops, records, and how it takes over."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.clock import SystemClock
+from rayjobs.errors import RayjobsError, SpecError, StoreBusyError
+from rayjobs.states import JobState
+from tests.unit.tuning_driver.world import World, good, parameters_of
+from tests.unit.tuning_driver.world import sweep as sweep_of
+from tuning.driver import Driver, TakenOverError
+from tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
+from tuning.submitter import submit_sweep
+from tuning.table import row_of
+from tuning.trials import TrialState
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def run(world: World, sweep_id: str) -> JobState:
+    return world.finish(world.driver(sweep_id))
+
+
+def test_a_sweep_runs_all_its_trials_and_names_the_best(world: World) -> None:
+    sweep = world.submit()
+    assert run(world, sweep) is JobState.COMPLETED
+    parent = world.store.job(sweep)
+    assert (parent.state, parent.kind) == (JobState.COMPLETED, "sweep")
+    assert parent.reason == "6 completed, 0 stopped, 0 failed of 6 trials"
+    jobs, trials = world.jobs(sweep), world.trials(sweep)
+    assert [job.id for job in jobs] == [trial.job_id for trial in trials]
+    assert [job.tags["trial"] for job in jobs] == list("012345")
+    assert {job.snapshot for job in jobs} == {parent.snapshot} != {None}
+    for job, trial in zip(jobs, trials, strict=True):
+        x = trial.parameters["--x"]
+        assert parameters_of(job) == {"--x": str(x)}
+        assert trial.values == pytest.approx((x * 0.5, x * 0.8, x))
+        assert trial.state is TrialState.COMPLETED
+        assert trial.started_at is not None and trial.ended_at is not None
+    best = max(trials, key=lambda trial: trial.parameters["--x"])
+    assert parent.properties["best_run"] == best.job_id
+    assert parent.properties["best_trial"] == str(best.number)
+    assert float(parent.properties["best_primary_metric"]) == best.values[-1]
+
+
+def test_the_submit_itself_begins_the_first_trials_and_no_more_than_may_run(world: World) -> None:
+    sweep = world.submit(limits={"total": 6, "concurrent": 2})
+    assert [job.state for job in world.jobs(sweep)] == [JobState.QUEUED] * 2
+    driver = world.driver(sweep)
+    most = 0
+    while driver.turn() is None:
+        most = max(most, sum(not job.state.is_final for job in world.jobs(sweep)))
+        world.play()
+    assert most == 2
+
+
+def test_a_hopeless_trial_is_stopped_with_its_numbers(world: World) -> None:
+    def script(parameters: Any) -> Any:
+        x = float(parameters["--x"])
+        return [x] * 5, JobState.COMPLETED, "accuracy"
+
+    world.script = script
+    sweep = world.submit(
+        policy={"type": "bandit", "slack_factor": 0.1},
+        sampling={"type": "grid", "parameters": {"--x": ["choice", [0.9, 0.2]]}},
+        limits={"total": 2, "concurrent": 2},
+    )
+    assert run(world, sweep) is JobState.COMPLETED
+    good_one, stopped = world.trials(sweep)
+    assert good_one.state is TrialState.COMPLETED
+    assert stopped.state is TrialState.CANCELED
+    assert stopped.reason == "stopped trial 1 at interval 1: 0.2 < 0.9/(1+0.1)"
+    job = world.store.job(str(stopped.job_id))
+    assert job.state is JobState.CANCELED
+    said = [event.message for event in world.store.events(job.id) if event.kind == "cancel"]
+    assert said == [f"cancel requested by its sweep: {stopped.reason}"]
+    assert len(stopped.values) < 5
+
+
+@pytest.mark.parametrize("written", ["NaN", "Infinity"])
+def test_a_trial_whose_value_is_not_finite_is_never_the_best(world: World, written: str) -> None:
+    def script(parameters: Any) -> Any:
+        x = float(parameters["--x"])
+        return ([0.1, 0.2] if x < 0.5 else [written, written]), JobState.COMPLETED, "accuracy"
+
+    world.script = script
+    sweep = world.submit(
+        sampling={"type": "grid", "parameters": {"--x": ["choice", [0.9, 0.2]]}},
+        limits={"total": 2},
+    )
+    assert run(world, sweep) is JobState.COMPLETED
+    diverged, best = world.trials(sweep)
+    assert diverged.diverged and not any(map(math.isfinite, diverged.values))
+    assert world.store.job(sweep).properties["best_run"] == best.job_id
+
+
+def test_a_misspelt_metric_fails_the_trial_with_the_names_it_logged(world: World) -> None:
+    world.script = lambda parameters: ([0.5], JobState.COMPLETED, "acuracy")
+    sweep = world.submit(limits={"total": 2})
+    assert run(world, sweep) is JobState.FAILED
+    first, _ = world.trials(sweep)
+    assert first.state is TrialState.FAILED
+    assert "it reported: acuracy. Did you mean 'acuracy'?" in first.reason
+    parent = world.store.job(sweep)
+    assert parent.failure is not None and "never reported the metric" in parent.failure.lines[0]
+    assert "best_run" not in parent.properties
+
+
+def test_crashed_trials_are_counted_and_the_others_go_on(world: World) -> None:
+    def script(parameters: Any) -> Any:
+        values, _, name = good(parameters)
+        end = JobState.FAILED if float(parameters["--x"]) > 0.5 else JobState.COMPLETED
+        return values, end, name
+
+    world.script = script
+    sweep = world.submit(limits={"total": 8, "concurrent": 3})
+    assert run(world, sweep) is JobState.COMPLETED
+    failed = [trial for trial in world.trials(sweep) if trial.state is TrialState.FAILED]
+    assert failed and failed[0].reason == "ValueError: no"
+    assert f"{len(failed)} failed of 8 trials" in world.store.job(sweep).reason
+
+
+def test_too_many_failures_end_the_sweep_as_failed(world: World) -> None:
+    world.script = lambda parameters: ([0.5], JobState.FAILED, "accuracy")
+    sweep = world.submit(limits={"total": 8, "concurrent": 1, "max_failures": 1})
+    assert run(world, sweep) is JobState.FAILED
+    assert len(world.jobs(sweep)) == 2
+    parent = world.store.job(sweep)
+    assert "more than max_failures, 1" in parent.reason
+    assert parent.failure is not None
+    assert parent.failure.lines == ("trial 0: ValueError: no", "trial 1: ValueError: no")
+
+
+def test_a_canceled_sweep_cancels_its_trials_and_plans_no_more(world: World) -> None:
+    sweep = world.submit()
+    driver = world.driver(sweep)
+    world.play()
+    assert world.store.request_cancel(sweep, by="ada") is JobState.RUNNING
+    assert world.finish(driver) is JobState.CANCELED
+    assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED] * 2
+    assert {trial.state for trial in world.trials(sweep)} == {TrialState.CANCELED}
+    assert world.store.job(sweep).reason.startswith("the sweep was canceled")
+
+
+def test_a_sweep_canceled_before_any_driver_came_ends(world: World) -> None:
+    sweep = world.submit()
+    world.store.request_cancel(sweep)
+    assert run(world, sweep) is JobState.CANCELED
+
+
+def test_when_the_time_is_up_what_runs_is_stopped(world: World) -> None:
+    class Later(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + timedelta(hours=2)
+
+    sweep = world.submit(limits={"total": 6, "concurrent": 2, "max_duration_s": 3600})
+    late = Driver(world.workspace, sweep, clock=Later())
+    assert late.take_up()
+    assert world.finish(late) is JobState.FAILED
+    assert "the sweep's time is up" in world.store.job(sweep).reason
+    assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED] * 2
+
+
+def test_a_retry_that_starts_over_reports_its_intervals_anew(world: World) -> None:
+    sweep = world.submit(limits={"total": 1})
+    driver = world.driver(sweep)
+    for _ in range(3):  # begins, reports twice
+        world.play()
+    driver.turn()
+    assert len(driver.state.trials[0].values) == 2
+    [job] = world.jobs(sweep)
+    world.store.requeue(job.id, attempt=1, reason="node lost", outcome="node_lost")
+    driver.turn()
+    world.play()
+    world.play()
+    driver.turn()
+    x = driver.state.trials[0].parameters["--x"]
+    assert driver.state.trials[0].values == pytest.approx((x * 0.5,))
+    assert world.finish(driver) is JobState.COMPLETED
+    assert world.trials(sweep)[0].values == pytest.approx((x * 0.5, x * 0.8, x))
+
+
+def test_a_trial_whose_job_was_removed_is_failed_and_the_sweep_goes_on(world: World) -> None:
+    sweep = world.submit(limits={"total": 2, "concurrent": 1})
+    driver = world.driver(sweep)
+    with world.store._database.write() as connection:  # type: ignore[attr-defined]
+        connection.execute("DELETE FROM jobs WHERE parent = ?", (sweep,))
+    assert world.finish(driver) is JobState.COMPLETED
+    first, second = world.trials(sweep)
+    assert "no longer in the store" in first.reason
+    assert second.state is TrialState.COMPLETED
+
+
+# -- one driver after another ----------------------------------------------------------------------
+
+
+def test_a_driver_that_was_replaced_can_write_nothing_more(world: World) -> None:
+    sweep = world.submit()
+    old = world.driver(sweep)
+    world.play()
+    world.play()
+    new = world.driver(sweep)
+    with pytest.raises(TakenOverError):
+        old.turn()
+    assert world.finish(new) is JobState.COMPLETED
+    assert Driver(world.workspace, sweep).run() is JobState.COMPLETED  # nothing left to do
+
+
+def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) -> None:
+    sweep = world.submit(limits={"total": 1})
+    [trial] = world.trials(sweep)
+    claim = world.store.claim_sweep(sweep)
+    assert claim is not None
+    lost = dataclasses.replace(
+        trial, state=TrialState.PLANNED, job_id=None, stop_requested=True, reason="no"
+    )
+    assert world.store.put_trials(sweep, claim=claim, trials=[row_of(lost)])
+    # Without its job, a stop of this row would leave that job running for ever.
+    driver = world.driver(sweep)
+    assert driver.state.trials[0].job_id == trial.job_id
+    assert world.finish(driver) is JobState.FAILED
+    assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED]
+
+
+class DyingStore:
+    """Passes calls on to a store, and dies before or after some of them."""
+
+    def __init__(self, store: Any, die: Any) -> None:
+        self._store = store
+        self._die = die
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+
+        def call(*given: Any, **more: Any) -> Any:
+            self._die()
+            result = found(*given, **more)
+            self._die()
+            return result
+
+        return call
+
+
+class Death(Exception):
+    """The driver's process ends here."""
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, seed: int) -> None:
+    dice = random.Random(seed)
+    policy = {"type": "bandit", "slack_factor": 0.3} if seed % 2 else None
+    changes: dict[str, Any] = {"policy": policy} if policy else {}
+    sweep = world.submit(limits={"total": 12, "concurrent": 3}, **changes)
+    deaths = 0
+
+    def die() -> None:
+        nonlocal deaths
+        if dice.random() < 0.03:
+            deaths += 1
+            raise Death
+
+    dying = dataclasses.replace(world.workspace, store=DyingStore(world.store, die))  # type: ignore[arg-type]
+    ended = None
+    while ended is None:
+        try:
+            driver = Driver(dying, sweep)
+            driver.take_up()
+            while ended is None:
+                ended = driver.turn()
+                world.play()
+        except Death:
+            if world.store.job(sweep).state.is_final:  # it died after its last word
+                break
+    trials, jobs = world.trials(sweep), world.jobs(sweep)
+    assert deaths >= 2
+    assert world.store.job(sweep).state is JobState.COMPLETED
+    assert len(trials) == 12  # missing=0
+    assert len(jobs) == len({job.id for job in jobs}) == 12  # repeated=0
+    assert all(job.attempt == 1 for job in jobs)
+    assert [trial.job_id for trial in trials] == [job.id for job in jobs]
+    for trial, job in zip(trials, jobs, strict=True):
+        assert str(trial.state) == str(job.state)
+        assert trial.parameters["--x"] == float(parameters_of(job)["--x"])
+
+
+def test_a_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuning.driver.STORE_PAUSE_S", 0.0)
+    monkeypatch.setattr("tuning.driver.POLL_S", 0.0)
+    sweep = world.submit()
+    refusals = iter(range(1, 10_000))
+    played = world.store
+
+    def refuse() -> None:
+        if next(refusals) % 40 == 0:
+            raise StoreBusyError("another process keeps the lock")
+
+    class Playing(DyingStore):
+        def job(self, job_id: str) -> Any:
+            world.play()  # the target goes on meanwhile
+            return played.job(job_id)
+
+    busy = dataclasses.replace(world.workspace, store=Playing(played, refuse))  # type: ignore[arg-type]
+    assert Driver(busy, sweep).run() is JobState.COMPLETED
+    assert len(world.jobs(sweep)) == 6
+
+
+def test_a_fault_is_kept_in_the_history_and_in_the_end_fails_the_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = world.submit()
+
+    def broken(self: Driver) -> None:
+        raise KeyError("a fault of ours")
+
+    monkeypatch.setattr(Driver, "turn", broken)
+    for _ in range(MOST_FAULTS - 1):
+        with pytest.raises(KeyError):
+            drive(world.workspace, sweep, wake_target=lambda: None)
+    assert drive(world.workspace, sweep, wake_target=lambda: None) == "Failed"
+    parent = world.store.job(sweep)
+    assert "a fault of ours" in parent.reason
+    kinds = [event.kind for event in world.store.events(sweep)]
+    assert kinds.count(FAULT_EVENT) == MOST_FAULTS
+    assert all(job.state is JobState.CANCELED for job in world.jobs(sweep))
+
+
+# -- the submit ------------------------------------------------------------------------------------
+
+
+def test_the_same_key_gives_the_same_sweep(world: World) -> None:
+    spec = sweep_of(world.folder / "source")
+    first = submit_sweep(world.workspace, spec, idempotency_key="k", wake=False)
+    again = submit_sweep(world.workspace, spec, idempotency_key="k", wake=False)
+    assert (first.created, again.created) == (True, False)
+    assert first.sweep.job.id == again.sweep.job.id
+    assert len(world.jobs(first.sweep.job.id)) == 2
+
+
+def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:
+    with pytest.raises(SpecError) as caught:
+        world.submit(job={"script": "train.py", "resources": {"gpu": 1}, "arguments": 3})
+    assert [one.path for one in caught.value.problems] == ["job.arguments", "job.resources.gpu"]
+    with pytest.raises(SpecError, match=r"job\.command: a command takes no arguments"):
+        world.submit(job={"command": "python train.py"})
+    missing = {"script": "absent.py", "source_directory": str(world.folder / "source")}
+    with pytest.raises(RayjobsError, match=r"absent\.py"):
+        world.submit(job=missing)
+    assert world.store.sweeps() == []
+
+
+def test_a_model_without_a_registry_is_said_and_the_sweep_is_completed(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    sweep = world.submit(register_as="digits-best", limits={"total": 1})
+    assert run(world, sweep) is JobState.COMPLETED
+    parent = world.store.job(sweep)
+    assert "was not registered as model 'digits-best'" in parent.reason
+    assert [e.kind for e in world.store.events(sweep)].count("not_registered") == 1

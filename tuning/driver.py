@@ -1,0 +1,330 @@
+"""A sweep's driver: brings the trial table up to date, asks what to do next, does it.
+
+All it knows is in the store, so it may die between any two lines: the next one claims the sweep
+and goes on. A row is written before its job is submitted, the submit has a key of its own, and a
+driver whose claim is no longer the newest is refused by the store and leaves.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rayjobs import metrics
+from rayjobs.clock import Clock, SystemClock
+from rayjobs.errors import StoreError
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import ChildNews, Job, MetricPoint
+from rayjobs.spec import JobSpec
+from rayjobs.states import FINAL, JobState
+from rayjobs.workspace_files import OpenWorkspace
+from tuning.arguments import override_arguments
+from tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
+from tuning.registering import register_best
+from tuning.results import best_trial
+from tuning.spec import SweepSpec, parse_sweep
+from tuning.table import load_state, row_of
+from tuning.trials import TrialRecord, TrialState
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.05
+STORE_PAUSE_S = 1.0
+TRIAL_TAG = "trial"
+SWEEP_TAG = "sweep"
+_REASONS_SHOWN = 5
+
+
+class TakenOverError(Exception):
+    """Another driver has claimed the sweep since; this one must stop."""
+
+
+@dataclass
+class _Seen:
+    """What is known of a running trial's reports."""
+
+    cursor: Any = field(default_factory=dict)
+    points: list[MetricPoint] = field(default_factory=list)
+
+
+class Driver:
+    """Works on one sweep until it has ended. Not safe for several threads.
+
+    Args:
+        wake: Called when jobs were submitted or canceled, so that the target looks at once.
+    """
+
+    def __init__(
+        self,
+        workspace: OpenWorkspace,
+        sweep_id: str,
+        *,
+        wake: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.workspace = workspace
+        self.id = sweep_id
+        self._store = workspace.store
+        self._wake = wake
+        self._clock = clock or SystemClock()
+        self._claim: int | None = None
+        self._seen: dict[str, _Seen] = {}
+        self.state = SweepState()
+        sweep = self._store.sweep(sweep_id)
+        self.spec: SweepSpec = parse_sweep(sweep.spec, where=f"sweep {sweep_id}")
+        self._job: Job = sweep.job
+        self._sampler = self.spec.sampling.sampler(self.spec.goal)
+
+    # -- the loop ------------------------------------------------------------------------------
+    def run(self, *, stopped: Callable[[], bool] = lambda: False) -> JobState:
+        """Work until the sweep has ended; return how.
+
+        A store that is locked or full is waited for. Returns the state as it is when `stopped`
+        says so, or when another driver took over.
+        """
+        while not stopped():
+            try:
+                if self._claim is None and not self.take_up():
+                    break
+                while not stopped():
+                    ended = self.turn()
+                    if ended is not None:
+                        return ended
+                    time.sleep(POLL_S)
+            except StoreError as error:
+                # What was decided may not be written: begin again with what is.
+                log.warning("sweep %s waits for its store: %s", self.id, error)
+                self._claim = None
+                time.sleep(STORE_PAUSE_S)
+            except TakenOverError:
+                log.info("sweep %s has another driver now", self.id)
+                break
+        return self._store.job(self.id).state
+
+    def take_up(self) -> bool:
+        """Claim the sweep, and repeat what an earlier driver may not have done; False if ended."""
+        self._claim = self._store.claim_sweep(self.id)
+        if self._claim is None:
+            return False
+        self._seen.clear()
+        self._look_at_sweep()
+        self.state = load_state(self._store, self._job, now=self._clock.now())
+        known = {
+            job.tags.get(TRIAL_TAG): job
+            for job in self._store.jobs(parent=self.id, newest_first=False)
+        }
+        for trial in self.state.trials:
+            job = known.get(str(trial.number))
+            if trial.state is TrialState.PLANNED and job is not None:
+                self.state = self.state.submitted(trial.number, job.id, at=job.submitted_at)
+                self._record([trial.number])
+        self._carry_out(self.state.pending_stops)
+        return True
+
+    def turn(self) -> JobState | None:
+        """Do one round; return the sweep's final state once it has one.
+
+        Raises:
+            TakenOverError: another driver works on the sweep.
+            StoreError: the store cannot be used now; `take_up` again.
+        """
+        self._look_at_sweep()
+        if self._job.state.is_final:
+            return self._job.state
+        self._synchronise()
+        actions = self.state.next_actions(self.spec, self._sampler)
+        for action in actions:
+            if isinstance(action, Finish):
+                return self._finish(action)
+            self.state = self.state.applied(action)
+        if actions:
+            self._record([action.number for action in actions if not isinstance(action, Finish)])
+            self._carry_out(actions)
+        return None
+
+    def _look_at_sweep(self) -> None:
+        self._job = self._store.job(self.id)
+        elapsed = (self._clock.now() - self._job.submitted_at).total_seconds()
+        self.state = replace(
+            self.state,
+            elapsed_s=max(0.0, elapsed),
+            cancel_requested=self._job.cancel_requested_at is not None,
+        )
+
+    # -- what the jobs did ---------------------------------------------------------------------
+    def _synchronise(self) -> None:
+        running = {trial.job_id: trial for trial in self.state.active if trial.job_id is not None}
+        cursors = {job: self._seen.setdefault(job, _Seen()).cursor for job in running}
+        news = {
+            one.job: one
+            for one in self._store.child_news(self.id, metric=self.spec.metric, cursors=cursors)
+        }
+        changed: list[int] = []
+        for trial in self.state.active:
+            after = trial
+            if trial.job_id is not None:
+                one = news.get(trial.job_id)
+                after = self._gone(trial) if one is None else self._followed(trial, one)
+            elif trial.stop_requested:
+                after = conclude(trial, None, self.spec, at=self._clock.now())
+            if after != trial:
+                self.state = self.state.with_trial(after)
+                changed.append(trial.number)
+        if changed:
+            self._record(changed)
+
+    def _followed(self, trial: TrialRecord, news: ChildNews) -> TrialRecord:
+        """Return the trial with what its job logged, and its end if it has ended."""
+        seen = self._seen[news.job]
+        if news.state.is_final:
+            # Once more in full: what came late, or in another order, is there now.
+            points = self._store.metrics(news.job)
+            trial = replace(
+                trial,
+                values=self._values(points),
+                metric_names=tuple(dict.fromkeys(point.name for point in points)),
+            )
+            del self._seen[news.job]
+            told = news.failure.message if news.failure is not None else news.reason
+            return conclude(trial, news.state, self.spec, message=told, at=self._clock.now())
+        seen.cursor = news.cursor
+        if not news.points:
+            return trial
+        if news.attempt > 1:  # it may hide points of the attempt before
+            seen.points = self._store.metrics(news.job, name=self.spec.metric)
+        else:
+            seen.points.extend(news.points)
+        return replace(trial, values=self._values(seen.points))
+
+    def _gone(self, trial: TrialRecord) -> TrialRecord:
+        return conclude(
+            trial,
+            JobState.FAILED,
+            self.spec,
+            message=f"its job {trial.job_id} is no longer in the store",
+            at=self._clock.now(),
+        )
+
+    def _values(self, points: Sequence[MetricPoint]) -> tuple[float, ...]:
+        series = metrics.series(point for point in points if point.name == self.spec.metric)
+        found = series.get(self.spec.metric)
+        return () if found is None else found.values
+
+    # -- what is done --------------------------------------------------------------------------
+    def _record(self, numbers: Sequence[int]) -> None:
+        assert self._claim is not None
+        rows = [row_of(self.state.trials[number]) for number in dict.fromkeys(numbers)]
+        if rows and not self._store.put_trials(self.id, claim=self._claim, trials=rows):
+            raise TakenOverError(self.id)
+
+    def _carry_out(self, actions: Sequence[Action]) -> None:
+        submitted: list[int] = []
+        told = False
+        for action in actions:
+            if isinstance(action, Plan | Submit):
+                job = self._submit(self.state.trials[action.number])
+                self.state = self.state.submitted(action.number, job.id, at=self._clock.now())
+                submitted.append(action.number)
+            elif isinstance(action, StopTrial):
+                job_id = self.state.trials[action.number].job_id
+                if job_id is not None:
+                    self._store.request_cancel(job_id, by=f"its sweep: {action.reason}")
+                    told = True
+        if submitted or told:
+            self._wake()
+        self._record(submitted)
+
+    def _submit(self, trial: TrialRecord) -> Job:
+        spec = trial_spec(self._job, self.spec, trial)
+        job, _ = self._store.submit(
+            spec,
+            experiment=self._job.experiment,
+            snapshot=self._job.snapshot,
+            user=self._job.user,
+            idempotency_key=trial_key(self.id, trial.number),
+            parent=self.id,
+        )
+        return job
+
+    def _finish(self, finish: Finish) -> JobState:
+        """End the sweep as decided; may be called again by the next driver."""
+        assert self._claim is not None
+        open_states = [state for state in JobState if state not in FINAL]
+        for job in self._store.jobs(parent=self.id, states=open_states):
+            self._store.request_cancel(job.id, by="its sweep, which has ended")
+        reason, failure = finish.reason, None
+        best = best_trial(self.state.trials, self.spec.goal)
+        if best is not None and best.job_id is not None:
+            found = {
+                "best_trial": str(best.number),
+                "best_run": best.job_id,
+                "best_primary_metric": repr(best.best(self.spec.goal)),
+            }
+            self._job = self._store.update(self.id, properties=found)
+        if finish.state is JobState.COMPLETED:
+            if self._job.state is JobState.RUNNING and not self._store.move(
+                self.id, attempt=self._claim, old=JobState.RUNNING, new=JobState.FINALIZING
+            ):
+                raise TakenOverError(self.id)
+            if self.spec.register_as is not None and best is not None:
+                reason += f"; {register_best(self.workspace, self._job, self.spec, best)}"
+        if finish.state is JobState.FAILED:
+            failure = failure_of(finish.reason, self.state)
+        if not self._store.finish(
+            self.id, attempt=self._claim, state=finish.state, reason=reason, failure=failure
+        ):
+            raise TakenOverError(self.id)
+        return finish.state
+
+    def give_up(self, message: str) -> JobState:
+        """End the sweep as Failed for a fault of ours; its trials are canceled."""
+        if self._claim is None:
+            self._claim = self._store.claim_sweep(self.id)
+        open_states = [state for state in JobState if state not in FINAL]
+        for job in self._store.jobs(parent=self.id, states=open_states):
+            self._store.request_cancel(job.id, by="its sweep, which has failed")
+        self._wake()
+        if self._claim is not None:
+            self._store.finish(
+                self.id,
+                attempt=self._claim,
+                state=JobState.FAILED,
+                reason=message,
+                failure=Failure(FailureClass.SYSTEM, message),
+            )
+        return self._store.job(self.id).state
+
+
+def trial_key(sweep_id: str, number: int) -> str:
+    """Return the idempotency key of a trial's job."""
+    return f"sweep:{sweep_id}:{number}"
+
+
+def trial_spec(parent: Job, spec: SweepSpec, trial: TrialRecord) -> JobSpec:
+    """Return a trial's job: the base job with the parameters put over its arguments."""
+    base = parent.spec
+    return base.model_copy(
+        update={
+            "arguments": override_arguments(base.arguments, trial.parameters),
+            "display_name": f"{spec.name} {trial.number}",
+            "tags": {**base.tags, SWEEP_TAG: parent.id, TRIAL_TAG: str(trial.number)},
+        }
+    )
+
+
+def failure_of(reason: str, state: SweepState) -> Failure:
+    """Return why a sweep failed, with what its first failed trials said."""
+    said = [
+        trial.reason
+        if f"trial {trial.number} " in trial.reason
+        else f"trial {trial.number}: " + trial.reason
+        for trial in state.trials
+        if trial.state is TrialState.FAILED
+    ]
+    lines = said[:_REASONS_SHOWN]
+    if len(said) > len(lines):
+        lines.append(f"and {len(said) - len(lines)} more")
+    return Failure(FailureClass.USER, reason, lines=tuple(lines))

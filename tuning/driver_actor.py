@@ -1,0 +1,142 @@
+"""The actor a driver lives in: detached, named after its sweep, started again by the target.
+
+Imported in Ray processes only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from rayjobs.compute.actor import NAMESPACE, set_up_logging
+from rayjobs.compute.starting import wake
+from rayjobs.errors import RayjobsError
+from rayjobs.paths import TargetPaths
+from rayjobs.workspace_files import open_workspace
+from tuning.driver import Driver
+
+log = logging.getLogger(__name__)
+
+MOST_FAULTS = 5  # drivers that met an error nobody foresaw, until the sweep is given up
+FAULT_EVENT = "driver_fault"
+LEAVE_AFTER_S = 5.0
+
+
+def actor_name(sweep_id: str) -> str:
+    """Return the name under which Ray knows the driver of a sweep."""
+    return f"rayjobs-sweep-{sweep_id}"
+
+
+class DriverActor:
+    """Runs one sweep's driver; all that it knows is in the store."""
+
+    def __init__(self, workspace: str, sweep_id: str, home: str, target: str) -> None:
+        # Sockets of this home, whatever home the process was started with.
+        os.environ["RAYJOBS_HOME"] = home
+        set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
+        ours = logging.getLogger("tuning")
+        ours.handlers[:] = logging.getLogger("rayjobs").handlers
+        ours.setLevel(logging.getLogger("rayjobs").level)
+        ours.propagate = False
+        self._workspace = workspace
+        self._id = sweep_id
+        self._home = Path(home)
+        self._target = target
+
+    def pid(self) -> int:
+        """Return this process's number."""
+        return os.getpid()
+
+    def run(self) -> str:
+        """Drive the sweep to its end; return its state.
+
+        Called again while it runs (by a target actor that replaced another), it waits too.
+        """
+        try:
+            with open_workspace(self._workspace, create=False) as workspace:
+                return drive(workspace, self._id, wake_target=self._wake)
+        finally:
+            # Whoever waited has his answer by then; nobody may be left to end this process.
+            leaving = threading.Timer(LEAVE_AFTER_S, os._exit, (0,))
+            leaving.daemon = True
+            leaving.start()
+
+    def _wake(self) -> None:
+        try:
+            wake(self._target, home=self._home, workspace=self._workspace)
+        except (TimeoutError, OSError) as error:
+            log.info("the target was not woken, its poll finds the jobs: %s", error)
+
+
+def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> str:
+    """Drive a sweep to its end; one that meets the same fault again and again is given up.
+
+    Raises:
+        Exception: a fault of ours; it is kept in the sweep's history, and the next driver tries.
+    """
+    driver: Driver | None = None
+    try:
+        driver = Driver(workspace, sweep_id, wake=wake_target)
+        return str(driver.run())
+    except RayjobsError as error:
+        fault: Exception = error
+    except Exception as error:
+        log.exception("the driver of %s met a fault", sweep_id)
+        fault = error
+    text = f"{type(fault).__name__}: {fault}"
+    workspace.store.add_event(sweep_id, FAULT_EVENT, text)
+    faults = [one for one in workspace.store.events(sweep_id) if one.kind == FAULT_EVENT]
+    if len(faults) < MOST_FAULTS:
+        raise fault
+    told = f"its driver failed {len(faults)} times, the last time with {text}"
+    if driver is not None:
+        return str(driver.give_up(told))
+    end_unreadable(workspace, sweep_id, told)
+    return str(workspace.store.job(sweep_id).state)
+
+
+def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:
+    """End a sweep whose own definition cannot be read here (written by a later version)."""
+    from rayjobs.failures import Failure, FailureClass
+    from rayjobs.states import JobState
+
+    claim = workspace.store.claim_sweep(sweep_id)
+    if claim is not None:
+        workspace.store.finish(
+            sweep_id,
+            attempt=claim,
+            state=JobState.FAILED,
+            reason=told,
+            failure=Failure(FailureClass.SYSTEM, told),
+        )
+
+
+def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[Any]:
+    """Start (or find) the driver of a sweep; return a future that is done when it has ended.
+
+    The target actor calls it, by its name in the sweep's record.
+    """
+    actor = (
+        ray.remote(DriverActor)
+        .options(
+            name=actor_name(sweep_id),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=0,  # the target starts the next one, and knows whether one is needed
+            max_concurrency=4,
+        )
+        .remote(workspace, sweep_id, home, target)
+    )
+    ended: Future[Any] = actor.run.options(name=f"sweep {sweep_id}").remote().future()
+    # Its name is free again at once.
+    ended.add_done_callback(lambda _: ray.kill(actor, no_restart=True))
+    return ended

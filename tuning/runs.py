@@ -1,0 +1,188 @@
+"""HyperDriveRun: the handle on a submitted sweep.
+
+Source: ``azureml.train.hyperdrive.HyperDriveRun``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from rayjobs import attaching, metrics
+from rayjobs.clock import SystemClock
+from rayjobs.errors import UsageError
+from rayjobs.paths import home as default_home
+from rayjobs.runs import JobRun
+from tuning.engine import SweepState
+from tuning.errors import SweepUsageError
+from tuning.results import best_trial, hyperparameters, sorted_children
+from tuning.spec import SweepSpec, parse_sweep
+from tuning.table import load_state
+from tuning.watch import News
+
+if TYPE_CHECKING:
+    from rayjobs.experiment import Experiment
+    from tuning.config import HyperDriveConfig
+
+POLL_S = 0.1
+
+
+class HyperDriveRun(JobRun):
+    """A sweep as its submitter sees it, while it runs and for ever after."""
+
+    type = "hyperdrive"
+
+    def __init__(
+        self,
+        experiment: Experiment | None = None,
+        run_id: str = "",
+        hyperdrive_config: HyperDriveConfig | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take hold of the sweep `run_id` of an experiment.
+
+        Raises:
+            NotFoundError: there is no such sweep (a job's id is refused too).
+        """
+        super().__init__(experiment, run_id, **kwargs)
+        self._hyperdrive_config = hyperdrive_config
+        self.sweep_spec: SweepSpec = parse_sweep(self._store.sweep(run_id).spec)
+
+    @property
+    def hyperdrive_config(self) -> HyperDriveConfig | None:
+        """The configuration it was submitted with; None where the run was found by its id.
+
+        `sweep_spec` is there in both cases.
+        """
+        return self._hyperdrive_config
+
+    @property
+    def state(self) -> SweepState:
+        """The trial table as it is now."""
+        return load_state(self._store, self._job(), now=SystemClock().now())
+
+    def get_best_run_by_primary_metric(
+        self,
+        include_failed: bool = False,
+        include_canceled: bool = False,
+        include_resume_from_runs: bool = True,
+    ) -> JobRun | None:
+        """Return the run of the best trial, None where no trial qualifies.
+
+        It has completed and its best value over its history is finite. Azure ML's defaults let
+        failed and canceled runs win, which have no whole outputs; ask for them by the arguments.
+        """
+        best = best_trial(
+            self.state.trials,
+            self.sweep_spec.goal,
+            include_failed=include_failed,
+            include_canceled=include_canceled,
+        )
+        if best is None or best.job_id is None:
+            return None
+        return JobRun(self.experiment, best.job_id)
+
+    def get_children_sorted_by_primary_metric(
+        self, top: int = 0, reverse: bool = False, discard_no_metric: bool = False
+    ) -> list[dict[str, Any]]:
+        """Return run_id, hyperparameters, best_primary_metric and status, best first."""
+        return sorted_children(
+            self.state.trials,
+            self.sweep_spec.goal,
+            top=top,
+            reverse=reverse,
+            discard_no_metric=discard_no_metric,
+        )
+
+    def get_hyperparameters(self) -> dict[str, str]:
+        """Return each trial's parameters as JSON text, by run id."""
+        return {
+            trial.job_id: hyperparameters(trial)
+            for trial in self.state.trials
+            if trial.job_id is not None
+        }
+
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: str | None = None,
+        populate: bool = False,
+    ) -> dict[str, Any]:
+        """Return what each trial logged, by run id, see `JobRun.get_metrics`."""
+        return {
+            trial.job_id: metrics.values_by_name(self._store.metrics(trial.job_id, name=name))
+            for trial in self.state.trials
+            if trial.job_id is not None
+        }
+
+    def wait_for_completion(
+        self,
+        show_output: bool = False,
+        wait_post_processing: bool = False,
+        raise_on_error: bool = True,
+    ) -> dict[str, Any]:
+        """Wait for the sweep's end and return `get_details`.
+
+        With `show_output`, every trial's start, stop and end is printed as it comes. Ctrl-C ends
+        the waiting and leaves the sweep.
+
+        Raises:
+            JobFailedError: it ended otherwise than Completed, and `raise_on_error` is on.
+            TargetError: the target could not be started; the sweep goes on once it is.
+        """
+        if show_output:
+            self._say(f"RunId: {self.id}")
+        try:
+            self._await_end(show_output)
+        except KeyboardInterrupt:
+            self._say(
+                f"\nNo longer following {self.id}: the sweep goes on. "
+                f"End it by run.cancel(), or `rayjobs sweep cancel {self.id}`."
+            )
+            raise
+        job = self._job()
+        if show_output:
+            self._say(attaching.end_text(job))
+        if raise_on_error:
+            attaching.raise_for_end(job)
+        return self.get_details()
+
+    def _await_end(self, show_output: bool) -> None:
+        from rayjobs.compute.starting import ensure_target
+
+        job = self._job()
+        say = self._say if show_output else lambda _text: None
+        if not job.state.is_final:
+            ensure_target(
+                job.target, home=default_home(), workspace=self._opened.path, on_stage=say
+            )
+        news = News(self.sweep_spec)
+        while True:
+            job = self._job()
+            if show_output:
+                for line in news.lines(self.state):
+                    self._say(line)
+                sys.stdout.flush()
+            if job.state.is_final:
+                return
+            time.sleep(POLL_S)
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """Refuse: a sweep's end is decided by its trials.
+
+        Raises:
+            SweepUsageError: always; `cancel` ends it.
+        """
+        raise SweepUsageError("a sweep cannot be failed from outside. End it by cancel().")
+
+    def get_diagnostics(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse, as Azure ML does for sweeps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(
+            "a sweep has no diagnostics of its own; get_children() gives its trials' runs"
+        )

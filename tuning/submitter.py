@@ -1,0 +1,187 @@
+"""Submit a sweep: check everything, pack once, write one durable row, begin its first trials."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayjobs import submitting
+from rayjobs.errors import Problem, RayjobsError, SpecError
+from rayjobs.records import Sweep
+from rayjobs.spec import JobSpec
+from rayjobs.spec_file import build_spec
+from tuning.driver import Driver, TakenOverError
+from tuning.errors import SweepError, SweepUsageError
+from tuning.samplers import BayesianParameterSampling
+from tuning.spec import SweepSpec
+
+if TYPE_CHECKING:
+    from rayjobs.experiment import Experiment
+    from rayjobs.workspace_files import OpenWorkspace
+    from tuning.config import HyperDriveConfig
+    from tuning.runs import HyperDriveRun
+
+DRIVER = "tuning.driver_actor:start"
+
+
+@dataclass(frozen=True)
+class SubmittedSweep:
+    """What became of a submit, see `rayjobs.submitting.Submitted`."""
+
+    sweep: Sweep
+    created: bool
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    starting: bool = False
+
+
+def base_job(spec: SweepSpec) -> JobSpec:
+    """Return the job that each trial of a sweep is, before its parameters.
+
+    Raises:
+        SweepError: it is no job, or one that takes no arguments; paths begin with ``job``.
+    """
+    try:
+        data = dict(spec.job)
+        data.setdefault("name", spec.name)
+        job = build_spec(data)
+    except SpecError as error:
+        raise SweepError(problems=[_below_job(one) for one in error.problems]) from None
+    if job.script is None:
+        raise SweepError(
+            problems=[
+                Problem(
+                    "job.command",
+                    "a command takes no arguments, so parameters would never reach it.",
+                    "Give job.script, which is run with each trial's parameters.",
+                )
+            ]
+        )
+    return job
+
+
+def check_sweep(workspace: OpenWorkspace, spec: SweepSpec) -> submitting.Checked:
+    """Return the base job as it would be submitted; changes nothing.
+
+    Raises:
+        SweepError: the base job is wrong; all problems at once.
+        CannotBePlacedError: the target can never hold it.
+    """
+    job = base_job(spec)
+    try:
+        return submitting.check(workspace, job)
+    except SpecError as error:
+        raise SweepError(problems=[_below_job(one) for one in error.problems]) from None
+
+
+def submit_sweep(
+    workspace: OpenWorkspace,
+    spec: SweepSpec,
+    *,
+    experiment: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    idempotency_key: str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    wake: bool = True,
+) -> SubmittedSweep:
+    """Submit a sweep; it is never lost once this has returned.
+
+    The source is packed once: all trials run the same snapshot, whatever is edited meanwhile.
+
+    Args:
+        experiment: What it and its trials belong to; None takes the sweep's name.
+        wake: Tell the target, and start it (in the background) where it does not run.
+
+    Raises:
+        SweepError: something is wrong with it; all problems at once.
+        CannotBePlacedError: the target can never hold a trial.
+        SnapshotError: the source directory cannot be packed.
+        StoreError: it could not be written; nothing was submitted.
+    """
+    checked = check_sweep(workspace, spec)
+    digest, packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
+    warnings = [*spec.advice, *checked.warnings, *packed]
+    sweep, created = workspace.store.put_sweep(
+        checked.spec,
+        sweep=spec.model_dump(mode="json"),
+        driver=DRIVER,
+        experiment=experiment or spec.name,
+        snapshot=digest,
+        user=submitting.user_name(),
+        name=spec.name,
+        tags=tags,
+        idempotency_key=idempotency_key,
+    )
+    if created and not isinstance(spec.sampling, BayesianParameterSampling):
+        _first_wave(workspace, sweep.job.id)
+    starting = False
+    if wake and not sweep.job.state.is_final:
+        try:
+            starting = submitting.wake_or_start(workspace, sweep.job.target)
+        except (RayjobsError, OSError) as error:
+            warnings.append(
+                f"the sweep is stored, but the target {sweep.job.target!r} could not be started: "
+                f"{error}"
+            )
+    return SubmittedSweep(sweep, created, tuple(warnings), checked.notes, starting)
+
+
+def _first_wave(workspace: OpenWorkspace, sweep_id: str) -> None:
+    """Be the first driver for one turn, so that trials start while the next one still does."""
+    try:
+        driver = Driver(workspace, sweep_id)
+        if driver.take_up():
+            driver.turn()
+    except (RayjobsError, TakenOverError):
+        return  # the sweep is stored; the driver on the target does it
+
+
+def submit_config(
+    experiment: Experiment,
+    config: HyperDriveConfig,
+    *,
+    tags: dict[str, str] | None = None,
+    **options: Any,
+) -> HyperDriveRun:
+    """Submit a HyperDriveConfig under an experiment (`Experiment.submit` calls this)."""
+    from tuning.runs import HyperDriveRun
+
+    register_as = options.pop("register_as", None)
+    key = options.pop("idempotency_key", None)
+    if options:
+        raise SweepUsageError(
+            f"submit takes no {', '.join(sorted(options))} for a {type(config).__name__}; it "
+            f"takes tags, register_as and idempotency_key."
+        )
+    base = config.base
+    if hasattr(base, "to_script_run_config"):
+        base = base.to_script_run_config()
+    job = base.to_spec() if hasattr(base, "to_spec") else base
+    if not isinstance(job, JobSpec):
+        raise SweepUsageError(
+            f"a {type(config.base).__name__} cannot be swept. Give run_config=ScriptRunConfig(...)"
+        )
+    spec = config.sweep_spec(
+        job.model_dump(mode="json"), name=_name_of(experiment.name), register_as=register_as
+    )
+    done = submit_sweep(
+        experiment.workspace.opened,
+        spec,
+        experiment=experiment.name,
+        tags=tags,
+        idempotency_key=key,
+    )
+    run = HyperDriveRun(experiment, done.sweep.job.id, config)
+    run.warnings, run.notes = done.warnings, done.notes
+    return run
+
+
+def _name_of(experiment: str) -> str:
+    """Return a sweep's name for an experiment, whose name may hold more kinds of characters."""
+    text = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in experiment)
+    return text.lstrip("_.-")[:128] or "sweep"
+
+
+def _below_job(one: Problem) -> Problem:
+    return Problem(f"job.{one.path}" if one.path else "job", one.message, one.remedy)

@@ -1,0 +1,63 @@
+"""The trial table in the store: records to rows and back."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rayjobs.records import Job, TrialRow
+from rayjobs.store.base import Store
+from tuning.engine import SweepState
+from tuning.trials import TrialRecord, TrialState
+
+
+def row_of(trial: TrialRecord) -> TrialRow:
+    """Return a trial as it is stored."""
+    return TrialRow(
+        number=trial.number,
+        parameters=dict(trial.parameters),
+        state=str(trial.state),
+        job=trial.job_id,
+        reports=trial.values,
+        reason=trial.reason,
+        judged=trial.judged,
+        stop_requested=trial.stop_requested,
+        metric_names=trial.metric_names,
+        started_at=trial.started_at,
+        ended_at=trial.ended_at,
+    )
+
+
+def trial_of(row: TrialRow) -> TrialRecord:
+    """Return a stored row as a trial."""
+    return TrialRecord(
+        number=row.number,
+        parameters=row.parameters,
+        state=TrialState(row.state),
+        values=row.reports,
+        job_id=row.job,
+        reason=row.reason,
+        judged=row.judged,
+        stop_requested=row.stop_requested,
+        metric_names=row.metric_names,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+    )
+
+
+def load_trials(store: Store, sweep_id: str) -> tuple[TrialRecord, ...]:
+    """Return a sweep's trials, in order of number."""
+    return tuple(trial_of(row) for row in store.trials(sweep_id))
+
+
+def load_state(store: Store, job: Job, *, now: datetime) -> SweepState:
+    """Return the sweep whose row in the queue is `job`, as its table says.
+
+    Args:
+        now: The wall time, aware.
+    """
+    until = job.ended_at or now
+    return SweepState(
+        trials=load_trials(store, job.id),
+        elapsed_s=max(0.0, (until - job.submitted_at).total_seconds()),
+        cancel_requested=job.cancel_requested_at is not None,
+    )
