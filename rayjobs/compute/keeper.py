@@ -53,27 +53,41 @@ def answer_path(paths: TargetPaths) -> Path:
 
 
 @contextlib.contextmanager
-def keeper_lock(paths: TargetPaths) -> Iterator[bool]:
-    """Take the keeper's lock for the block; gives False when a keeper has it."""
+def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool]:
+    """Take the keeper's lock for the block; gives False when a keeper has it.
+
+    Args:
+        patience_s: How long to try: those who only look hold it for an instant.
+    """
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(lock_path(paths), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience_s
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        while not (mine := _lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield mine
     finally:
         os.close(descriptor)
 
 
 def is_kept(paths: TargetPaths) -> bool:
     """Whether a keeper lives."""
-    if not lock_path(paths).exists():
+    try:
+        descriptor = os.open(lock_path(paths), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
         return False
-    with keeper_lock(paths) as free:
-        return not free
+    try:
+        return not _lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 class Keeper:
@@ -323,9 +337,9 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     place = Place(options.target, options.home)
     # Taken before forking and inherited: the caller's wait for us ends with the lock held.
-    with keeper_lock(place.paths) as mine:
+    with keeper_lock(place.paths, patience_s=0.5) as mine:
         if not mine:
-            return 0
+            return 0  # there is one already
         _leave_caller()
         localhead.write_private(
             place.paths.root / "keeper.json", json.dumps(own_identity().as_dict())
