@@ -42,14 +42,11 @@ def arrange_path(script: str, base_path: Sequence[str], injob_path: str) -> None
     sys.path[:] = path
 
 
-def run_script(script: str, arguments: Sequence[str]) -> None:
-    """Run `script` as `__main__` and end as the interpreter would.
-
-    Call it last and from the outermost frame, and return from there: the interpreter's own
-    finalisation (threads, atexit, flushing, the exit by SIGINT) then follows.
+def begin(script: str, arguments: Sequence[str]) -> str:
+    """Set `sys.argv` and return the script's full name.
 
     Raises:
-        SystemExit: the script failed; the traceback has been printed already.
+        SystemExit: it cannot be opened, which has been said as the interpreter says it.
     """
     full_name = _full_name(script)
     sys.argv = [script, *arguments]
@@ -64,6 +61,19 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
+    return full_name
+
+
+def run_script(script: str, arguments: Sequence[str]) -> None:
+    """Run `script` as `__main__` and end as the interpreter would.
+
+    Call it last and from the outermost frame, and return from there: the interpreter's own
+    finalisation (threads, atexit, flushing, the exit by SIGINT) then follows.
+
+    Raises:
+        SystemExit: the script failed; the traceback has been printed already.
+    """
+    full_name = begin(script, arguments)
     module = make_main_module()
     try:
         import ctypes

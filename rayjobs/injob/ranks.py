@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping
 
-from rayjobs.injob import detach, kernel, rank, startup
+from rayjobs.injob import detach, kernel, leaving, rank, startup
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.logcap import LogCap
 from rayjobs.injob.plan import Plan, RankPlan, expand
@@ -103,10 +103,11 @@ class Program:
 
     script: str
     arguments: tuple[str, ...]
+    last_of_ours: str
 
     def run(self) -> None:
-        """Run the user's script; see `rank.run_script`."""
-        rank.run_script(self.script, self.arguments)
+        """Run the user's script and end; see `leaving.run_and_leave`."""
+        leaving.run_and_leave(self.script, self.arguments, self.last_of_ours)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ def _set_up(
     startup.refresh(env)
     rank.arrange_path(plan.argv[0], warm.base_path, plan.injob_path)
     startup.close_descriptors(keep=warm.descriptors)  # closes `setup` too: the host sees success
-    return Program(plan.argv[0], tuple(arguments))
+    return Program(plan.argv[0], tuple(arguments), leaving.newest_module())
 
 
 def _replace(arguments: list[str], env: Mapping[str, str], setup: int) -> None:

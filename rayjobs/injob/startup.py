@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import gc
 import importlib
@@ -82,9 +81,6 @@ def refresh(env: Mapping[str, str]) -> None:
     kernel.set_name("python")
     importlib.invalidate_caches()
     gc.enable()
-    # The warm interpreter froze its objects so that a collection does not copy their pages; at the
-    # exit they must be collected, or C++ libraries complain about leaks.
-    atexit.register(gc.unfreeze)
     _renew_main_thread()
     _reseed()
     _renew_multiprocessing()

@@ -28,6 +28,6 @@ if __name__ == "__main__":
 
         # The warm interpreter or a host, done: taking all those packages down takes a second.
         os._exit(0)
-    # A forked rank: everything of the loop is off the stack, and the interpreter's own
-    # finalisation follows when this returns.
+    # A forked rank: everything of the loop is off the stack; this runs the script and does not
+    # return.
     _program.run()

@@ -15,7 +15,7 @@ import time
 import traceback
 from typing import Any, Mapping
 
-from rayjobs.injob import coldhost, control, detach, startup
+from rayjobs.injob import coldhost, control, detach, leaving, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
 from rayjobs.injob.identity import own_identity
@@ -43,6 +43,7 @@ class Warm:
         self._state = WarmState(base_path, frozenset(startup.open_descriptors()))
         self._listener = control.listen(options.socket)
         self._inode = os.stat(options.socket).st_ino
+        leaving.forget_finalizers()
         # Whatever is alive now is alive for good: a collection in a rank need not copy its pages.
         gc.collect()
         gc.freeze()

@@ -1,0 +1,192 @@
+"""Runs a script in a fork of the warm interpreter, and ends it without taking torch apart.
+
+The interpreter's own end would free every object of every preloaded package, which copies
+hundreds of megabytes of shared pages and takes a second or more. What a script can see of an end
+happens here all the same, in CPython's order: non-daemon threads are joined, `atexit` runs, the
+standard streams are flushed, the objects of the script's own modules are freed (so files are
+written and `__del__` is called), and C's streams are flushed. What does not run are the exit
+functions of C and C++ libraries: those of torch alone take longer than a short job.
+
+Source: `Py_RunMain`, `Py_FinalizeEx` and `finalize_modules` of CPython 3.8 to 3.13.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import os
+import signal
+import sys
+from typing import Any
+
+from rayjobs.injob import rank
+
+_FILE_INPUT = 257  # Py_file_input
+_FLUSH_FAILED = 120
+
+
+def newest_module() -> str:
+    """Return the name of the module that was imported last: what comes later is the script's."""
+    return next(reversed(sys.modules))
+
+
+def forget_finalizers() -> None:
+    """Let no finalizer of a preloaded package run at a rank's end: they take the packages apart."""
+    weakref = sys.modules.get("weakref")
+    if weakref is not None:
+        for finalizer in [*weakref.finalize._registry]:
+            finalizer.atexit = False
+
+
+def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) -> None:
+    """Run `script` as `__main__` and end the process as ``python script.py`` would.
+
+    Call it from the outermost frame. It does not return.
+
+    Args:
+        last_of_ours: What `newest_module` said when the rank was forked.
+    """
+    code, failure = 0, None
+    try:
+        _run(script, list(arguments))
+    except SystemExit as error:
+        code = _code_of(error)
+    except BaseException as error:
+        code, failure = 1, error
+    interrupted = isinstance(failure, KeyboardInterrupt)
+    if failure is not None:
+        _show(failure)  # here, where no exception is being handled, as in the interpreter
+        failure = None
+    try:
+        _tidy(last_of_ours)
+    except BaseException as error:  # an error of ours must not turn a good end into a bad one
+        sys.__stderr__.write(f"rayjobs: at the end of the rank: {error!r}\n")
+    code = _flush(code)
+    ctypes.CDLL(None).fflush(None)
+    if interrupted:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    os._exit(code & 0xFF)
+
+
+def _run(script: str, arguments: list[str]) -> None:
+    full_name = rank.begin(script, arguments)
+    module = rank.make_main_module()
+    names = module.__dict__
+    from importlib.machinery import SourceFileLoader
+
+    names["__file__"] = full_name
+    names["__cached__"] = None
+    names["__loader__"] = SourceFileLoader("__main__", full_name)
+    c_library = ctypes.CDLL(None)
+    c_library.fopen.restype = ctypes.c_void_p
+    c_library.fopen.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+    run = ctypes.pythonapi.PyRun_FileExFlags
+    run.restype = ctypes.py_object
+    run.argtypes = [
+        ctypes.c_void_p,
+        ctypes.c_char_p,
+        ctypes.c_int,
+        ctypes.py_object,
+        ctypes.py_object,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ]
+    name = os.fsencode(full_name)
+    stream = c_library.fopen(name, b"rbe")
+    run(stream, name, _FILE_INPUT, names, names, 1, None)
+
+
+def _show(error: BaseException) -> None:
+    """Print a traceback that begins at the script, as the interpreter prints it."""
+    trace = error.__traceback__
+    # The first two entries are `run_and_leave` and `_run`.
+    for _ in range(2):
+        trace = trace.tb_next if trace is not None else None
+    error.__traceback__ = trace
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit:
+        return
+    except BaseException as other:
+        sys.__stderr__.write("Error in sys.excepthook:\n")
+        if other.__traceback__ is not None:
+            other.__traceback__ = other.__traceback__.tb_next  # without this function
+        sys.__excepthook__(type(other), other, other.__traceback__)
+        sys.__stderr__.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, trace)
+
+
+def _code_of(error: SystemExit) -> int:
+    code: Any = error.code
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code
+    stream = sys.stderr if sys.stderr is not None else sys.__stderr__
+    stream.write(f"{code}\n")
+    return 1
+
+
+def _tidy(last_of_ours: str) -> None:
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit._run_exitfuncs()
+    _flush(0)
+    if threading is not None:
+        # CPython stops daemon threads here; ours go on for an instant, over names that are gone.
+        threading.excepthook = _say_nothing
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    sys.path = sys.argv = None  # type: ignore[assignment]
+    sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
+    _clear(sys.modules["__main__"])
+    for module in _newer_than(last_of_ours):
+        _clear(module)
+    gc.collect()
+
+
+def _say_nothing(_facts: Any) -> None:
+    """Let a daemon thread end without a word."""
+
+
+def _newer_than(last_of_ours: str) -> list[Any]:
+    newer = []
+    for name in reversed(sys.modules):
+        if name == last_of_ours:
+            break
+        newer.append(sys.modules[name])
+    return [module for module in newer if isinstance(module, type(sys)) and _is_python(module)]
+
+
+def _is_python(module: Any) -> bool:
+    # Extension modules keep state in C: they are left alone.
+    return str(getattr(module, "__file__", None) or "").endswith(".py")
+
+
+def _clear(module: Any) -> None:
+    """Set a module's names to None, those that begin with one underscore first."""
+    names = module.__dict__
+    for name in [*names]:
+        if name[:1] == "_" and name[1:2] != "_":
+            names[name] = None
+    for name in [*names]:
+        if name != "__builtins__":
+            names[name] = None
+
+
+def _flush(code: int) -> int:
+    """Flush the standard streams; a stdout that cannot be flushed is a failure, as in CPython."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except BaseException as error:
+            if stream is sys.stdout:
+                code = code or _FLUSH_FAILED
+                sys.unraisablehook(
+                    sys.UnraisableHookArgs((type(error), error, None, None, stream))  # type: ignore[attr-defined]
+                )
+    return code
