@@ -1,0 +1,174 @@
+"""kill -9 of each of our processes under a running job: it ends as it should, once."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayjobs.compute import starting, wakeclient
+from rayjobs.compute.localhead import processes_of, ray_folder
+from rayjobs.spec import Retries
+from rayjobs.states import JobState
+from tests.jobs import Jobs, kill, until, wake
+from tests.local_target import LocalTarget
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+WAITS = """
+    import os, time
+    print("up", flush=True)
+    while not os.path.exists(os.environ["GO"]):
+        time.sleep(0.02)
+    print("done")
+"""
+
+
+class Waiting:
+    """A job that runs until it is told to go on."""
+
+    def __init__(self, jobs: Jobs, name: str = "go", **spec: object) -> None:
+        self.go = jobs.folder / name
+        self.job = jobs.submit(
+            WAITS,
+            environment_variables={"GO": str(self.go)},
+            **spec,  # type: ignore[arg-type]
+        )
+        jobs.says(self.job, b"up")
+        jobs.wait(self.job, JobState.RUNNING)
+
+    def end(self) -> None:
+        self.go.write_text("")
+
+
+def actor_pid(local_target: LocalTarget) -> int:
+    """Return the pid of the target actor, once it answers."""
+
+    def pid() -> int | None:
+        socket = wakeclient.socket_of("local", local_target.home)
+        try:
+            answer = wakeclient.ask(socket, {"op": "ping"}, timeout_s=2.0)
+        except TimeoutError:
+            return None
+        return int(answer["pid"]) if answer else None
+
+    return until(pid, "the target actor answers")  # type: ignore[return-value]
+
+
+def agents(local_target: LocalTarget) -> list[int]:
+    """Return the pids of the target's node agents."""
+    found = []
+    for process in psutil.process_iter(["pid", "cmdline"]):
+        words = process.info["cmdline"] or []
+        if words and words[0].startswith("ray::NodeAgent"):
+            found.append(process.info["pid"])
+    ours = {one.pid for one in processes_of(ray_folder(local_target.home))}
+    return [pid for pid in found if pid in ours]
+
+
+def test_the_target_actor(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs)
+    old = actor_pid(local_target)
+    kill(old)
+    until(lambda: actor_pid(local_target) != old, "a new target actor answers")
+    waiting.end()
+    done = jobs.wait(waiting.job, JobState.COMPLETED)
+    assert done.attempt == 1
+    assert jobs.log(waiting.job) == b"up\ndone\n"
+
+
+def test_a_cancel_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs)
+    old = actor_pid(local_target)
+    os.kill(old, signal.SIGSTOP)
+    jobs.store.request_cancel(waiting.job.id)
+    kill(old)
+    jobs.wait(waiting.job, JobState.CANCELED)
+    jobs.nothing_left(waiting.job)
+
+
+def test_an_end_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs)
+    root = jobs.root(waiting.job)
+    old = actor_pid(local_target)
+    os.kill(old, signal.SIGSTOP)
+    waiting.end()
+    until((root / "exit.json").exists, "the host writes its record alone")
+    kill(old)
+    done = jobs.wait(waiting.job, JobState.COMPLETED)
+    assert done.attempt == 1
+
+
+def test_the_node_agent(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs)
+    (pid,) = until(lambda: agents(local_target), "the agent is found")
+    kill(pid)
+    until(lambda: agents(local_target) not in ([], [pid]), "a new agent is there")
+    waiting.end()
+    done = jobs.wait(waiting.job, JobState.COMPLETED)
+    assert done.attempt == 1
+    assert jobs.log(waiting.job) == b"up\ndone\n"
+
+
+def test_the_attempt_host(jobs: Jobs) -> None:
+    waiting = Waiting(jobs, retries=Retries(system=1))
+    first = jobs.host(waiting.job)
+    kill(int(first["pid"]))
+    until(lambda: jobs.job(waiting.job).attempt == 2, "the job is tried again")
+    waiting.end()
+    done = jobs.wait(waiting.job, JobState.COMPLETED)
+    assert done.attempt == 2
+    one, _two = jobs.store.attempts(waiting.job.id)
+    assert one.failure is not None
+    assert str(one.failure.failure_class) == "system"
+    jobs.nothing_left(waiting.job)
+
+
+def test_a_rank(jobs: Jobs) -> None:
+    waiting = Waiting(jobs)
+    pid = int(rank_pid(jobs.root(waiting.job)))
+    kill(pid)
+    done = jobs.wait(waiting.job, JobState.FAILED)
+    assert done.failure is not None
+    assert done.failure.signal == signal.SIGKILL
+    assert done.attempt == 1
+
+
+def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs)
+    warm = [
+        process.pid
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if any("injob/warm.py" in word for word in process.info["cmdline"] or [])
+        and str(local_target.home) in " ".join(process.info["cmdline"])
+    ]
+    assert warm
+    for pid in warm:
+        kill(pid)
+    waiting.end()
+    jobs.wait(waiting.job, JobState.COMPLETED)
+    after = jobs.wait(jobs.submit("print('next')"), JobState.COMPLETED)
+    assert jobs.attempt(after).cold_reason is None
+
+
+def test_the_client_that_submitted(jobs: Jobs, local_target: LocalTarget) -> None:
+    """An acknowledged job needs no client: nobody but the target touches it after submit."""
+    job = jobs.submit("print('alone')")
+    assert wake(jobs.workspace)
+    jobs.wait(job, JobState.COMPLETED)
+    assert starting.wake("local", home=local_target.home, workspace=jobs.workspace.path)
+
+
+def rank_pid(root: Path) -> int:
+    """Return the pid of rank 0 from what its host answers."""
+    import asyncio
+
+    from rayjobs.launch.hostclient import HostConnection
+
+    connection = HostConnection.of(str(root))
+    assert connection is not None
+    status = asyncio.run(connection.status())
+    return int(status["ranks"][0]["pid"])

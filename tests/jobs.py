@@ -1,0 +1,146 @@
+"""Submits small scripts to the run's real target and waits for facts about them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from rayjobs.compute import starting
+from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.paths import home
+from rayjobs.records import Attempt, Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.submitting import submit
+from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
+
+DEADLINE_S = 60.0
+Fact = TypeVar("Fact")
+
+
+def until(fact: Callable[[], Fact], what: str, *, deadline_s: float = DEADLINE_S) -> Fact:
+    """Return the first true value of `fact`; fail when there is none in time."""
+    end = time.monotonic() + deadline_s
+    while True:
+        value = fact()
+        if value:
+            return value
+        assert time.monotonic() < end, f"never came true in {deadline_s:g} s: {what}"
+        time.sleep(0.02)
+
+
+class Jobs:
+    """One workspace of a test on the shared target."""
+
+    def __init__(self, workspace: OpenWorkspace, folder: Path) -> None:
+        self.workspace = workspace
+        self.store = workspace.store
+        self.folder = folder
+        self._number = 0
+
+    def submit(self, script: str, **spec: Any) -> Job:
+        """Submit a script by its text."""
+        self._number += 1
+        source = self.folder / f"source{self._number}"
+        source.mkdir()
+        (source / "train.py").write_text(textwrap.dedent(script))
+        return self.submit_folder(source, **spec)
+
+    def submit_folder(self, source: Path, **spec: Any) -> Job:
+        """Submit the train.py of a folder."""
+        values = {"name": "test", "script": "train.py", "grace_s": 2.0} | spec
+        return submit(self.workspace, JobSpec(**values), source=source, experiment="test").job
+
+    def job(self, job: Job) -> Job:
+        """Return the job as it is now."""
+        return self.store.job(job.id)
+
+    def wait(self, job: Job, state: JobState | None = None, **more: Any) -> Job:
+        """Return the job once it is final (or in `state`); a wrong end is shown with its log."""
+        until(
+            lambda: self.job(job).state.is_final or self.job(job).state is state,
+            f"{job.id} ends (or is {state}); it is {self.job(job).state}",
+            **more,
+        )
+        found = self.job(job)
+        if state is not None:
+            assert found.state is state, (found.state, found.reason, self.log(job))
+        return found
+
+    def attempt(self, job: Job) -> Attempt:
+        """Return the newest attempt."""
+        return self.store.attempts(job.id)[-1]
+
+    def root(self, job: Job) -> Path:
+        """Return the attempt's folder on this node, once its host is known."""
+        return Path(self.host(job)["root"])
+
+    def host(self, job: Job) -> dict[str, Any]:
+        """Return the record of the attempt's host, once it runs."""
+
+        def record() -> dict[str, Any] | None:
+            attempts = self.store.attempts(job.id)
+            hosts = attempts[-1].hosts if attempts else ()
+            return dict(hosts[0]) if hosts and "pid" in hosts[0] else None
+
+        return until(record, f"{job.id} has a host")  # type: ignore[return-value]
+
+    def says(self, job: Job, text: bytes) -> None:
+        """Wait until the running job has printed `text`."""
+        path = self.root(job) / "log" / "driver_0.log"
+        until(lambda: path.exists() and text in path.read_bytes(), f"{job.id} prints {text!r}")
+
+    def log(self, job: Job) -> bytes:
+        """Return the stored driver log; empty while there is none."""
+        for file in self.store.files(job.id):
+            if file.name == "azureml-logs/70_driver_log.txt":
+                with self.workspace.blobs.open(file.blob) as stream:
+                    return stream.read()
+        return b""
+
+    def file(self, job: Job, name: str) -> bytes:
+        """Return a stored file's bytes."""
+        (found,) = [file for file in self.store.files(job.id) if file.name == name]
+        with self.workspace.blobs.open(found.blob) as stream:
+            return stream.read()
+
+    def nothing_left(self, job: Job) -> None:
+        """Wait until no process of any attempt of the job lives."""
+        for attempt in self.store.attempts(job.id):
+            for host in attempt.hosts:
+                until(
+                    lambda marker=host["marker"]: not find_leftovers(marker),  # type: ignore[misc]
+                    f"nothing of {job.id} lives",
+                )
+
+
+@pytest.fixture
+def jobs(local_target: object, tmp_path: Path) -> Iterator[Jobs]:
+    """A workspace of this test's own on the shared real target."""
+    workspace = open_workspace(locate())
+    made = Jobs(workspace, tmp_path)
+    yield made
+    for job in made.store.jobs():
+        if not job.state.is_final:
+            made.store.request_cancel(job.id)
+    wake(workspace)
+    for job in made.store.jobs():
+        made.wait(job)
+    workspace.close()
+
+
+def wake(workspace: OpenWorkspace) -> bool:
+    """Tell the target to look at the workspace; False when nobody listens."""
+    return starting.wake("local", home=home(), workspace=workspace.path)
+
+
+def kill(pid: int) -> None:
+    """End a process at once, as a crash would."""
+    os.kill(pid, signal.SIGKILL)
