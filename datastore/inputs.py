@@ -55,8 +55,10 @@ class DataInput:
 
     @property
     def environment_variables(self) -> tuple[str, ...]:
-        """The variables that hold the local path in a job, as Azure ML names them."""
-        return (f"AZUREML_DATAREFERENCE_{self.name}", self.name)
+        """The variables that hold the local path in a job: as in Azure ML, a dataset's plain name
+        is one too (whoever sets it should not let it replace one that the system needs)."""
+        reference = f"AZUREML_DATAREFERENCE_{self.name}"
+        return (reference, self.name) if self.definition else (reference,)
 
     def open(self) -> FileDataset | TabularDataset:
         """Return the dataset itself, for direct mode.

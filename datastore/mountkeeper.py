@@ -26,7 +26,7 @@ END_GRACE_S = 5.0
 def keep(folder: MountFolder) -> None:
     """Keep the mount until nobody uses it."""
     server = subprocess.Popen(
-        [sys.executable, "-m", "datastore.fusemount", str(folder.folder)],
+        [sys.executable, "-P", "-m", "datastore.fusemount", str(folder.folder)],
         stdin=subprocess.DEVNULL,
         cwd="/",
     )

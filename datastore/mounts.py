@@ -165,7 +165,7 @@ def _is_stopped(pid: int) -> bool:
 def _start(folder: MountFolder) -> None:
     with folder.log.open("ab") as log:
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "datastore.mountkeeper", str(folder.folder)],
+            [sys.executable, "-P", "-m", "datastore.mountkeeper", str(folder.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

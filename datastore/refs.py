@@ -16,6 +16,7 @@ from datastore.errors import InvalidReference
 
 MODES = ("mount", "download", "upload")
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")
+_DATASTORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}\Z")
 _INPUT = re.compile(
     r"(?:(?P<name>[^=/:]*)=)?(?P<store>[^=/:]+)(?:/(?P<path>.*?))?(?::(?P<mode>[^:/]*))?\Z"
 )
@@ -66,6 +67,20 @@ def check_name(name: str, what: str) -> str:
         raise InvalidReference(
             f"{what} {name!r} may hold only letters, digits and underscores, since it becomes part "
             f"of an environment variable; {suggestion!r} would do."
+        )
+    return name
+
+
+def check_datastore_name(name: str) -> str:
+    """Return `name` if a datastore can have it.
+
+    Raises:
+        InvalidReference: it cannot.
+    """
+    if not _DATASTORE_NAME.match(name):
+        raise InvalidReference(
+            f"datastore name {name!r} may hold letters, digits, '_' and '-', and begins with a "
+            "letter or a digit."
         )
     return name
 

@@ -5,7 +5,6 @@ Source: Azure ML SDK v1, `azureml.core.Datastore`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,11 +13,9 @@ from datastore.backends import Backend, Folder, StoredFile, open_backend
 from datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
 from datastore.errors import DataNotFound, InvalidReference
 from datastore.progress import ProgressCallback, callback_for
-from datastore.refs import DataReference, clean_path
+from datastore.refs import DataReference, check_datastore_name, clean_path
 from datastore.sources import parse_sources, record_of_url_root
 from datastore.transfer import Download, Moved, Upload, download, files_below, upload
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}\Z")
 
 
 @runtime_checkable
@@ -357,20 +354,6 @@ class Datastore:
             DatastoreError: what is wrong with it.
         """
         self.backend.check()
-
-
-def check_datastore_name(name: str) -> str:
-    """Return `name` if a datastore can have it.
-
-    Raises:
-        InvalidReference: it cannot.
-    """
-    if not _NAME.match(name):
-        raise InvalidReference(
-            f"datastore name {name!r} may hold letters, digits, '_' and '-', and begins with a "
-            "letter or a digit."
-        )
-    return name
 
 
 def record_of_url(name: str, url: str) -> DatastoreRecord:

@@ -172,7 +172,12 @@ def test_an_input_travels_as_json(
 def test_names_and_variables(images: Datastore, catalogue: MemoryCatalogue) -> None:
     source = resolve_input("data=images/pets:download", catalogue)
     assert (source.name, source.mode) == ("data", "download")
-    assert source.environment_variables == ("AZUREML_DATAREFERENCE_data", "data")
+    assert source.environment_variables == ("AZUREML_DATAREFERENCE_data",)
+    named = Dataset.File.from_files((images, "pets")).as_named_input("pets").as_mount()
+    assert resolve_input(named, catalogue).environment_variables == (
+        "AZUREML_DATAREFERENCE_pets",
+        "pets",
+    )
     with pytest.raises(InvalidReference, match="upload"):
         resolve_input(images.path("pets").as_upload(), catalogue)
 
