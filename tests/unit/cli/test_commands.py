@@ -292,17 +292,12 @@ def test_events_are_the_history(queue: Queue, terminal: Terminal) -> None:
 # -- metrics and files -------------------------------------------------------------------------
 
 
-def test_metrics_are_a_table_a_json_and_a_picture(
-    queue: Queue, terminal: Terminal, tmp_path: Path
-) -> None:
+def test_metrics_are_a_table_and_json(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed()
     row = terminal.type("metrics", job.id).out.splitlines()[1].split()
     assert row[:5] == ["loss", "0.125", "0.125", "0.5", "3"]
     data = json.loads(terminal.type("metrics", "--json", job.id, "loss").out)
     assert [point["value"] for point in data["metrics"]["loss"]] == [0.5, 0.25, 0.125]
-    picture = tmp_path / "curves.png"
-    assert terminal.type("metrics", job.id, "--plot", str(picture)).code == 0
-    assert picture.read_bytes().startswith(b"\x89PNG")
     wrong = terminal.type("metrics", job.id, "lsos")
     assert wrong.code == 3
     assert "loss" in wrong.err
