@@ -61,7 +61,7 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
     try:
         _tidy(last_of_ours)
     except BaseException as error:  # an error of ours must not turn a good end into a bad one
-        sys.__stderr__.write(f"rayjobs: at the end of the rank: {error!r}\n")
+        _complain(f"rayjobs: at the end of the rank: {error!r}\n")
     code = _flush(code)
     ctypes.CDLL(None).fflush(None)
     if interrupted:
@@ -111,11 +111,11 @@ def _show(error: BaseException) -> None:
     except SystemExit:
         return
     except BaseException as other:
-        sys.__stderr__.write("Error in sys.excepthook:\n")
+        _complain("Error in sys.excepthook:\n")
         if other.__traceback__ is not None:
             other.__traceback__ = other.__traceback__.tb_next  # without this function
         sys.__excepthook__(type(other), other, other.__traceback__)
-        sys.__stderr__.write("\nOriginal exception was:\n")
+        _complain("\nOriginal exception was:\n")
         sys.__excepthook__(type(error), error, trace)
 
 
@@ -125,9 +125,14 @@ def _code_of(error: SystemExit) -> int:
         return 0
     if isinstance(code, int):
         return code
-    stream = sys.stderr if sys.stderr is not None else sys.__stderr__
-    stream.write(f"{code}\n")
+    _complain(f"{code}\n")
     return 1
+
+
+def _complain(text: str) -> None:
+    stream = sys.stderr if sys.stderr is not None else sys.__stderr__
+    if stream is not None:
+        stream.write(text)
 
 
 def _tidy(last_of_ours: str) -> None:
@@ -138,7 +143,7 @@ def _tidy(last_of_ours: str) -> None:
     _flush(0)
     if threading is not None:
         # CPython stops daemon threads here; ours go on for an instant, over names that are gone.
-        threading.excepthook = _say_nothing
+        threading.__dict__["excepthook"] = _say_nothing
     sys.last_type = sys.last_value = sys.last_traceback = None
     sys.path = sys.argv = None  # type: ignore[assignment]
     sys.stdin, sys.stdout, sys.stderr = sys.__stdin__, sys.__stdout__, sys.__stderr__
@@ -186,7 +191,6 @@ def _flush(code: int) -> int:
         except BaseException as error:
             if stream is sys.stdout:
                 code = code or _FLUSH_FAILED
-                sys.unraisablehook(
-                    sys.UnraisableHookArgs((type(error), error, None, None, stream))  # type: ignore[attr-defined]
-                )
+                facts: Any = getattr(sys, "UnraisableHookArgs")  # noqa: B009  (typed as a protocol)
+                sys.unraisablehook(facts((type(error), error, None, None, stream)))
     return code
