@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,17 +53,15 @@ def proxy(s3_server: S3Server) -> Iterator[Proxy]:
 @pytest.fixture
 def backend(s3_server: S3Server, proxy: Proxy, tmp_path: Path) -> S3Backend:
     """A storage behind the proxy, with one file in it."""
-    backend = s3_server.backend(endpoint=proxy.endpoint, read_timeout_s="10", attempts="3")
+    backend = s3_server.backend(endpoint=proxy.endpoint, read_timeout_s="30", attempts="3")
     (tmp_path / "source").write_bytes(CONTENT)
     backend.put(tmp_path / "source", "file")
     return backend
 
 
-def impatient(backend: S3Backend) -> S3Backend:
-    """The same storage, with a short wait: for tests that must wait it out."""
-    from dataclasses import replace
-
-    return S3Backend(replace(backend.settings, read_timeout_s=0.5, attempts=2))
+def twice(backend: S3Backend, *, read_timeout_s: float = 30.0) -> S3Backend:
+    """The same storage, asked twice at most. A short wait is for a server that never answers."""
+    return S3Backend(replace(backend.settings, read_timeout_s=read_timeout_s, attempts=2))
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ def test_a_server_that_hangs_is_unavailable_and_does_not_hang_us(
     entry = entry_of(backend)
     proxy.mode = "hang"
     with pytest.raises(DatastoreUnavailable):
-        cache.ensure(entry, impatient(backend))
+        cache.ensure(entry, twice(backend, read_timeout_s=0.5))
     assert not cache.has(entry, backend)
 
 
@@ -100,7 +99,7 @@ def test_a_server_that_is_busy_is_asked_again_and_then_unavailable(
     proxy.mode = "503"
     before = proxy.connections
     with pytest.raises(DatastoreUnavailable, match="503"):
-        impatient(backend).check()
+        twice(backend).check()
     assert proxy.connections == before + 2
 
 
@@ -121,7 +120,7 @@ def test_an_answer_that_always_breaks_off_gives_no_file(
     entry = entry_of(backend)
     # Every connection ends after so many bytes, so what is asked for again never gets far.
     proxy.mode, proxy.cut_after = "cut", after
-    fresh = impatient(backend)
+    fresh = twice(backend)
     if after == 299_999:  # two answers together hold all of it
         assert cache.ensure(entry, fresh).path.read_bytes() == CONTENT
         return
@@ -138,7 +137,7 @@ def test_an_upload_that_breaks_off_leaves_nothing_or_the_old(
 ) -> None:
     (tmp_path / "new").write_bytes(CONTENT[::-1])
     proxy.mode, proxy.cut_after = "cut_request", after
-    fresh = impatient(backend)
+    fresh = twice(backend)
     with pytest.raises(DatastoreUnavailable):
         fresh.put(tmp_path / "new", "new")
     with pytest.raises(DatastoreUnavailable):
@@ -263,7 +262,7 @@ def source(backend: S3Backend) -> DataInput:
     record = datastore.DatastoreRecord(
         "store",
         "s3",
-        {**_record(backend).settings, "read_timeout_s": "1", "attempts": "2"},
+        {**_record(backend).settings, "read_timeout_s": "30", "attempts": "2"},
     )
     catalogue.add_datastore(record)
     return resolve_input("data=store", catalogue)
