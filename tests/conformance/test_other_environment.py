@@ -1,0 +1,96 @@
+"""Jobs run in environments that have none of our dependencies, or other versions of them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs.launch import hostclient
+from tests.conformance.hosts import Attempt, base_env
+
+# Packages of ours that the user's environment has in a version we could not work with.
+REFUSED = ("pydantic", "sqlalchemy", "click", "ray", "psutil", "rich", "platformdirs", "fsspec")
+SOURCE = """
+import sys
+from rayjobs import Run
+import rayjobs.injob
+for name in {refused!r}:
+    assert name not in sys.modules, name
+    try:
+        __import__(name)
+    except ImportError as error:
+        assert str(error) == "another version", error
+    else:
+        raise AssertionError(name)
+print("ran with", sys.prefix)
+"""
+
+
+@pytest.fixture(scope="module")
+def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The interpreter of an empty environment whose packages all clash with ours."""
+    folder = tmp_path_factory.mktemp("env")
+    command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
+    subprocess.run(command, check=True, timeout=120)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name in REFUSED:
+        (packages / f"{name}.py").write_text("raise ImportError('another version')\n")
+    (packages / "rayjobs").mkdir()
+    (packages / "rayjobs/__init__.py").write_text("raise ImportError('an old rayjobs')\n")
+    return str(folder / "bin/python")
+
+
+@pytest.fixture(scope="module")
+def injob_only(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder that holds rayjobs and none of its dependencies."""
+    folder = tmp_path_factory.mktemp("lib")
+    (folder / "rayjobs").symlink_to(Path(hostclient.__file__).parent.parent)
+    return str(folder)
+
+
+def test_cold_rank_needs_nothing_of_ours(
+    short_path: Path, other_python: str, injob_only: str
+) -> None:
+    """The user's own package of the same name wins, as it would under plain python."""
+    source = "import sys; print('ray' in sys.modules, sys.path[-1]); import click"
+    attempt = Attempt.make(short_path, source, python=other_python, injob_path=injob_only)
+    record = attempt.start_cold().wait()
+    assert record["ranks"][0]["exit_code"] == 1
+    assert attempt.log().startswith(f"False {injob_only}\n".encode())
+    assert b"ImportError: another version" in attempt.log()
+
+
+def test_warm_interpreter_and_run_work_beside_clashing_packages(
+    short_path: Path, other_python: str, injob_only: str
+) -> None:
+    socket = str(short_path / "w.sock")
+
+    async def ensure() -> hostclient.WarmInterpreter:
+        return await hostclient.ensure_warm(
+            socket,
+            python=other_python,
+            env=base_env(),
+            log_file=str(short_path / "warm.log"),
+            preload=("json", "pydantic"),
+        )
+
+    found = asyncio.run(ensure())
+    try:
+        assert found.preloaded == ("json",)
+        assert found.not_preloaded == {"pydantic": "ImportError: another version"}
+        attempt = Attempt.make(
+            short_path,
+            SOURCE.format(refused=REFUSED),
+            python=other_python,
+            injob_path=injob_only,
+        )
+        record = attempt.start(socket).wait()
+        assert record["outcome"] == "completed", attempt.log()
+        assert record["cold"] is None
+        assert attempt.log().startswith(b"ran with ")
+    finally:
+        asyncio.run(hostclient.stop_warm(socket))

@@ -1,0 +1,180 @@
+"""The small parts of an attempt host: identities, markers, cgroups, log caps, exit records."""
+
+from __future__ import annotations
+
+import ast
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rayjobs.injob
+from rayjobs.injob import cgroups, exitrecord, kernel
+from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
+from rayjobs.injob.logcap import LogCap
+from rayjobs.injob.processes import descendants, has_marker
+from rayjobs.injob.tree import cgroup_name
+
+INJOB = Path(rayjobs.injob.__file__).parent
+RUNNING = (
+    "warm", "warmloop", "host", "coldhost", "rank", "ranks", "startup", "ending", "tree", "memory",
+    "cgroups", "kernel", "processes", "identity", "plan", "control", "detach", "logcap",
+    "exitrecord", "coldcheck",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNNING)
+def test_module_needs_only_the_standard_library_of_python_3_8(name: str) -> None:
+    tree = ast.parse((INJOB / f"{name}.py").read_text(), feature_version=(3, 8))
+    for node in ast.walk(tree):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [node.module or ""]
+        for found in names:
+            top = found.partition(".")[0]
+            assert top in sys.stdlib_module_names or found.startswith("rayjobs.injob"), found
+
+
+def test_own_identity_is_alive_and_survives_a_record() -> None:
+    own = own_identity()
+    assert is_alive(own) and own.pid == os.getpid()
+    assert Identity.from_dict(json.loads(json.dumps(own.as_dict()))) == own
+
+
+def test_zombie_is_dead() -> None:
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    stat = stat_of(child)
+    assert stat is not None and stat.state == "Z" and stat.is_dead
+    assert child not in {stat.pid for stat in descendants(os.getpid())}
+    os.waitpid(child, 0)
+    assert stat_of(child) is None
+
+
+def test_name_with_brackets_and_spaces_is_read(tmp_path: Path) -> None:
+    strange = tmp_path / "a) R 1 (b"
+    strange.symlink_to("/bin/sleep")
+    with subprocess.Popen([str(strange), "600"]) as process:
+        try:
+            while (stat := stat_of(process.pid)) is None or stat.comm != strange.name:
+                pass  # until the child has become that program
+            assert stat.parent == os.getpid()
+        finally:
+            process.kill()
+
+
+def test_marker_is_overwritten_in_place_and_seen_from_outside() -> None:
+    source = (
+        "import sys; from rayjobs.injob import kernel\n"
+        "kernel.write_marker('rj-in-place'); print('done', flush=True); sys.stdin.read()\n"
+    )
+    env = {"RAYJOBS_MARKER": "-" * 40, "PYTHONPATH": str(INJOB.parent.parent)}
+    command = [sys.executable, "-c", source]
+    with subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"done\n"
+        assert has_marker(process.pid, "rj-in-place")
+        assert not has_marker(process.pid, "rj-in-plac")
+        process.stdin.close()
+
+
+def test_marker_without_room_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel, "MARKER_VARIABLE", "NO_SUCH_VARIABLE_AT_START")
+    with pytest.raises(ValueError, match="NO_SUCH_VARIABLE_AT_START"):
+        kernel.write_marker("x")
+    monkeypatch.setattr(kernel, "MARKER_VARIABLE", "PATH")
+    with pytest.raises(ValueError, match="room"):
+        kernel.write_marker("x" * 100_000)
+
+
+@pytest.mark.parametrize(
+    ("mount_root", "path", "below"),
+    [("/", "/", ""), ("/", "/slice", "/slice"), ("/box", "/box/in", "/in"), ("/box", "/else", "")],
+)
+def test_own_cgroup_is_found_under_any_mount(
+    tmp_path: Path, mount_root: str, path: str, below: str
+) -> None:
+    for name in ("slice", "in"):
+        (tmp_path / name).mkdir()
+    assert cgroups._within(str(tmp_path), mount_root, path) == f"{tmp_path}{below}"
+
+
+def test_cgroup_name_is_one_safe_path_part() -> None:
+    assert cgroup_name("a/../b c") == "rayjobs-a_.._b_c"
+
+
+def test_log_keeps_both_ends_over_several_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "driver_0.log"
+    cap = LogCap(str(path), 64 * 1024)
+    written = b""
+    for number in range(40):
+        part = b"%06d\n" % number * 2000
+        written += part
+        with path.open("ab") as file:
+            file.write(part)
+        cap.enforce()
+    cap.enforce(at_end=True)
+    note = json.loads((tmp_path / "driver_0.holes.json").read_text())
+    hole = note["holes"][0]
+    kept = path.read_bytes()
+    end = hole["offset"] + hole["length"]
+    assert cap.size == len(written) and cap.dropped == note["dropped_bytes"] == hole["length"]
+    assert kept[: hole["offset"]] == written[: hole["offset"]] and kept[end:] == written[end:]
+    assert hole["offset"] >= 32 * 1024 and len(written) - end >= 32 * 1024
+    if cap.is_possible:
+        assert path.stat().st_blocks * 512 < 64 * 1024 + 3 * 4096
+
+
+def test_log_on_a_disk_without_holes_is_left_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "no holes here")
+
+    monkeypatch.setattr(kernel, "punch_hole", refuse)
+    path = tmp_path / "driver_0.log"
+    path.write_bytes(b"x" * 10**6)
+    cap = LogCap(str(path), 4096)
+    cap.enforce(at_end=True)
+    assert cap.dropped == 0 and not cap.is_possible
+    assert json.loads((tmp_path / "driver_0.holes.json").read_text())["holes"] == []
+
+
+def test_exit_record_is_whole_or_absent(tmp_path: Path) -> None:
+    assert exitrecord.read(str(tmp_path)) is None
+    exitrecord.make_reserve(str(tmp_path))
+    exitrecord.write(str(tmp_path), {"outcome": "completed"})
+    assert exitrecord.read(str(tmp_path)) == {"outcome": "completed"}
+    assert os.listdir(tmp_path) == ["exit.json"]
+    (tmp_path / "exit.json").write_text("[]")
+    with pytest.raises(ValueError, match="exit record"):
+        exitrecord.read(str(tmp_path))
+
+
+def test_reserve_is_given_up_when_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = exitrecord.write_file, []
+
+    def full_at_first(path: str, values: Any) -> None:
+        calls.append(sorted(os.listdir(tmp_path)))
+        if len(calls) == 1:
+            raise OSError(errno.ENOSPC, "full")
+        real(path, values)
+
+    exitrecord.make_reserve(str(tmp_path))
+    monkeypatch.setattr(exitrecord, "write_file", full_at_first)
+    exitrecord.write(str(tmp_path), {"outcome": "failed"})
+    assert calls == [[".reserve"], []]
+    assert exitrecord.read(str(tmp_path)) == {"outcome": "failed"}
