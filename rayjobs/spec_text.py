@@ -38,7 +38,7 @@ class _Builder:
     """Builds plain data from the events of one document."""
 
     def __init__(self, loader: yaml.SafeLoader, name: str) -> None:
-        self._loader = loader
+        self._loader: Any = loader  # its event methods have no types
         self._name = name
         self._anchors: dict[str, tuple[Any, int]] = {}
         self._values = 0

@@ -81,7 +81,7 @@ def parse_size(text: str | float, *, unit: int) -> float:
     factor = _BYTES.get(found[2]) if found else None
     if found is None or factor is None:
         raise UsageError(f"{text!r} is no size; {SIZES}")
-    return float(found[1]) * factor / unit
+    return float(float(found[1]) * factor / unit)
 
 
 def _number(text: str | float) -> float | None:

@@ -12,7 +12,7 @@ from rayjobs.store.filesystem import file_system_of, warn_if_shared
 MOUNTS = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/root rw
 23 22 0:5 / /proc rw - proc proc rw
 40 22 0:50 / /home rw,relatime shared:20 - nfs4 server:/home rw,vers=4.2
-41 40 8:2 / /home/ada/local\040disk rw - xfs /dev/sdb rw
+41 40 8:2 / /home/alice/local\040disk rw - xfs /dev/sdb rw
 42 22 0:51 / /mnt/share rw - fuse.glusterfs volume rw
 43 22 0:52 / /twice rw - nfs server:/twice rw
 44 22 0:53 / /twice rw - tmpfs tmpfs rw
@@ -32,9 +32,9 @@ def mounts(tmp_path: Path) -> Path:
     [
         ("/data", "ext4"),
         ("/home", "nfs4"),
-        ("/home/ada/.rayjobs", "nfs4"),
+        ("/home/alice/.rayjobs", "nfs4"),
         ("/homes", "ext4"),
-        ("/home/ada/local disk/w", "xfs"),
+        ("/home/alice/local disk/w", "xfs"),
         ("/mnt/share/w", "glusterfs"),
         ("/twice/w", "tmpfs"),
     ],
@@ -48,9 +48,9 @@ def test_only_a_shared_one_is_warned_of(mounts: Path, caplog: pytest.LogCaptureF
         warn_if_shared(Path("/data/store.db"), mounts=mounts)
         warn_if_shared(Path("/data/store.db"), mounts=mounts / "absent")
         assert caplog.messages == []
-        warn_if_shared(Path("/home/ada/store.db"), mounts=mounts)
+        warn_if_shared(Path("/home/alice/store.db"), mounts=mounts)
     (message,) = caplog.messages
-    assert "/home/ada/store.db lies on a network file system (nfs4)" in message
+    assert "/home/alice/store.db lies on a network file system (nfs4)" in message
     assert "RAYJOBS_WORKSPACE" in message
 
 
