@@ -28,7 +28,9 @@ def runtime_dir(of: Path | None = None) -> Path:
     """
     root = of or home()
     digest = hashlib.sha256(str(root).encode()).hexdigest()[:10]
-    folder = Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
+    folder = (
+        Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
+    )
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = folder.lstat()
     if info.st_uid != os.getuid() or (info.st_mode & 0o077):
