@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,7 +26,8 @@ from datastore.inputs import resolve_input
 from datastore.locks import locked
 from datastore.manifest import FileEntry
 from datastore.materialise import materialise, mounts_root, release, start_node, trouble
-from datastore.mountfiles import MountFolder, MountRecord, is_mounted, mount_points
+from datastore.mountfiles import MountFolder, MountRecord, is_mounted
+from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import BUCKET, S3Server, s3_server
 
@@ -35,13 +35,6 @@ __all__ = ["s3_server"]
 
 pytestmark = pytest.mark.storage
 CONTENT = os.urandom(300_000)
-
-
-def wait_for(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -248,12 +241,7 @@ def test_a_fetch_that_is_killed_leaves_nothing_to_be_used(
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[Path]:
-    root = short_path / "node"
-    yield root
-    wait_for(
-        lambda: not [point for point in mount_points() if point.startswith(str(root))],
-        "the unmounting of every mount of this test",
-    )
+    yield from node_folder(short_path / "node")
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ import os
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ import datastore
 from datastore import DataInput, Dataset, Datastore, Materialised, MemoryCatalogue, TabularDataset
 from datastore.inputs import resolve_input
 from datastore.materialise import materialise, mounts_root, release, start_node, trouble
-from datastore.mountfiles import is_mounted, mount_points
+from datastore.mountfiles import is_mounted
 from datastore.mounts import fuse_missing
 from datastore.processes import ProcessIdentity
+from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server
 
@@ -30,13 +30,6 @@ TREE = {
     "train/dogs/empty.png": b"",
     "labels.csv": b"id,label\n1,cat\n2,dog\n",
 }
-
-
-def wait_for(fact: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not fact():
-        assert time.monotonic() < deadline, f"{what} did not come about"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -58,12 +51,7 @@ def store(s3_server: S3Server, catalogue: MemoryCatalogue, tmp_path: Path) -> Da
 
 @pytest.fixture
 def node(short_path: Path) -> Iterator[Path]:
-    root = short_path / "node"
-    yield root
-    wait_for(
-        lambda: not [point for point in mount_points() if point.startswith(str(root))],
-        "the unmounting of every mount of this test",
-    )
+    yield from node_folder(short_path / "node")
 
 
 def contents(path: str) -> dict[str, bytes]:

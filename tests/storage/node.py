@@ -1,0 +1,40 @@
+"""A node's folder for a test, and proof that no mount of the test stays."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from datastore import mounts
+from datastore.materialise import mounts_root
+from datastore.mountfiles import generations, mount_points
+
+DEADLINE_S = 60.0
+
+
+def wait_for(fact: Callable[[], bool], what: str) -> None:
+    """Return once `fact` holds; fail if it does not in good time."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < deadline, f"{what} did not come about"
+        time.sleep(0.02)
+
+
+def node_folder(root: Path) -> Iterator[Path]:
+    """Give `root` to a test; afterwards everything mounted below it must go."""
+    yield root
+
+    def is_free() -> bool:
+        return not [point for point in mount_points() if point.startswith(f"{root}/")]
+
+    try:
+        wait_for(is_free, "the unmounting of every mount of this test")
+    except AssertionError:
+        # The test has failed; what it left must not stay on the machine of whoever reads this.
+        for mount in mounts_root(root).iterdir():
+            for folder in list(generations(mount)):
+                for token in folder.users():
+                    mounts.release(folder.folder, token)
+        mounts.reap(mounts_root(root))
+        raise
