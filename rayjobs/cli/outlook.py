@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.compute.wakeclient import ask, socket_of
-from rayjobs.paths import home
+from rayjobs.paths import TargetPaths, home
 from rayjobs.records import Job
 from rayjobs.states import JobState
 
@@ -58,6 +58,13 @@ class _Answer:
         """Whether nobody listens there."""
         return self.status is None and not self.is_late
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether somebody is bringing it up."""
+        from rayjobs.compute.keeper import is_kept  # only where nobody answers
+
+        return is_kept(TargetPaths.of(self.target, under=home()))
+
 
 def _of(job: Job, workspace: Path, answer: _Answer | None) -> Outlook:
     own = str(job.state)
@@ -68,6 +75,8 @@ def _of(job: Job, workspace: Path, answer: _Answer | None) -> Outlook:
         return Outlook(own, "its end was requested")
     if answer.is_absent:
         if job.state is JobState.QUEUED:
+            if answer.is_starting:
+                return Outlook(own, f"target {answer.target!r} is being started")
             return Outlook(
                 own,
                 f"target {answer.target!r} does not run; start it by "

@@ -1,0 +1,90 @@
+"""What a target says about jobs that wait, is shown where jobs are."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from rayjobs.cli import outlook
+from rayjobs.compute.keeper import lock_path
+from rayjobs.compute.wakeclient import socket_of
+from rayjobs.paths import TargetPaths, home
+from tests.unit.cli.conftest import Queue, Terminal
+
+
+@contextmanager
+def target(answer: dict[str, Any] | None) -> Iterator[None]:
+    """Listen where the target `local` would, and give one answer to everything (None: none)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(socket_of("local", home())))
+        listening.listen(16)
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return  # the test is over
+                held.append(connection)
+                if answer is not None:
+                    connection.recv(65536)
+                    connection.sendall(json.dumps(answer).encode() + b"\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(30)
+            for connection in held:
+                connection.close()
+    assert not thread.is_alive()
+
+
+def test_the_reason_and_place_of_a_job_that_waits(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    key = f"{queue.workspace.path}::{job.id}"
+    waiting = {key: {"reason": "needs 4 CPUs, 1 of 2 free", "position": 3}}
+    with target({"ok": True, "waiting": waiting}):
+        said = terminal.type("why", job.id).out
+        assert said == f"{job.id} waits (number 3 in the queue): needs 4 CPUs, 1 of 2 free\n"
+        assert "#3 needs 4 CPUs, 1 of 2 free" in terminal.type("ls").out
+        assert "number 3 in the queue" in terminal.type("show", job.id).out
+
+
+def test_a_live_job_of_a_target_that_answers_is_shown_as_it_is(
+    queue: Queue, terminal: Terminal
+) -> None:
+    queue.start(queue.submit())
+    with target({"ok": True, "waiting": {}}):
+        [listed] = json.loads(terminal.type("ls", "--json").out)
+    assert listed["shown_state"] == "Running"
+
+
+def test_a_target_that_is_slow_is_not_gone(
+    queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlook, "ANSWER_S", 0.05)
+    queue.start(queue.submit())
+    with target(None):
+        [listed] = json.loads(terminal.type("ls", "--json").out)
+    assert listed["shown_state"] == "Running"
+
+
+def test_a_target_on_its_way_up_is_told(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    lock = lock_path(TargetPaths.of("local", under=home()))
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert "is being started" in terminal.type("why", job.id).out
+    assert "does not run" in terminal.type("why", job.id).out
