@@ -1,4 +1,4 @@
-"""Kill the opening of a store before each of its statements: FOLDER [OLD STORE]; prints how many.
+"""Kill the opening of a store before each writing statement: FOLDER [OLD STORE]; prints how many.
 
 Leaves FOLDER/<k>.db, killed before statement k + 1; the last one was not killed.
 """
@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rayjobs.store.migrations import upgrade  # noqa: F401 - imported before the forks
 from rayjobs.store.sql import SqlStore
 
 real_connect = sqlite3.connect
@@ -25,6 +24,10 @@ def open_until(path: Path, last: int) -> None:
 
     def watch(statement: str) -> None:
         nonlocal seen
+        if statement.startswith("SELECT") or (
+            statement.startswith("PRAGMA") and "=" not in statement
+        ):
+            return  # a kill before a read leaves what a kill before the next write leaves
         seen += 1
         if seen == last:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -39,6 +42,10 @@ def open_until(path: Path, last: int) -> None:
 
 
 folder = Path(sys.argv[1])
+# Once in this process, so that the many children find every module imported.
+if len(sys.argv) > 2:
+    shutil.copy(sys.argv[2], folder / "first.db")
+SqlStore(folder / "first.db").close()
 kills = 0
 while True:
     path = folder / f"{kills}.db"
