@@ -48,8 +48,11 @@ def cancel(
         for job in {job.id: job for job in found}.values():
             state = store.request_cancel(job.id, by=getpass.getuser())
             results.append({"id": job.id, "state": state, "was": job.state})
-            if not state.is_final:
-                wake_quietly(job.target, workspace.path)
+            if not state.is_final and not wake_quietly(job.target, workspace.path):
+                settings.note(
+                    f"target {job.target!r} does not answer; {job.id} ends once it does "
+                    f"(`rayjobs target start {job.target}`)"
+                )
     if settings.as_json:
         print_json(results)
         return

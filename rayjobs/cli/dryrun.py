@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -68,7 +69,7 @@ def plan_text(plan: dict[str, Any]) -> str:
     """Return a dry run for people."""
     spec, placed = plan["spec"], plan["plan"]
     shape = placed["shape"]
-    what = spec["script"] or spec["command"]
+    what = spec["command"] or shlex.join([spec["script"], *spec["arguments"]])
     each = f"{shape['cpus']:g} CPUs"
     if shape["gpus"]:
         each += f", {shape['gpus']:g} GPUs"
@@ -77,7 +78,7 @@ def plan_text(plan: dict[str, Any]) -> str:
     limit = spec["max_duration_s"]
     lines = [
         ("Job", f"{spec['name']} (experiment {plan['experiment']})"),
-        ("Runs", " ".join([what, *spec["arguments"]])),
+        ("Runs", what),
         ("Source", plan["source"] or ""),
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),

@@ -185,6 +185,13 @@ def test_every_end_tells_why(project: Path) -> None:
     assert "no digits here" in rayjobs("logs", "--failed", raises).stdout
 
 
+def test_attached_off_a_terminal_stdout_is_the_scripts_alone(project: Path) -> None:
+    done = rayjobs("submit", "--attach", "train.py", "--", "b")
+    assert (done.returncode, done.stdout) == (0, "arguments ['b']\n")
+    for part in ("submitted train_", "Completed", "rayjobs metrics"):
+        assert part in done.stderr
+
+
 def test_on_a_terminal_submit_stays_with_the_job(project: Path) -> None:
     good = Terminal("submit", "train.py", "--", "a")
     assert good.close() == 0, good.shown
