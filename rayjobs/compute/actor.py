@@ -57,6 +57,7 @@ class TargetActor:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._written: dict[str, Any] = {}
+        self._is_retired = False
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -127,6 +128,10 @@ class TargetActor:
             "epoch": self.epoch,
             "pid": os.getpid(),
         }
+        if asked["op"] == "retire":
+            return {**me, **await self._retire(engine, force=bool(asked.get("force")))}
+        if self._is_retired:
+            return {"ok": False, "error": "the target is being stopped"}
         if asked["op"] == "wake":
             path = asked.get("workspace")
             if path:
@@ -139,6 +144,17 @@ class TargetActor:
         if asked["op"] == "status":
             return {**me, **engine.status()}
         return {"ok": False, "error": f"no operation {asked['op']!r}"}
+
+    async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
+        """Take no more jobs, so that none slips in before the head is stopped."""
+        self._is_retired = True  # before looking: a wake from here on is refused
+        waiting = await engine.board.waiting()
+        jobs = [*engine.drives, *(served.key(job.id) for served, job in waiting)]
+        sweeps = engine.drivers.count if engine.drivers is not None else 0
+        if (jobs or sweeps) and not force:
+            self._is_retired = False
+            return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
+        return {"busy": bool(jobs or sweeps)}
 
     def _open_store(self, path: str) -> tuple[str, Store]:
         from rayjobs.workspace_files import open_workspace

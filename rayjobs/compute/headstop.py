@@ -24,6 +24,7 @@ from rayjobs.paths import NodePaths, TargetPaths, runtime_dir
 
 RETIRE_ANSWER_S = 20.0
 HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
+SETTLE_S = 3.0
 POLITE_S = 5.0
 KILLED_S = 20.0
 POLL_S = 0.05
@@ -62,6 +63,26 @@ def retire(place: Place, *, force: bool) -> None:
     Raises:
         TargetError: jobs are queued or running, and `force` is off (`jobs` lists them).
     """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        busy, jobs = _refusal(place, force)
+        if not busy or force:
+            return
+        # A job that has just ended is still being tidied up after.
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_S)
+    listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
+    raise TargetError(
+        f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
+        " Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
+        "is queued waits for the next start.",
+        jobs=jobs,
+    )
+
+
+def _refusal(place: Place, force: bool) -> tuple[bool, list[str]]:
+    """Return whether the target has work, and what, as its actor says, or last said."""
     try:
         answer = wakeclient.ask(
             place.socket, {"op": "retire", "force": force}, timeout_s=RETIRE_ANSWER_S
@@ -69,34 +90,11 @@ def retire(place: Place, *, force: bool) -> None:
     except TimeoutError:
         answer = None
     if answer is not None and answer.get("ok"):
-        return
-    if force:
-        return
-    activity = localhead.read_json(place.activity) or {}
-    if answer is not None and "busy" not in answer:
-        answer = _queue_of(place)  # an actor that does not know the question
-    if answer is not None:
-        activity = answer
-    if activity.get("busy"):
-        jobs = [str(job) for job in activity.get("jobs", [])]
-        listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
-        raise TargetError(
-            f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
-            " Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
-            "is queued waits for the next start.",
-            jobs=jobs,
-        )
-
-
-def _queue_of(place: Place) -> dict[str, Any] | None:
-    try:
-        said = wakeclient.ask(place.socket, {"op": "status"}, timeout_s=RETIRE_ANSWER_S)
-    except TimeoutError:
-        return None
-    if said is None or not said.get("ok"):
-        return None
-    jobs = [*said.get("live", []), *said.get("waiting", {})]
-    return {"busy": bool(jobs), "jobs": jobs}
+        return False, []
+    known = localhead.read_json(place.activity) or {}
+    if answer is not None and "busy" in answer:
+        known = answer
+    return bool(known.get("busy")), [str(job) for job in known.get("jobs", [])]
 
 
 def stop_head(place: Place, *, say: Callable[[str], None]) -> None:

@@ -139,7 +139,7 @@ class Keeper:
         elif answers:
             self.progress.ready()
         else:
-            self._starter("actor")
+            self._starter("replace")
 
     def _start_head(self) -> None:
         # What an earlier life left (a power cut, a crash) would be in the way of this one.
@@ -211,7 +211,7 @@ class Keeper:
         if now_s - self._actor_gone_since_s >= ACTOR_GONE_S:
             self._say("the target actor is gone; starting it again")
             self._count_restart()
-            self._starter("actor")
+            self._starter("replace")
             self._actor_gone_since_s = None
 
     def _count_restart(self) -> None:

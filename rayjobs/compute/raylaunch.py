@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,7 @@ from rayjobs.injob.identity import identity_of, stat_of
 from rayjobs.paths import TargetPaths
 
 NAMESPACE = "rayjobs"
+ACTOR_END_S = 60.0
 HOOK = "rayjobs.compute.raylaunch.without_client_server"
 # What Ray wrote last, where a start fails without a word.
 LOGS_TO_QUOTE = ("gcs_server.err", "raylet.err", "dashboard.err", "gcs_server.out", "raylet.out")
@@ -121,13 +123,22 @@ def start_actor(name: str, home: Path, say: Callable[[str], None]) -> None:
 
 
 def end_actor(name: str) -> None:
-    """End the target actor for good; Ray does not restart it. Without one, nothing happens."""
+    """End the target actor for good, and wait until its name is free; none is fine too.
+
+    Raises:
+        TargetError: it was still there after `ACTOR_END_S`.
+    """
     import ray
 
-    try:
-        ray.kill(ray.get_actor(f"rayjobs-target-{name}", namespace=NAMESPACE), no_restart=True)
-    except ValueError:
-        return  # no such actor
+    deadline = time.monotonic() + ACTOR_END_S
+    while time.monotonic() < deadline:
+        try:
+            actor = ray.get_actor(f"rayjobs-target-{name}", namespace=NAMESPACE)
+        except ValueError:
+            return
+        ray.kill(actor, no_restart=True)
+        time.sleep(0.05)
+    raise TargetError(f"the actor of target {name!r} did not end within {ACTOR_END_S:g} s")
 
 
 def main(argv: list[str] | None = None) -> int:

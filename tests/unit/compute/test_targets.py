@@ -287,21 +287,26 @@ def _busy(request: dict[str, Any]) -> dict[str, Any]:
     return {"ok": True}
 
 
-def _older(request: dict[str, Any]) -> dict[str, Any]:
-    if request["op"] == "status":
-        return {"ok": True, "live": ["w:digits_1"], "waiting": {"w:digits_2": {}}}
-    return {"ok": False, "error": "no operation 'retire'"}
-
-
-@pytest.mark.parametrize("answer", [_busy, _older])
-def test_a_target_with_jobs_is_not_stopped_without_force(place: Place, answer: Any) -> None:
-    with answering(place.socket, answer):
-        with pytest.raises(TargetError, match=r"not finished: .*digits_1, .*digits_2.*--force"):
+def test_a_target_with_jobs_is_not_stopped_without_force(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headstop, "SETTLE_S", 0.0)
+    with answering(place.socket, _busy):
+        with pytest.raises(TargetError, match=r"not finished: digits_1, digits_2.*--force"):
             headstop.retire(place, force=False)
         headstop.retire(place, force=True)
 
 
-def test_a_target_whose_actor_died_busy_is_not_stopped_without_force(place: Place) -> None:
+def test_a_job_that_has_just_ended_does_not_keep_a_target(place: Place) -> None:
+    answers = iter([{"ok": False, "busy": True, "jobs": ["digits_1"]}, {"ok": True}])
+    with answering(place.socket, lambda _: next(answers)):
+        headstop.retire(place, force=False)
+
+
+def test_a_target_whose_actor_died_busy_is_not_stopped_without_force(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headstop, "SETTLE_S", 0.0)
     place.paths.root.mkdir(parents=True)
     place.activity.write_text('{"busy": true, "at": 1.0}')
     with pytest.raises(TargetError, match="not finished"):
