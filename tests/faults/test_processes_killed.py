@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from rayjobs.compute import starting, wakeclient
-from rayjobs.compute.localhead import processes_of, ray_folder
+from rayjobs.compute.localhead import ray_folder
 from rayjobs.spec import Retries
 from rayjobs.states import JobState
 from tests.jobs import Jobs, kill, until, wake
@@ -60,13 +60,18 @@ def actor_pid(local_target: LocalTarget) -> int:
 
 def agents(local_target: LocalTarget) -> list[int]:
     """Return the pids of the target's node agents."""
+    folder = str(ray_folder(local_target.home))
     found = []
-    for process in psutil.process_iter(["pid", "cmdline"]):
-        words = process.info["cmdline"] or []
-        if words and words[0].startswith("ray::NodeAgent"):
-            found.append(process.info["pid"])
-    ours = {one.pid for one in processes_of(ray_folder(local_target.home))}
-    return [pid for pid in found if pid in ours]
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            parent = process.parent()
+            raylet = " ".join(parent.cmdline()) if parent is not None else ""
+        except psutil.Error:
+            continue  # it has just ended
+        if words and words[0].startswith("ray::NodeAgent") and folder in raylet:
+            found.append(process.pid)
+    return found
 
 
 def test_the_target_actor(jobs: Jobs, local_target: LocalTarget) -> None:
