@@ -225,3 +225,57 @@ class ChildNews:
     failure: Failure | None
     points: tuple[MetricPoint, ...]
     cursor: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFile:
+    """One file of a model's version.
+
+    Attributes:
+        name: Below the model's folder: ``model.pt``, ``weights/part-0.bin``.
+        size: Bytes.
+        digest: ``sha256:…`` of the bytes.
+        blob: Key in the blob store; the run's own file, which is stored once.
+    """
+
+    name: str
+    size: int
+    digest: str
+    blob: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelVersion:
+    """One version of a model.
+
+    Attributes:
+        version: From 1; a number is never given twice, whatever is deleted.
+        run: The run that made it.
+        attempt: Of the run, when it completed.
+        path: The run's file or folder that it was made of, e.g. ``outputs/model.pt``.
+        digest: Of names and digests of its files.
+        lineage: Where it comes from, as plain data (docs/guides/models.md).
+        aliases: Names that point to this version now.
+    """
+
+    name: str
+    version: int
+    run: str
+    attempt: int
+    path: str
+    digest: str
+    files: tuple[ModelFile, ...]
+    lineage: Mapping[str, Any]
+    framework: str = ""
+    framework_version: str = ""
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    created_by: str = ""
+    created_at: datetime
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """All its bytes."""
+        return sum(one.size for one in self.files)

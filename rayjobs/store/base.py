@@ -20,6 +20,8 @@ from rayjobs.records import (
     Event,
     Job,
     MetricPoint,
+    ModelFile,
+    ModelVersion,
     StoredFile,
     Sweep,
     TrialRow,
@@ -346,6 +348,69 @@ class Store(Protocol):
         Args:
             cursors: Job id → cursor of the last look, ``{}`` for the first.
         """
+        ...
+
+    # -- models --------------------------------------------------------------------------------
+    def put_model(
+        self,
+        name: str,
+        *,
+        run: str,
+        path: str,
+        digest: str,
+        files: Sequence[ModelFile],
+        sources: Sequence[StoredFile],
+        lineage: Mapping[str, Any],
+        user: str = "",
+        framework: str = "",
+        framework_version: str = "",
+        description: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        properties: Mapping[str, str] | None = None,
+        aliases: Sequence[str] = (),
+    ) -> tuple[ModelVersion, bool]:
+        """Write a model's next version durably (fsync); return it and whether it is new.
+
+        The run must have completed, and must still have the files `sources` with these digests,
+        when the row is written. What has the run, path and digest of a version that is there
+        gives that version: tags are added to it, aliases moved to it.
+
+        Raises:
+            NotFoundError: there is no such run.
+            UsageError: the run has not completed, or its files are others.
+        """
+        ...
+
+    def model(
+        self, name: str, *, version: int | None = None, alias: str | None = None
+    ) -> ModelVersion:
+        """Return a version of a model, by number, by alias, else the newest. NotFoundError."""
+        ...
+
+    def models(
+        self, *, name: str | None = None, run: str | None = None, latest: bool = False
+    ) -> list[ModelVersion]:
+        """Return versions by name, the newest of each first; with `latest`, only that one."""
+        ...
+
+    def update_model(
+        self,
+        name: str,
+        version: int,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        description: str | None = None,
+    ) -> ModelVersion:
+        """Change what may change: tags (None removes), description, properties (add-only)."""
+        ...
+
+    def set_model_alias(self, name: str, alias: str, version: int | None) -> None:
+        """Let an alias point to a version; None takes it away. Raises NotFoundError."""
+        ...
+
+    def delete_model(self, name: str, version: int) -> None:
+        """Take a version out, with its aliases; its number is not given again. NotFoundError."""
         ...
 
     # -- the store itself ----------------------------------------------------------------------

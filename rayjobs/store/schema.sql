@@ -115,6 +115,35 @@ CREATE TABLE metrics (
 )
  WITHOUT ROWID;
 
+CREATE TABLE model_aliases (
+	name TEXT NOT NULL,
+	alias TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	PRIMARY KEY (name, alias)
+);
+
+CREATE TABLE models (
+	name TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	run TEXT NOT NULL,
+	attempt INTEGER NOT NULL,
+	path TEXT NOT NULL,
+	digest TEXT NOT NULL,
+	files TEXT NOT NULL,
+	lineage TEXT NOT NULL,
+	framework TEXT NOT NULL,
+	framework_version TEXT NOT NULL,
+	description TEXT NOT NULL,
+	tags TEXT NOT NULL,
+	properties TEXT NOT NULL,
+	created_by TEXT NOT NULL,
+	created_at TEXT NOT NULL,
+	deleted_at TEXT,
+	PRIMARY KEY (name, version)
+);
+
+CREATE INDEX ix_models_run ON models (run);
+
 CREATE TABLE sweeps (
 	job TEXT NOT NULL,
 	driver TEXT NOT NULL,
@@ -151,4 +180,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0003');
+INSERT INTO alembic_version (version_num) VALUES ('0004');

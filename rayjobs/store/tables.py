@@ -171,6 +171,37 @@ trials = sa.Table(
     sa.Column("ended_at", sa.Text),
 )
 
+# A model's version; its number is never given twice, so a deleted one stays. Added by 0004.
+models = sa.Table(
+    "models",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("run", sa.Text, nullable=False),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("path", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),  # of the list of files
+    sa.Column("files", sa.Text, nullable=False),
+    sa.Column("lineage", sa.Text, nullable=False),
+    sa.Column("framework", sa.Text, nullable=False),
+    sa.Column("framework_version", sa.Text, nullable=False),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("tags", sa.Text, nullable=False),
+    sa.Column("properties", sa.Text, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("deleted_at", sa.Text),
+)
+sa.Index("ix_models_run", models.c.run)
+
+model_aliases = sa.Table(
+    "model_aliases",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("alias", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
 
 def sqlite_schema() -> str:
     """Return the text of `schema.sql`: a new SQLite store, alembic's mark included."""
