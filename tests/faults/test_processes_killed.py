@@ -10,7 +10,6 @@ import psutil
 import pytest
 
 from rayjobs.compute import starting, wakeclient
-from rayjobs.compute.localhead import ray_folder
 from rayjobs.spec import Retries
 from rayjobs.states import JobState
 from tests.jobs import Jobs, kill, until, wake
@@ -60,16 +59,14 @@ def actor_pid(local_target: LocalTarget) -> int:
 
 def agents(local_target: LocalTarget) -> list[int]:
     """Return the pids of the target's node agents."""
-    folder = str(ray_folder(local_target.home))
+    # Ray renames a worker after what it runs; the log that only the agent writes stays.
     found = []
     for process in psutil.process_iter():
         try:
-            words = process.cmdline()
-            parent = process.parent()
-            raylet = " ".join(parent.cmdline()) if parent is not None else ""
+            names = [file.path for file in process.open_files()]
         except psutil.Error:
             continue  # it has just ended
-        if words and words[0].startswith("ray::NodeAgent") and folder in raylet:
+        if any(Path(name).match(f"{local_target.paths.log}/agent-*.log") for name in names):
             found.append(process.pid)
     return found
 
