@@ -249,6 +249,18 @@ def test_cancel_is_idempotent_in_every_state_of_a_host(short_path: Path, warm: s
     assert ending.cancel(grace_s=0)
     assert ending.wait()["outcome"] == "canceled"
 
+    one_fails = (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "if os.environ['RANK'] == '0':\n    open('deaf', 'w').close(); time.sleep(600)\n"
+        "while not os.path.exists('deaf'):\n    time.sleep(0.01)\n"
+        "raise SystemExit(3)\n"
+    )
+    failing = Attempt.make(short_path, one_fails, ranks=2, grace_s=600).start(warm)
+    until(lambda: failing.status()["state"] == "ending", "the end to begin")
+    assert failing.cancel(grace_s=0)
+    record = failing.wait()
+    assert record["outcome"] == "failed" and record["first_failed_rank"] == 1
+
     failed = Attempt.make(short_path, "raise SystemExit(3)").start(warm)
     record = failed.wait()
     assert not failed.cancel()
