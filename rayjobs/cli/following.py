@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 from rayjobs.cli.jobviews import short_id
@@ -95,29 +94,42 @@ def follow_logs(
     """
     stages = Stages(workspace, job_id, screen.note)
     stages.look()
-    past: deque[bytes] | None = deque() if tail is not None else None
+    past = _Past(tail) if tail is not None else None
     for part in Logs(workspace, job_id).follow(rank):
         stages.look()
         if past is None:
             screen.write(part.data)
         elif part.data:
-            _keep(past, part.data, tail or 0)
+            past.add(part.data)
         else:
             # The first pause: what comes from here on is new.
-            screen.write(last_lines(b"".join(past), tail or 0))
+            screen.write(past.last())
             past = None
     if past is not None:
-        screen.write(last_lines(b"".join(past), tail or 0))
+        screen.write(past.last())
     screen.end()
     return await_end(workspace, [job_id], lambda _text: None)[0]
 
 
-def _keep(past: deque[bytes], data: bytes, lines: int) -> None:
-    past.append(data)
-    if sum(map(len, past)) > KEPT_BYTES:
-        kept = last_lines(b"".join(past), lines)
-        past.clear()
-        past.append(kept)
+class _Past:
+    """The last lines of what was printed before; memory stays small unless the lines are long."""
+
+    def __init__(self, lines: int) -> None:
+        self._lines = lines
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._limit = KEPT_BYTES
+
+    def add(self, data: bytes) -> None:
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size > self._limit:
+            self._parts = [self.last()]
+            self._size = len(self._parts[0])
+            self._limit = max(KEPT_BYTES, 2 * self._size)
+
+    def last(self) -> bytes:
+        return last_lines(b"".join(self._parts), self._lines)
 
 
 def await_end(

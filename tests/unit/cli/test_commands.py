@@ -406,3 +406,18 @@ def test_the_workspace_may_be_named_before_and_after_the_command(
         assert tail(job) in terminal.type(*arguments).out
     done = terminal.type("ls", "--workspace", str(tmp_path / "none"))
     assert done.code == 3
+
+
+def test_the_end_of_a_long_log_is_followed(
+    queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.cli import following
+
+    monkeypatch.setattr(following, "KEPT_BYTES", 1000)
+    job = queue.start(queue.submit())
+    text = "".join(f"line {number}\n" for number in range(100_000)) + "x" * 700_000 + "\nend\n"
+    queue.store_file(job, "azureml-logs/70_driver_log.txt", text.encode())
+    queue.finish(job)
+    assert terminal.type("logs", "-f", "-n", "3", job.id).out == "\n".join(
+        text.splitlines()[-3:] + [""]
+    )
