@@ -419,5 +419,5 @@ def test_the_end_of_a_long_log_is_followed(
     queue.store_file(job, "azureml-logs/70_driver_log.txt", text.encode())
     queue.finish(job)
     assert terminal.type("logs", "-f", "-n", "3", job.id).out == "\n".join(
-        text.splitlines()[-3:] + [""]
+        [*text.splitlines()[-3:], ""]
     )
