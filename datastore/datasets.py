@@ -21,6 +21,7 @@ from datastore.catalogue import (
 )
 from datastore.consumption import DatasetConsumptionConfig
 from datastore.errors import DatastoreNotFound, InvalidReference
+from datastore.local_mount import LocalMount
 from datastore.manifest import FileEntry, Manifest
 from datastore.progress import ProgressCallback, callback_for
 from datastore.reading import with_digests
@@ -249,6 +250,11 @@ class FileDataset(AbstractDataset):
 
     def _input_name(self) -> str:
         return f"input_{self.manifest.digest[7:15]}"
+
+    def mount(self, mount_point: str | Path | None = None) -> LocalMount:
+        """Return a context in which the files are below `mount_point` (default: a new temporary
+        folder) on this machine: `with dataset.mount() as where: …`."""
+        return LocalMount(self, mount_point)
 
     # --- parts ---
 

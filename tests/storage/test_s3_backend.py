@@ -1,13 +1,17 @@
 """The S3 storage keeps the promises of every storage, and some of its own."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+import datastore
 from datastore import Datastore, MemoryCatalogue
-from datastore.backends import Backend, s3
-from datastore.backends.s3 import DIGEST_FIELD, S3Backend
+from datastore.backends import Backend, open_backend, s3
+from datastore.backends.s3 import DIGEST_FIELD
 from datastore.digests import digest_of, hex_of
 from datastore.errors import AccessDenied, DataNotFound
 from tests.contract.test_datastore_backends import BackendContract
@@ -106,15 +110,28 @@ def test_registration_finds_a_wrong_bucket_at_once(s3_server: S3Server) -> None:
     assert catalogue.datastores() == []
 
 
+FORKS = """
+import json, os, sys
+from datastore import DatastoreRecord
+from datastore.backends import open_backend
+backend = open_backend(DatastoreRecord.from_json(json.loads(sys.argv[1])))
+assert backend.stat("f") is not None
+before = backend._open()
+child = os.fork()
+if child == 0:
+    os._exit(0 if backend._open() is not before and backend.stat("f") is not None else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert backend._open() is before
+"""
+
+
 def test_a_client_is_not_shared_with_a_forked_process(s3_server: S3Server, tmp_path: Path) -> None:
-    backend = s3_server.backend()
+    record = s3_server.record()
     (tmp_path / "f").write_bytes(b"content")
-    backend.put(tmp_path / "f", "f")
-    before = backend._open()
-    child = os.fork()
-    if child == 0:
-        fine = backend._open() is not before and backend.stat("f") is not None
-        os._exit(0 if fine else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert backend._open() is before
-    assert isinstance(backend, S3Backend)
+    open_backend(record).put(tmp_path / "f", "f")
+    subprocess.run(
+        [sys.executable, "-c", FORKS, json.dumps(record.to_json())],
+        check=True,
+        timeout=100,
+        cwd=Path(datastore.__file__).parent.parent,
+    )

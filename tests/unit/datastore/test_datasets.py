@@ -93,6 +93,22 @@ def test_download_keeps_the_structure(pets: FileDataset, tmp_path: Path) -> None
     assert Path(paths[0]).read_text() == "pet 1"
 
 
+def test_a_dataset_for_the_length_of_a_block(
+    pets: FileDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATASTORE_CACHE", str(tmp_path / "cache"))
+    with pets.mount() as where:
+        assert (Path(where) / "cats" / "1.jpg").read_text() == "pet 1"
+    assert not Path(where).exists()
+    held = pets.mount(tmp_path / "here")
+    held.start()
+    assert held.mount_point == str(tmp_path / "here")
+    assert (tmp_path / "here" / "dogs" / "0.jpg").read_text() == "pet 0"
+    held.stop()
+    held.stop()
+    assert not (tmp_path / "here").exists()
+
+
 def test_parts(pets: FileDataset) -> None:
     assert pets.take(3).to_path() == pets.to_path()[:3]
     assert pets.skip(3).to_path() == pets.to_path()[3:]
