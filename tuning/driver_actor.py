@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 MOST_FAULTS = 5  # drivers that met an error nobody foresaw, until the sweep is given up
 FAULT_EVENT = "driver_fault"
+DRIVER_EVENT = "driver"  # its data has the process's number
 LEAVE_AFTER_S = 5.0
 
 
@@ -49,6 +50,7 @@ class DriverActor:
         self._id = sweep_id
         self._home = Path(home)
         self._target = target
+        self._lock = threading.Lock()
 
     def pid(self) -> int:
         """Return this process's number."""
@@ -57,16 +59,18 @@ class DriverActor:
     def run(self) -> str:
         """Drive the sweep to its end; return its state.
 
-        Called again while it runs (by a target actor that replaced another), it waits too.
+        Called again while it runs (by a target actor that replaced another), it waits for the
+        same end.
         """
-        try:
-            with open_workspace(self._workspace, create=False) as workspace:
-                return drive(workspace, self._id, wake_target=self._wake)
-        finally:
-            # Whoever waited has his answer by then; nobody may be left to end this process.
-            leaving = threading.Timer(LEAVE_AFTER_S, os._exit, (0,))
-            leaving.daemon = True
-            leaving.start()
+        with self._lock:
+            try:
+                with open_workspace(self._workspace, create=False) as workspace:
+                    return drive(workspace, self._id, wake_target=self._wake)
+            finally:
+                # Whoever waited ends this process, or is gone himself.
+                leaving = threading.Timer(LEAVE_AFTER_S, os._exit, (0,))
+                leaving.daemon = True
+                leaving.start()
 
     def _wake(self) -> None:
         try:
@@ -84,6 +88,10 @@ def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> 
     driver: Driver | None = None
     try:
         driver = Driver(workspace, sweep_id, wake=wake_target)
+        pid = os.getpid()
+        workspace.store.add_event(
+            sweep_id, DRIVER_EVENT, f"driven by process {pid}", data={"pid": pid}
+        )
         return str(driver.run())
     except RayjobsError as error:
         fault: Exception = error
@@ -136,7 +144,23 @@ def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[An
         )
         .remote(workspace, sweep_id, home, target)
     )
-    ended: Future[Any] = actor.run.options(name=f"sweep {sweep_id}").remote().future()
-    # Its name is free again at once.
-    ended.add_done_callback(lambda _: ray.kill(actor, no_restart=True))
+    running = actor.run.options(name=f"sweep {sweep_id}").remote()
+    ended: Future[Any] = Future()
+
+    def follow() -> None:
+        try:
+            state = ray.get(running)
+        except Exception as error:  # its own fault, or its death: the target decides
+            result: Any = error
+        else:
+            result = None
+        # Here, and not in a callback of Ray's: those run on the thread that would have to
+        # deliver the answer. Its name is free afterwards.
+        ray.kill(actor, no_restart=True)
+        if result is None:
+            ended.set_result(state)
+        else:
+            ended.set_exception(result)
+
+    threading.Thread(target=follow, name=f"sweep {sweep_id}", daemon=True).start()
     return ended

@@ -29,36 +29,37 @@ class News:
             if now == before:
                 continue
             self._known[trial.number] = now
-            text = self._told(trial, before)
-            if text:
-                told.append(text)
+            told += self._told(trial, before)
         best = best_trial(state.trials, self._spec.goal)
         if best is not None and best.number != self._best:
             self._best = best.number
-            told.append(f"best so far: {self._valued(best)}")
+            told.append(f"best so far: trial {best.number}, {self._valued(best)}")
         return told
 
-    def _told(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> str:
-        if trial.is_final:
-            if trial.state is TrialState.COMPLETED:
-                return f"trial {trial.number} completed: {self._valued(trial)}"
-            if before is not None and before[1] and trial.state is TrialState.CANCELED:
-                return ""  # said when it was decided
-            name = f"trial {trial.number}"
-            if name in trial.reason:
-                return trial.reason
-            return f"{name} {str(trial.state).lower()}: {trial.reason}"
-        if trial.stop_requested:
-            return trial.reason
-        if before is None or before[0] is TrialState.PLANNED:
-            return f"trial {trial.number} submitted: {parameters_text(trial)}"
-        return ""
+    def _told(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
+        told = []
+        name = f"trial {trial.number}"
+        if trial.job_id is not None and (before is None or before[0] is TrialState.PLANNED):
+            told.append(f"{name} submitted: {parameters_text(trial)}")
+        if trial.state is TrialState.COMPLETED:
+            told.append(f"{name} completed: {self._valued(trial)}")
+        elif trial.is_final:
+            if not (before is not None and before[1] and trial.state is TrialState.CANCELED):
+                told.append(self._reason(trial))
+        elif trial.stop_requested:
+            told.append(self._reason(trial))
+        return told
+
+    def _reason(self, trial: TrialRecord) -> str:
+        name = f"trial {trial.number}"
+        named = name in trial.reason
+        return trial.reason if named else f"{name} {str(trial.state).lower()}: {trial.reason}"
 
     def _valued(self, trial: TrialRecord) -> str:
         best = trial.best(self._spec.goal)
         value = "no finite value" if best is None else f"{self._spec.metric} = {number_text(best)}"
         note = ", diverged" if trial.diverged and best is not None else ""
-        return f"trial {trial.number}, {value}{note} ({parameters_text(trial)})"
+        return f"{value}{note} ({parameters_text(trial)})"
 
 
 def parameters_text(trial: TrialRecord) -> str:

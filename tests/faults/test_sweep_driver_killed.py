@@ -1,0 +1,90 @@
+"""The driver of a sweep is killed twice in the middle: no trial is repeated, none is lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.states import JobState
+from tests.jobs import Jobs, kill, until
+from tuning.driver_actor import DRIVER_EVENT
+from tuning.engine import SweepState
+from tuning.spec import parse_sweep
+from tuning.submitter import submit_sweep
+from tuning.table import load_trials
+from tuning.trials import TrialState
+
+pytestmark = pytest.mark.ray
+
+TRIALS = 12
+SCRIPT = """
+import sys
+from rayjobs import Run
+run = Run.get_context()
+for step in range(5):
+    run.log("accuracy", float(sys.argv[2]) * (step + 1), step=step)
+"""
+
+
+def pids(jobs: Jobs, sweep: str) -> list[int]:
+    events = jobs.store.events(sweep)
+    return [int(event.data["pid"]) for event in events if event.kind == DRIVER_EVENT]
+
+
+@pytest.mark.parametrize("seed", [7])
+def test_a_killed_driver_repeats_and_loses_no_trial(jobs: Jobs, tmp_path: Path, seed: int) -> None:
+    dice = random.Random(seed)
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text(SCRIPT)
+    spec = parse_sweep(
+        {
+            "name": "killed",
+            "job": {"script": "train.py", "source_directory": str(source), "grace_s": 2.0},
+            "sampling": {
+                "type": "random",
+                "seed": seed,
+                "parameters": {"--x": ["uniform", [0, 1]]},
+            },
+            "metric": "accuracy",
+            "goal": "maximize",
+            "limits": {"total": TRIALS, "concurrent": 3},
+        }
+    )
+    sweep = submit_sweep(jobs.workspace, spec).sweep.job.id
+    killed: list[int] = []
+    for ended in (dice.randrange(1, 5), dice.randrange(6, 10)):
+        # A driver that has begun to work, and not the one that was killed before.
+        until(lambda: [pid for pid in pids(jobs, sweep) if pid not in killed], "it has a driver")
+        wait_for_ends(jobs, sweep, ended)
+        newest = pids(jobs, sweep)[-1]
+        kill(newest)
+        killed.append(newest)
+    until(lambda: jobs.store.job(sweep).state.is_final, "the sweep has ended")
+
+    parent, trials = jobs.store.job(sweep), load_trials(jobs.store, sweep)
+    children = jobs.store.jobs(parent=sweep, newest_first=False)
+    assert parent.state is JobState.COMPLETED, parent.reason
+    assert len(pids(jobs, sweep)) >= 3
+    SweepState(trials)  # in order, without gaps: missing=0
+    assert len(trials) == TRIALS
+    assert {trial.state for trial in trials} == {TrialState.COMPLETED}
+    assert sorted(child.tags["trial"] for child in children) == sorted(map(str, range(TRIALS)))
+    assert [child.attempt for child in children] == [1] * TRIALS  # repeated=0
+    assert {trial.job_id for trial in trials} == {child.id for child in children}
+    sampler = spec.sampling.sampler(spec.goal)
+    assert [trial.parameters for trial in trials] == [sampler.suggest(n) for n in range(TRIALS)]
+    assert all(len(trial.values) == 5 for trial in trials)
+    lost: list[Any] = [event for event in jobs.store.events(sweep) if event.kind == "driver_lost"]
+    assert len(lost) >= 2
+
+
+def wait_for_ends(jobs: Jobs, sweep: str, count: int) -> None:
+    def ended() -> bool:
+        children = jobs.store.jobs(parent=sweep)
+        return sum(child.state.is_final for child in children) >= count
+
+    until(ended, f"{count} trials have ended")
