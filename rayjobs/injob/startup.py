@@ -123,7 +123,9 @@ def _set_thread_counts(env: Mapping[str, str]) -> None:
     count = _count(env, "OMP_NUM_THREADS") or _count(env, "MKL_NUM_THREADS")
     torch = sys.modules.get("torch")
     if count and torch is not None:
-        torch.set_num_threads(count)
+        # MKL, where torch has it, takes no more threads than there are cores, whatever is asked.
+        most = torch.get_num_threads() if torch.backends.mkl.is_available() else count
+        torch.set_num_threads(min(count, most))
     blas_count = _count(env, "OPENBLAS_NUM_THREADS") or count
     if blas_count:
         for library in _loaded_libraries("openblas"):

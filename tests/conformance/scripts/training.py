@@ -28,11 +28,13 @@ def main():
         optimizer.step()
         workers.update(count.tolist())
         batches += 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
     product = torch.ones(300, 300) @ torch.ones(300, 300)  # parallel, after a fork
     print(
         json.dumps(
             {
-                "torch_threads": torch.get_num_threads(),
+                "torch_threads": threads,
                 "omp": os.environ.get("OMP_NUM_THREADS"),
                 "batches": batches,
                 "workers": max(workers),
