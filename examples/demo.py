@@ -75,7 +75,7 @@ def story() -> None:
     type_("metrics", job, "--plot", str(RESULTS / "metrics.png"))
     tell("What it stored")
     type_("files", job)
-    type_("download", job, "--to", str(RESULTS / "files"))
+    type_("download", job, "--output", str(RESULTS / "files"))
     metrics = json.loads(type_("metrics", job, "--json", show=False))
     accuracy = final_value(metrics, "accuracy")
     print(f"\naccuracy on 1,000 digits it has not seen: {accuracy:.3f}", flush=True)
