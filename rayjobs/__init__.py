@@ -21,6 +21,28 @@ _LAZY = {
     "Estimator": "rayjobs.estimators",
     "JobSpec": "rayjobs.spec",
     "checkpoint": "rayjobs.injob",
+    # Sweeps live above this package; they are named here, and never imported by it.
+    "BanditPolicy": "tuning",
+    "BayesianParameterSampling": "tuning",
+    "GridParameterSampling": "tuning",
+    "HyperDriveConfig": "tuning",
+    "HyperDriveRun": "tuning",
+    "HyperDriveRunConfig": "tuning",
+    "MedianStoppingPolicy": "tuning",
+    "NoTerminationPolicy": "tuning",
+    "PrimaryMetricGoal": "tuning",
+    "RandomParameterSampling": "tuning",
+    "TruncationSelectionPolicy": "tuning",
+    "choice": "tuning",
+    "lognormal": "tuning",
+    "loguniform": "tuning",
+    "normal": "tuning",
+    "qlognormal": "tuning",
+    "qloguniform": "tuning",
+    "qnormal": "tuning",
+    "quniform": "tuning",
+    "randint": "tuning",
+    "uniform": "tuning",
 }
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ _LAZY = {
     "BayesianParameterSampling": "tuning.samplers",
     "GridParameterSampling": "tuning.samplers",
     "HyperDriveConfig": "tuning.config",
+    "HyperDriveRun": "tuning.runs",
     "HyperDriveRunConfig": "tuning.config",
     "MedianStoppingPolicy": "tuning.policies",
     "NoTerminationPolicy": "tuning.policies",
@@ -25,6 +26,7 @@ _LAZY = {
     "TruncationSelectionPolicy": "tuning.policies",
     "choice": "tuning.expressions",
     "load_sweep": "tuning.sweep_file",
+    "submit_sweep": "tuning.submitter",
     "lognormal": "tuning.expressions",
     "loguniform": "tuning.expressions",
     "normal": "tuning.expressions",
@@ -55,10 +57,12 @@ if TYPE_CHECKING:
     from tuning.policies import MedianStoppingPolicy as MedianStoppingPolicy
     from tuning.policies import NoTerminationPolicy as NoTerminationPolicy
     from tuning.policies import TruncationSelectionPolicy as TruncationSelectionPolicy
+    from tuning.runs import HyperDriveRun as HyperDriveRun
     from tuning.samplers import BayesianParameterSampling as BayesianParameterSampling
     from tuning.samplers import GridParameterSampling as GridParameterSampling
     from tuning.samplers import RandomParameterSampling as RandomParameterSampling
     from tuning.spec import SweepSpec as SweepSpec
+    from tuning.submitter import submit_sweep as submit_sweep
     from tuning.sweep_file import load_sweep as load_sweep
 
 

@@ -103,7 +103,7 @@ def submit_sweep(
     digest, packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
     warnings = [*spec.advice, *checked.warnings, *packed]
     sweep, created = workspace.store.put_sweep(
-        checked.spec,
+        submitting.pack_start(workspace, checked.spec),
         sweep=spec.model_dump(mode="json"),
         driver=DRIVER,
         experiment=experiment or spec.name,

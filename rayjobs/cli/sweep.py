@@ -1,0 +1,447 @@
+"""`rayjobs sweep`: run a job many times with different parameters, and find the best."""
+
+from __future__ import annotations
+
+import getpass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.jobviews import job_json, short_id
+from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
+from rayjobs.cli.params import JobId
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
+    from rayjobs.workspace_files import OpenWorkspace
+    from tuning.engine import SweepState
+    from tuning.spec import SweepSpec
+    from tuning.submitter import SubmittedSweep
+
+SWEEP = click.argument("sweep_id", metavar="SWEEP", type=JobId())
+FINISHED_SHOWN = 10
+
+EPILOG = """\b
+Examples:
+  rayjobs sweep create -f sweep.yaml
+  rayjobs sweep watch 1f3c
+  rayjobs sweep best 1f3c
+  rayjobs sweep plot 1f3c -o plots
+
+A trial is a job: `rayjobs ls --parent 1f3c`, `rayjobs logs JOB`.
+"""
+
+
+@click.group(epilog=EPILOG)
+def sweep() -> None:
+    """Search hyperparameters: many trials of one job, hopeless ones ended early."""
+
+
+@sweep.command(
+    epilog="\b\nExamples:\n  rayjobs sweep create -f sweep.yaml\n"
+    "  rayjobs sweep create -f sweep.yaml -d         prints the id and returns\n"
+    "  rayjobs sweep create -f sweep.yaml --dry-run  the first trials; submits nothing\n"
+)
+@click.option("-f", "--file", metavar="FILE", required=True, help="A sweep file (YAML or JSON).")
+@click.option("-e", "--experiment", metavar="NAME", help="What it belongs to; else its name.")
+@click.option("-d", "--detach", is_flag=True, help="Do not stay with the sweep.")
+@click.option("--attach", is_flag=True, help="Stay with the sweep without a terminal too.")
+@click.option("--dry-run", is_flag=True, help="Check, show the first trials; submit nothing.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second create with it gives the first one's sweep."
+)
+@quiet_option("Print the id alone; do not stay with the sweep.")
+@json_option
+@common_options
+@click.pass_obj
+def create(
+    settings: Settings,
+    file: str,
+    experiment: str | None,
+    detach: bool,
+    attach: bool,
+    dry_run: bool,
+    idempotency_key: str | None,
+) -> int:
+    """Submit the sweep in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
+    import sys
+
+    from tuning.submitter import submit_sweep
+    from tuning.sweep_file import load_sweep
+
+    if attach and (detach or settings.quiet or settings.as_json):
+        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+    spec = load_sweep(file)
+    with settings.open(create=True) as workspace:
+        if dry_run:
+            return _show_plan(settings, workspace, spec)
+        done = submit_sweep(
+            workspace,
+            spec,
+            experiment=experiment,
+            idempotency_key=idempotency_key,
+            on_stage=lambda _text: None,
+        )
+        _warn(settings, done)
+        stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
+        if stays and not settings.as_json:
+            from rayjobs.cli.sweep_watch import stay
+
+            settings.note(f"submitted {done.sweep.job.id}")
+            return stay(settings, workspace, done.sweep.job.id, start_target=True)
+        _tell(settings, done)
+    return Exit.DONE
+
+
+def _warn(settings: Settings, done: SubmittedSweep) -> None:
+    for warning in done.warnings:
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
+    for note in done.notes:
+        settings.note(f"note: {note}")
+    if not done.created:
+        settings.note(
+            f"this key was used before: {done.sweep.job.id} is the sweep, and it is not new"
+        )
+
+
+def _tell(settings: Settings, done: SubmittedSweep) -> None:
+    job = done.sweep.job
+    if settings.as_json:
+        details = {"created": done.created, "warnings": done.warnings, "notes": done.notes}
+        print_json({**job_json(job), **details, "target_starting": done.starting})
+        return
+    click.echo(job.id)
+    if settings.quiet:
+        return
+    from rayjobs.cli.summary import useful_commands
+
+    hints = [
+        ("sweep watch", "how it goes"),
+        ("sweep best", "what it found"),
+        ("sweep cancel", "end it"),
+    ]
+    for line in useful_commands(short_id(job), hints):
+        settings.note(line)
+
+
+def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) -> int:
+    from tuning.arguments import override_arguments
+    from tuning.submitter import check_sweep
+
+    checked = check_sweep(workspace, spec)
+    sampler = spec.sampling.sampler(spec.goal)
+    first = [sampler.suggest(number) for number in range(min(spec.total, 5))]
+    lines = [
+        [checked.spec.script or "", *override_arguments(checked.spec.arguments, parameters)]
+        for parameters in first
+        if parameters is not None
+    ]
+    if settings.as_json:
+        print_json(
+            {
+                "sweep": spec.model_dump(mode="json"),
+                "trials": spec.total,
+                "first_trials": [parameters for parameters in first if parameters is not None],
+                "first_commands": lines,
+                "warnings": [*spec.advice, *checked.warnings],
+            }
+        )
+        return Exit.DONE
+    click.echo(f"{spec.total} trials, {spec.limits.at_a_time} at a time; the first ones:")
+    for number, line in enumerate(lines):
+        click.echo(f"  {number}  {' '.join(line)}")
+    for warning in [*spec.advice, *checked.warnings]:
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
+    return Exit.DONE
+
+
+@sweep.command(epilog="\b\nExample:\n  rayjobs sweep ls\n")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All sweeps, however long ago.")
+@click.option("-e", "--experiment", metavar="NAME", help="Only sweeps of this experiment.")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
+    """List sweeps, newest first."""
+    with settings.open() as workspace:
+        limit = None if show_all else FINISHED_SHOWN
+        found = workspace.store.sweeps(experiment=experiment, limit=limit)
+        rows = []
+        for one in found:
+            spec, state = _read(workspace.store, one.job.id)
+            rows.append((one.job, spec, state))
+    if settings.as_json:
+        print_json([{**job_json(job), **_counts(spec, state)} for job, spec, state in rows])
+        return
+    if not rows:
+        settings.note("there are no sweeps; begin one by `rayjobs sweep create -f sweep.yaml`")
+        return
+    cells, colours = [], []
+    for job, spec, state in rows:
+        counts = _counts(spec, state)
+        best = counts["best"]
+        cells.append(
+            (
+                short_id(job),
+                job.display_name or job.spec.name,
+                str(job.state),
+                ago_text(job.submitted_at),
+                f"{counts['ended']}/{counts['total']}",
+                "-" if best is None else f"{spec.metric} = {best['value']:.6g}",
+                "" if job.state == "Completed" else " ".join(job.reason.split()),
+            )
+        )
+        colour = state_colour(str(job.state)) if settings.colours() else None
+        colours.append([None, None, colour, None, None, None, None])
+    header = ("ID", "NAME", "STATE", "SUBMITTED", "TRIALS", "BEST", "")
+    click.echo(table(cells, header, right=(4,), colours=colours))
+
+
+@sweep.command(
+    epilog="\b\nExamples:\n  rayjobs sweep show 1f3c\n  rayjobs sweep show --json 1f3c\n"
+)
+@SWEEP
+@json_option
+@common_options
+@click.pass_obj
+def show(settings: Settings, sweep_id: str) -> None:
+    """Show all about a sweep: what it searches, its trials, and why each one ended."""
+    from rayjobs.cli.sweep_watch import trials_table
+    from rayjobs.clock import SystemClock
+    from tuning.watch import head_line
+
+    with settings.open() as workspace:
+        found = _find(workspace.store, sweep_id)
+        spec, state = _read(workspace.store, found)
+        job = workspace.store.job(found)
+    if settings.as_json:
+        print_json(
+            {
+                **job_json(job),
+                **_counts(spec, state),
+                "sweep": spec.model_dump(mode="json"),
+                "trials": [_trial_json(trial, spec) for trial in state.trials],
+            }
+        )
+        return
+    failed = job.failure.lines if job.failure is not None else ()
+    click.echo(
+        facts(
+            [
+                ("Sweep", job.id),
+                ("Name", spec.name),
+                ("Experiment", job.experiment),
+                ("State", settings.style(str(job.state), state_colour(str(job.state)))),
+                ("Reason", " ".join(job.reason.split())),
+                ("Searches", f"{str(spec.goal).lower()} {spec.metric}"),
+                ("Sampling", _kind_text(spec.sampling.to_dict())),
+                ("Policy", _kind_text(spec.policy.to_dict())),
+                ("Trials", head_line(state, spec, now=SystemClock().now())),
+                ("Model", job.properties.get("model", "")),
+            ]
+        )
+    )
+    click.echo("\n" + trials_table(settings, state, spec))
+    for line in failed:
+        click.echo(f"  {' '.join(line.split())}")
+
+
+@sweep.command(epilog="\b\nExample:\n  rayjobs sweep watch 1f3c\n")
+@SWEEP
+@common_options
+@click.pass_obj
+def watch(settings: Settings, sweep_id: str) -> int:
+    """Stay with a sweep until it ends; the exit code tells how it did. Ctrl-C detaches.
+
+    On a terminal a live table; else a line for each thing that happens.
+    """
+    from rayjobs.cli.sweep_watch import stay
+
+    with settings.open() as workspace:
+        found = _find(workspace.store, sweep_id)
+        return stay(settings, workspace, found, start_target=False)
+
+
+@sweep.command(epilog="\b\nExamples:\n  rayjobs sweep best 1f3c\n  rayjobs sweep best -n 3 1f3c\n")
+@SWEEP
+@click.option("-n", "--top", type=click.IntRange(1), default=1, metavar="N", help="The best N.")
+@json_option
+@common_options
+@click.pass_obj
+def best(settings: Settings, sweep_id: str, top: int) -> None:
+    """Show the best trial: completed, with a finite value of the metric."""
+    from rayjobs.metrics import number_text
+    from tuning.trials import TrialState
+    from tuning.watch import parameters_text
+
+    with settings.open() as workspace:
+        found = _find(workspace.store, sweep_id)
+        spec, state = _read(workspace.store, found)
+    valued = []
+    for trial in state.trials:
+        value = trial.best(spec.goal)
+        if trial.state is TrialState.COMPLETED and value is not None:
+            valued.append((value, trial))
+    valued.sort(key=lambda pair: (-spec.goal.sign * pair[0], pair[1].number))
+    if not valued:
+        raise NotFoundError(
+            f"no trial of {found} has completed with a finite value of {spec.metric!r} so far; "
+            f"`rayjobs sweep show {found}` tells how its {len(state.trials)} trials stand"
+        )
+    chosen = valued[:top]
+    if settings.as_json:
+        listed = [_trial_json(trial, spec) for _, trial in chosen]
+        print_json(listed[0] if top == 1 else listed)
+        return
+    for value, trial in chosen:
+        click.echo(
+            facts(
+                [
+                    ("Trial", str(trial.number)),
+                    ("Job", trial.job_id or ""),
+                    (spec.metric, number_text(value)),
+                    ("Parameters", parameters_text(trial)),
+                ]
+            )
+        )
+        if top == 1 and trial.job_id is not None:
+            settings.note(f"fetch its files: rayjobs download {trial.job_id.rpartition('_')[2]}")
+
+
+@sweep.command(epilog="\b\nExample:\n  rayjobs sweep plot 1f3c -o plots\n")
+@SWEEP
+@click.option("-o", "--output", metavar="DIR", default=".", help="Where to; else here.")
+@json_option
+@common_options
+@click.pass_obj
+def plot(settings: Settings, sweep_id: str, output: str) -> None:
+    """Draw history, parallel coordinates and learning curves: PNGs and one HTML page."""
+    from tuning.pages import write_html
+    from tuning.plots import KINDS, write_png
+
+    with settings.open() as workspace:
+        found = _find(workspace.store, sweep_id)
+        spec, state = _read(workspace.store, found)
+        short = short_id(workspace.store.job(found))
+    what = {"name": spec.name, "metric": spec.metric, "goal": spec.goal}
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    stem = f"{spec.name}-{short}"
+    written = [
+        write_png(folder / f"{stem}-{kind}.png", kind, state.trials, **what)  # type: ignore[arg-type]
+        for kind in KINDS
+    ]
+    written.append(write_html(folder / f"{stem}.html", state.trials, **what))  # type: ignore[arg-type]
+    if settings.as_json:
+        print_json([str(path) for path in written])
+        return
+    for path in written:
+        click.echo(path)
+
+
+@sweep.command(epilog="\b\nExample:\n  rayjobs sweep cancel 1f3c\n")
+@SWEEP
+@json_option
+@common_options
+@click.pass_obj
+def cancel(settings: Settings, sweep_id: str) -> None:
+    """Ask a sweep to end: its trials are canceled, and no new ones begin."""
+    from rayjobs.cli.waking import wake_quietly
+
+    with settings.open() as workspace:
+        found = _find(workspace.store, sweep_id)
+        before = workspace.store.job(found)
+        state = workspace.store.request_cancel(found, by=getpass.getuser())
+        awake = state.is_final or wake_quietly(before.target, workspace.path)
+    if settings.as_json:
+        print_json({"id": found, "state": state, "was": before.state})
+        return
+    if before.state.is_final:
+        click.echo(f"{found} was finished already: {before.state}")
+        return
+    click.echo(f"{found} is asked to end (now {state})")
+    if not awake:
+        settings.note(
+            f"target {before.target!r} does not run; the sweep ends once it does: "
+            f"rayjobs target start {before.target}"
+        )
+
+
+# -- shared ----------------------------------------------------------------------------------------
+
+
+def _find(store: Store, text: str) -> str:
+    """Return a sweep's id. Raises NotFoundError, also for a job that is none."""
+    return store.sweep(store.find(text).id).job.id
+
+
+def _read(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
+    from rayjobs.clock import SystemClock
+    from tuning.spec import parse_sweep
+    from tuning.table import load_state
+
+    found = store.sweep(sweep_id)
+    state = load_state(store, found.job, now=SystemClock().now())
+    return parse_sweep(found.spec, where=f"sweep {sweep_id}"), state
+
+
+def _counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
+    from rayjobs.clock import SystemClock
+    from tuning.results import summary
+
+    found = summary(state, spec, now=SystemClock().now())
+    best_found = None
+    if found.best is not None:
+        best_found = {
+            "trial": found.best.number,
+            "job": found.best.job_id,
+            "value": found.best_value,
+            "parameters": dict(found.best.parameters),
+        }
+    return {
+        "metric": spec.metric,
+        "goal": str(spec.goal),
+        "total": found.total,
+        "ended": found.completed + found.stopped + found.failed,
+        "completed": found.completed,
+        "stopped": found.stopped,
+        "failed": found.failed,
+        "running": found.running,
+        "eta_s": found.eta_s,
+        "best": best_found,
+    }
+
+
+def _trial_json(trial: Any, spec: SweepSpec) -> dict[str, Any]:
+    import json
+
+    from rayjobs.store.sweeps import reports_text
+
+    return {
+        "number": trial.number,
+        "job": trial.job_id,
+        "state": str(trial.state),
+        "parameters": dict(trial.parameters),
+        "best": trial.best(spec.goal),
+        # Texts where JSON has no number.
+        "reports": json.loads(reports_text(trial.values)),
+        "diverged": trial.diverged,
+        "reason": trial.reason,
+        "started_at": trial.started_at,
+        "ended_at": trial.ended_at,
+    }
+
+
+def _kind_text(data: dict[str, Any]) -> str:
+    """Return a sampling or policy on one line: its kind, then its settings."""
+    flat = {**data, **data.get("properties", {})} if "properties" in data else data
+    rest = [
+        f"{key}={value}"
+        for key, value in flat.items()
+        if key not in ("type", "parameters", "properties") and value is not None
+    ]
+    return f"{data.get('type', '')} {', '.join(rest)}".strip()

@@ -1,0 +1,146 @@
+"""Stays with a sweep: a live table on a terminal, a line for each thing that happens elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.exits import Exit, of_job
+from rayjobs.cli.jobviews import end_text, short_id
+from rayjobs.cli.output import state_colour, table
+from rayjobs.cli.settings import Settings
+from rayjobs.clock import SystemClock
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from rayjobs.terminal import plain_text
+from rayjobs.workspace_files import OpenWorkspace
+
+if TYPE_CHECKING:
+    from tuning.engine import SweepState
+    from tuning.spec import SweepSpec
+
+LOOK_EVERY_S = 0.2
+DRAW_EVERY_S = 0.5
+_COLOURS = {"Stopping": "yellow", "Planned": "white"}
+
+
+def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_target: bool) -> int:
+    """Follow a sweep to its end; return the exit code that tells how it ended.
+
+    Args:
+        start_target: Start its target where it does not run, and say how that goes.
+    """
+    from tuning.spec import parse_sweep
+
+    found = workspace.store.sweep(sweep_id)
+    spec = parse_sweep(found.spec)
+    try:
+        if start_target and not found.job.state.is_final:
+            from rayjobs.compute.starting import ensure_target
+            from rayjobs.paths import home
+
+            ensure_target(
+                found.job.target, home=home(), workspace=workspace.path, on_stage=settings.note
+            )
+        if sys.stdout.isatty() and not settings.quiet:
+            job = _live(settings, workspace, sweep_id, spec)
+        else:
+            job = _lines(workspace, sweep_id, spec)
+    except KeyboardInterrupt:
+        short = short_id(found.job)
+        settings.note(
+            f"detached; {sweep_id} goes on.\n"
+            f"  rayjobs sweep watch {short}    attach again\n"
+            f"  rayjobs sweep cancel {short}   end it"
+        )
+        return Exit.INTERRUPTED
+    settings.note(settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True))
+    for line in job.failure.lines if job.failure is not None else ():
+        settings.note(f"  {plain_text(line)}")
+    if spec.register_as is not None and job.state is JobState.COMPLETED:
+        if "model" not in job.properties:
+            settings.note(plain_text(job.reason))
+            return Exit.FAILED  # asked for, and not done
+        settings.note(f"registered as model {job.properties['model']}")
+    return of_job(job)
+
+
+def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
+    from tuning.table import load_state
+
+    # The job first: once it has ended, the table changes no more.
+    job = workspace.store.job(sweep_id)
+    return job, load_state(workspace.store, job, now=SystemClock().now())
+
+
+def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
+    """Print what happens, a line each; with how it stands at the end."""
+    from tuning.watch import News, head_line
+
+    news = News(spec)
+    while True:
+        job, state = _look(workspace, sweep_id)
+        for line in news.lines(state):
+            click.echo(plain_text(line))
+        sys.stdout.flush()
+        if job.state.is_final:
+            click.echo(plain_text(head_line(state, spec, now=SystemClock().now())))
+            return job
+        time.sleep(LOOK_EVERY_S)
+
+
+def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
+    """Draw the table again and again in its place; leave the last one standing."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(no_color=not settings.colours(), highlight=False)
+    job, state = _look(workspace, sweep_id)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        while not job.state.is_final:
+            rows = max(3, shutil.get_terminal_size().lines - 5)
+            drawn = trials_table(settings, state, spec, rows=rows, columns=console.width)
+            live.update(Text.from_ansi(f"{_head(state, spec)}\n\n{drawn}"), refresh=True)
+            time.sleep(DRAW_EVERY_S)
+            job, state = _look(workspace, sweep_id)
+    click.echo(trials_table(settings, state, spec))
+    click.echo("\n" + _head(state, spec))
+    return job
+
+
+def _head(state: SweepState, spec: SweepSpec) -> str:
+    from tuning.watch import head_line
+
+    return plain_text(head_line(state, spec, now=SystemClock().now()))
+
+
+def trials_table(
+    settings: Settings,
+    state: SweepState,
+    spec: SweepSpec,
+    *,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> str:
+    """Return the trial table as text: the best is marked, what ended says why.
+
+    Args:
+        rows: At most so many: the running ones, the best, the latest.
+        columns: The width to fit into; None takes the terminal's.
+    """
+    from tuning.watch import HEADER, newest, table_cells
+
+    cells = table_cells(state, spec)
+    shown = cells if rows is None else newest(cells, rows)
+    colours: list[list[str | None]] = []
+    for row in shown:
+        colour = _COLOURS.get(row[1], state_colour(row[1])) if settings.colours() else None
+        best = "green" if settings.colours() and row[0].endswith("*") else None
+        colours.append([best, colour, *[None] * (len(HEADER) - 2)])
+    plain: list[Any] = [[plain_text(cell) for cell in row] for row in shown]
+    return table(plain, HEADER, right=(0, 2, 3, 4), colours=colours, columns=columns)
