@@ -32,6 +32,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "files": ("files:files", "List a job's stored files."),
         "download": ("download:download", "Fetch a job's stored files."),
     },
+    "Sweeps": {
+        "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),
+    },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
