@@ -287,7 +287,8 @@ def test_a_killed_mount_process_is_told_unmounted_and_replaced(
     assert isinstance(trouble(done), MountLost)
     with pytest.raises(OSError) as caught:
         (Path(done.path) / "file").read_bytes()
-    assert caught.value.errno == errno.ENOTCONN  # never an empty folder
+    # "Not connected", or "aborted" while the kernel is still closing: never an empty folder.
+    assert caught.value.errno in (errno.ENOTCONN, errno.ECONNABORTED)
     other = materialise(source, None, node, into=tmp_path / "two")
     assert (Path(other.path) / "file").read_bytes() == CONTENT
     assert trouble(other) is None
