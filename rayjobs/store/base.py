@@ -29,6 +29,7 @@ from rayjobs.records import (
 from rayjobs.states import JobState
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+    from datastore.catalogue import Catalogue
     from rayjobs.spec import JobSpec
 
 
@@ -411,6 +412,12 @@ class Store(Protocol):
 
     def delete_model(self, name: str, version: int) -> None:
         """Take a version out, with its aliases; its number is not given again. NotFoundError."""
+        ...
+
+    # -- data ------------------------------------------------------------------------------------
+    @property
+    def catalogue(self) -> Catalogue:
+        """The records of datastores and datasets; raises the errors of `datastore.errors`."""
         ...
 
     # -- the store itself ----------------------------------------------------------------------

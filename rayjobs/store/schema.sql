@@ -31,6 +31,28 @@ CREATE TABLE attempts (
 	PRIMARY KEY (job, number)
 );
 
+CREATE TABLE datasets (
+	name TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	id TEXT NOT NULL,
+	kind TEXT NOT NULL,
+	definition TEXT NOT NULL,
+	manifest TEXT NOT NULL,
+	description TEXT NOT NULL,
+	tags TEXT NOT NULL,
+	created_at TEXT NOT NULL,
+	removed_at TEXT,
+	PRIMARY KEY (name, version),
+	CONSTRAINT uq_datasets_id UNIQUE (id)
+);
+
+CREATE TABLE datastores (
+	name TEXT NOT NULL,
+	kind TEXT NOT NULL,
+	settings TEXT NOT NULL,
+	PRIMARY KEY (name)
+);
+
 CREATE TABLE events (
 	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
 	job TEXT NOT NULL,
@@ -94,6 +116,12 @@ CREATE INDEX ix_jobs_parent ON jobs (parent);
 CREATE INDEX ix_jobs_tail ON jobs (tail);
 
 CREATE INDEX ix_jobs_target_state ON jobs (target, state);
+
+CREATE TABLE manifests (
+	digest TEXT NOT NULL,
+	content BLOB NOT NULL,
+	PRIMARY KEY (digest)
+);
 
 CREATE TABLE meta (
 	"key" TEXT NOT NULL,
@@ -180,4 +208,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0004');
+INSERT INTO alembic_version (version_num) VALUES ('0005');

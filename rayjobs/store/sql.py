@@ -9,6 +9,7 @@ from rayjobs.clock import Clock, SystemClock
 from rayjobs.errors import UsageError
 from rayjobs.store.allocations import AllocationsPart
 from rayjobs.store.attempts import AttemptsPart
+from rayjobs.store.catalogue import StoreCatalogue
 from rayjobs.store.connection import Database
 from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.jobs import JobsPart
@@ -46,6 +47,7 @@ class SqlStore(JobsPart, AttemptsPart, AllocationsPart, RunsPart, SweepsPart, Mo
         self._clock = clock or SystemClock()
         path = _path_of(url_or_path)
         self._database = Database(path, busy_timeout_s=busy_timeout_s)
+        self._catalogue = StoreCatalogue(self._database, self._clock)
         if path is not None:
             warn_if_shared(path)
 
@@ -53,6 +55,11 @@ class SqlStore(JobsPart, AttemptsPart, AllocationsPart, RunsPart, SweepsPart, Mo
     def path(self) -> Path | None:
         """The file; None in memory."""
         return self._database.path
+
+    @property
+    def catalogue(self) -> StoreCatalogue:
+        """See `Store.catalogue`."""
+        return self._catalogue
 
     def backup(self, to: Path) -> None:
         """Write a whole copy to `to`, while others go on reading and writing.

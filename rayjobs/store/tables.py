@@ -202,6 +202,39 @@ model_aliases = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
 )
 
+# The catalogue of data. A dataset's version is never given twice, so a removed one stays. Both
+# these and the manifests (kept by digest, compressed) were added by 0005.
+datastores = sa.Table(
+    "datastores",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("settings", sa.Text, nullable=False),  # never a secret: names of where one is
+)
+
+datasets = sa.Table(
+    "datasets",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("kind", sa.Text, nullable=False),
+    sa.Column("definition", sa.Text, nullable=False),
+    sa.Column("manifest", sa.Text, nullable=False),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("tags", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.Column("removed_at", sa.Text),
+    sa.UniqueConstraint("id", name="uq_datasets_id"),
+)
+
+manifests = sa.Table(
+    "manifests",
+    metadata,
+    sa.Column("digest", sa.Text, primary_key=True),
+    sa.Column("content", sa.LargeBinary, nullable=False),
+)
+
 
 def sqlite_schema() -> str:
     """Return the text of `schema.sql`: a new SQLite store, alembic's mark included."""

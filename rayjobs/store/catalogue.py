@@ -1,0 +1,262 @@
+"""The workspace's catalogue of data in its store: datastores, datasets, and their manifests."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
+
+from datastore.catalogue import (
+    DEFAULT_DATASTORE,
+    DatasetRecord,
+    DatastoreRecord,
+    dataset_exists,
+    dataset_not_found,
+    datastore_exists,
+    datastore_not_found,
+)
+from datastore.digests import digest_of
+from datastore.errors import DatasetNotFound
+from rayjobs.clock import Clock, to_text
+from rayjobs.store.connection import Database
+from rayjobs.store.rows import time_of, to_json
+
+DEFAULT_KEY = "default_datastore"
+
+PUT_DATASTORE = """
+INSERT INTO datastores (name, kind, settings) VALUES (:name, :kind, :settings)
+ON CONFLICT (name) DO UPDATE SET kind = excluded.kind, settings = excluded.settings
+"""
+
+PUT_META = """
+INSERT INTO meta (key, value) VALUES (:key, :value)
+ON CONFLICT (key) DO UPDATE SET value = excluded.value
+"""
+
+# Removed rows stay, so that MAX counts them: a version that was once seen never means another.
+INSERT_DATASET = """
+INSERT INTO datasets (name, version, id, kind, definition, manifest, description, tags, created_at)
+SELECT :name, COALESCE(MAX(version), 0) + 1, :id, :kind, :definition, :manifest, :description,
+    :tags, :created_at
+FROM datasets WHERE name = :name
+RETURNING *
+"""
+
+NEWEST_DATASET = """
+SELECT * FROM datasets WHERE name = :name AND removed_at IS NULL
+    AND (:version IS NULL OR version = :version)
+ORDER BY version DESC LIMIT 1
+"""
+
+LATEST_DATASETS = """
+SELECT * FROM datasets AS one WHERE removed_at IS NULL AND version = (SELECT MAX(version)
+    FROM datasets WHERE name = one.name AND removed_at IS NULL)
+ORDER BY name
+"""
+
+
+class StoreCatalogue:
+    """A `datastore.catalogue.Catalogue` whose records are rows; safe from threads and processes.
+
+    It raises the errors of `datastore.errors`, and `StoreError` when the store itself cannot be
+    read or written.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    # -- datastores ----------------------------------------------------------------------------
+    def add_datastore(self, record: DatastoreRecord, *, overwrite: bool = False) -> None:
+        """See `Catalogue`."""
+        with self._database.write(durable=True) as connection:
+            before = _find_datastore(connection, record.name)
+            if before == record:
+                return
+            if before is not None and not overwrite:
+                raise datastore_exists(record.name)
+            settings = to_json(dict(record.settings))
+            connection.execute(
+                PUT_DATASTORE, {"name": record.name, "kind": record.kind, "settings": settings}
+            )
+
+    def datastore(self, name: str) -> DatastoreRecord:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            return _datastore(connection, name)
+
+    def datastores(self) -> list[DatastoreRecord]:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            rows = connection.execute("SELECT * FROM datastores ORDER BY name").fetchall()
+            return [_datastore_of(row) for row in rows]
+
+    def remove_datastore(self, name: str) -> None:
+        """See `Catalogue`."""
+        with self._database.write(durable=True) as connection:
+            _datastore(connection, name)
+            connection.execute("DELETE FROM datastores WHERE name = :name", {"name": name})
+            connection.execute(
+                "DELETE FROM meta WHERE key = :key AND value = :name",
+                {"key": DEFAULT_KEY, "name": name},
+            )
+
+    def default_datastore(self) -> str:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT value FROM meta WHERE key = :key", {"key": DEFAULT_KEY}
+            ).fetchone()
+            return DEFAULT_DATASTORE if row is None else str(row["value"])
+
+    def set_default_datastore(self, name: str) -> None:
+        """See `Catalogue`."""
+        with self._database.write(durable=True) as connection:
+            _datastore(connection, name)
+            connection.execute(PUT_META, {"key": DEFAULT_KEY, "value": name})
+
+    # -- manifests -----------------------------------------------------------------------------
+    def put_manifest(self, content: bytes) -> str:
+        """See `Catalogue`."""
+        digest = digest_of(content)
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "INSERT INTO manifests (digest, content) VALUES (:digest, :content) "
+                "ON CONFLICT (digest) DO NOTHING",
+                {"digest": digest, "content": zlib.compress(content)},
+            )
+        return digest
+
+    def manifest(self, digest: str) -> bytes:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT content FROM manifests WHERE digest = :digest", {"digest": digest}
+            ).fetchone()
+        if row is None:
+            raise DatasetNotFound(f"no manifest {digest} is kept in this workspace.")
+        return zlib.decompress(row["content"])
+
+    # -- datasets ------------------------------------------------------------------------------
+    def add_dataset(
+        self, record: DatasetRecord, *, create_new_version: bool = False
+    ) -> DatasetRecord:
+        """See `Catalogue`."""
+        values = {
+            "name": record.name,
+            "id": record.id,
+            "kind": record.kind,
+            "definition": record.definition,
+            "manifest": record.manifest,
+            "description": record.description,
+            "tags": to_json(dict(record.tags)),
+            "created_at": to_text(record.created_at),
+        }
+        with self._database.write(durable=True) as connection:
+            before = _find_dataset(connection, record.name, None)
+            if before is not None and not create_new_version:
+                raise dataset_exists(record.name, before.version)
+            row = connection.execute(INSERT_DATASET, values).fetchone()
+            return replace(record, version=int(row["version"]))
+
+    def dataset(self, name: str, version: int | None = None) -> DatasetRecord:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            found = _find_dataset(connection, name, version)
+            if found is not None:
+                return found
+            versions = [one.version for one in _versions(connection, name)]
+            rows = connection.execute(LATEST_DATASETS).fetchall()
+        raise dataset_not_found(name, version, versions, [str(row["name"]) for row in rows])
+
+    def dataset_by_id(self, id: str) -> DatasetRecord:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            return _dataset_by_id(connection, id)
+
+    def datasets(self) -> list[DatasetRecord]:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            return [_dataset_of(row) for row in connection.execute(LATEST_DATASETS).fetchall()]
+
+    def dataset_versions(self, name: str) -> list[DatasetRecord]:
+        """See `Catalogue`."""
+        with self._database.read() as connection:
+            return _versions(connection, name)
+
+    def set_dataset_tags(self, id: str, tags: Mapping[str, str]) -> DatasetRecord:
+        """See `Catalogue`."""
+        with self._database.write() as connection:
+            kept = _dataset_by_id(connection, id)
+            connection.execute(
+                "UPDATE datasets SET tags = :tags WHERE id = :id",
+                {"id": id, "tags": to_json(dict(tags))},
+            )
+        return replace(kept, tags=dict(tags))
+
+    def remove_dataset(self, name: str) -> None:
+        """See `Catalogue`."""
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL",
+                {"name": name, "now": to_text(self._clock.now())},
+            )
+
+
+def _find_datastore(connection: sqlite3.Connection, name: str) -> DatastoreRecord | None:
+    row = connection.execute(
+        "SELECT * FROM datastores WHERE name = :name", {"name": name}
+    ).fetchone()
+    return None if row is None else _datastore_of(row)
+
+
+def _datastore(connection: sqlite3.Connection, name: str) -> DatastoreRecord:
+    found = _find_datastore(connection, name)
+    if found is not None:
+        return found
+    rows = connection.execute("SELECT name FROM datastores ORDER BY name").fetchall()
+    raise datastore_not_found(name, [str(row["name"]) for row in rows])
+
+
+def _datastore_of(row: sqlite3.Row) -> DatastoreRecord:
+    return DatastoreRecord(row["name"], row["kind"], json.loads(row["settings"]))
+
+
+def _find_dataset(
+    connection: sqlite3.Connection, name: str, version: int | None
+) -> DatasetRecord | None:
+    row = connection.execute(NEWEST_DATASET, {"name": name, "version": version}).fetchone()
+    return None if row is None else _dataset_of(row)
+
+
+def _dataset_by_id(connection: sqlite3.Connection, id: str) -> DatasetRecord:
+    row = connection.execute(
+        "SELECT * FROM datasets WHERE id = :id AND removed_at IS NULL", {"id": id}
+    ).fetchone()
+    if row is None:
+        raise DatasetNotFound(f"no dataset has the id {id!r} in this workspace.")
+    return _dataset_of(row)
+
+
+def _versions(connection: sqlite3.Connection, name: str) -> list[DatasetRecord]:
+    rows = connection.execute(
+        "SELECT * FROM datasets WHERE name = :name AND removed_at IS NULL ORDER BY version",
+        {"name": name},
+    ).fetchall()
+    return [_dataset_of(row) for row in rows]
+
+
+def _dataset_of(row: sqlite3.Row) -> DatasetRecord:
+    return DatasetRecord(
+        id=row["id"],
+        name=row["name"],
+        kind=row["kind"],
+        definition=row["definition"],
+        manifest=row["manifest"],
+        description=row["description"],
+        tags=json.loads(row["tags"]),
+        version=int(row["version"]),
+        created_at=time_of(row["created_at"]),
+    )

@@ -1,0 +1,39 @@
+"""The catalogue in the store keeps every promise of a catalogue, and outlives its process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from datastore.catalogue import Catalogue, DatastoreRecord
+from rayjobs.store.sql import SqlStore
+from tests.contract.test_datastore_catalogue import CatalogueContract, a_dataset
+
+
+class TestStoreCatalogue(CatalogueContract):
+    @pytest.fixture(params=["file", "memory"])
+    def catalogue(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Catalogue]:
+        where = ":memory:" if request.param == "memory" else tmp_path / "store.db"
+        store = SqlStore(where, busy_timeout_s=60)
+        yield store.catalogue
+        store.close()
+
+
+def test_records_are_there_when_the_store_is_opened_again(tmp_path: Path) -> None:
+    store = SqlStore(tmp_path / "store.db")
+    record = DatastoreRecord("images", "s3", {"bucket": "b"})
+    store.catalogue.add_datastore(record)
+    store.catalogue.set_default_datastore("images")
+    digest = store.catalogue.put_manifest(b"files" * 100)
+    kept = store.catalogue.add_dataset(a_dataset())
+    store.close()
+    again = SqlStore(tmp_path / "store.db")
+    assert again.catalogue.datastore("images") == record
+    assert again.catalogue.default_datastore() == "images"
+    assert again.catalogue.manifest(digest) == b"files" * 100
+    assert again.catalogue.dataset("digits") == kept
+    again.catalogue.remove_datastore("images")
+    assert again.catalogue.default_datastore() == "workspaceblobstore"
+    again.close()
