@@ -193,10 +193,7 @@ class ScriptRunConfig:
         from rayjobs.spec_file import build_spec
 
         settings = self.run_config
-        if self.resume_from is not None and not isinstance(self.resume_from, (str, Path)):
-            raise UsageError(
-                f"resume_from is a {type(self.resume_from).__name__}; give a run id or a path"
-            )
+        resume_from = resume_text(self.resume_from)
         values: dict[str, Any] = {
             "name": _name_of(self.script or "command"),
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
@@ -214,14 +211,19 @@ class ScriptRunConfig:
             "priority": settings.priority,
             "target": target_name(settings.target),
             "tags": {str(key): str(value) for key, value in (tags or {}).items()},
-            "resume_from": None if self.resume_from is None else str(self.resume_from),
+            "resume_from": resume_from,
         }
         if self.command is not None:
             words = [self.command] if isinstance(self.command, str) else self.command
             values["command"] = " ".join(argument_text(word) for word in words)
         else:
             values["script"] = self.script
-            values["arguments"] = [argument_text(item) for item in self.arguments]
+            arguments = [argument_text(item) for item in self.arguments]
+            if resume_from is not None:
+                from rayjobs.resuming import with_arguments
+
+                arguments = list(with_arguments(arguments))
+            values["arguments"] = arguments
         return build_spec(values)
 
 
@@ -239,6 +241,29 @@ def argument_text(item: Any) -> str:
     raise UsageError(
         f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers or bools. "
         f"Data objects are not supported yet: pass the path"
+    )
+
+
+def resume_text(value: Any) -> str | None:
+    """Return `resume_from` as a spec has it.
+
+    Takes a run (or its id), a path, and a DataPath or DataReference of a datastore.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    run_id = getattr(value, "id", None)
+    if isinstance(run_id, str) and hasattr(value, "get_status"):
+        return run_id
+    store = getattr(value, "datastore_name", None)
+    if isinstance(store, str) and store and hasattr(value, "path_on_datastore"):
+        return f"{store}/{value.path_on_datastore or ''}"
+    raise UsageError(
+        f"resume_from is a {type(value).__name__}; give a run, its id, a path, or a DataPath"
     )
 
 

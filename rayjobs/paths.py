@@ -147,6 +147,11 @@ class AttemptPaths:
         """The script's TMPDIR."""
         return self.root / "tmp"
 
+    @property
+    def resume(self) -> Path:
+        """What the attempt resumes from; absent when it starts from the beginning."""
+        return self.root / "resume"
+
     def driver_log(self, rank: int) -> Path:
         """What the rank printed."""
         return self.root / "log" / f"driver_{rank}.log"

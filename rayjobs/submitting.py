@@ -7,10 +7,10 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.errors import NotFoundError, Problem, RayjobsError, SpecError, UsageError
 from rayjobs.paths import home as default_home
@@ -59,6 +59,7 @@ def submit(
     *,
     source: Path | None = None,
     experiment: str = "default",
+    snapshot: str | None = None,
     idempotency_key: str | None = None,
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
@@ -68,6 +69,7 @@ def submit(
 
     Args:
         source: The source directory; None takes the spec's, and none there packs nothing.
+        snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
         idempotency_key: A second submit with it returns the first one's job.
         wake: Tell the target, and start it (in the background) where it does not run.
 
@@ -77,11 +79,17 @@ def submit(
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
     """
-    checked = check(workspace, spec, source=source)
-    digest, packed_warnings = pack_source(workspace, checked, on_stage=on_stage)
+    if snapshot is None:
+        checked = check(workspace, spec, source=source)
+        digest, packed_warnings = pack_source(workspace, checked, on_stage=on_stage)
+    else:
+        bare = check(workspace, spec.model_copy(update={"source_directory": None}))
+        named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
+        checked = replace(bare, spec=named)
+        digest, packed_warnings = snapshot, ()
     warnings = [*checked.warnings, *packed_warnings]
     job, created = workspace.store.submit(
-        checked.spec,
+        pack_start(workspace, checked.spec),
         experiment=experiment,
         snapshot=digest,
         user=user_name(),
@@ -98,6 +106,67 @@ def submit(
                 f"{error}"
             )
     return Submitted(job, created, tuple(warnings), checked.notes, starting)
+
+
+def resume(
+    workspace: OpenWorkspace,
+    job_id: str,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    wake: bool = True,
+) -> Submitted:
+    """Submit a new job that goes on from a job's newest whole checkpoint, with the same code.
+
+    Its arguments stay as they are: the script finds the checkpoint by
+    ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
+
+    Args:
+        job_id: Whatever names the job.
+        changes: Fields of the spec that differ, such as ``{"max_duration_s": 3600}``.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: it has no whole checkpoint, has not ended yet, or runs nothing itself.
+        SpecError: a change is wrong; all problems at once.
+    """
+    from rayjobs import checkpoints, resuming
+    from rayjobs.spec_file import build_spec, merge
+
+    job = workspace.store.find(job_id)
+    if job.kind == "sweep":
+        raise UsageError(f"{job.id} is a sweep, which runs nothing itself; resume one of its jobs")
+    if not job.state.is_final:
+        raise UsageError(
+            f"{job.id} is {job.state} and resumes by itself when it is tried again; end it first "
+            f"(`rayjobs cancel {job.id}`)"
+        )
+    if checkpoints.newest(workspace.store, workspace.blobs, job.id) is None:
+        raise UsageError(resuming.no_checkpoint(workspace.store, job.id))
+    values = {**job.spec.model_dump(mode="json"), "resume_from": job.id, "depends_on": []}
+    spec = build_spec(merge(values, changes or {}))
+    return submit(
+        workspace,
+        spec,
+        experiment=job.experiment,
+        snapshot=job.snapshot,
+        idempotency_key=idempotency_key,
+        wake=wake,
+    )
+
+
+def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+    """Return a checked spec whose `resume_from` names nothing outside of the workspace.
+
+    Raises:
+        SpecError: the files cannot be read, or hold no whole checkpoint.
+        StoreError: they cannot be stored.
+    """
+    if spec.resume_from is None:
+        return spec
+    from rayjobs import resuming
+
+    return resuming.pack(workspace, spec)
 
 
 def pack_source(
@@ -144,6 +213,11 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     problems: list[Problem] = [*_not_yet(spec)]
     spec, unknown = _with_known_dependencies(workspace, spec)
     problems += unknown
+    if spec.resume_from is not None:
+        from rayjobs import resuming
+
+        spec, wrong = resuming.check(workspace, spec)
+        problems += wrong
     capacity = _capacity(spec.target, problems)
     problems += spec_checks.check(spec, source=source)
     if problems:
@@ -165,14 +239,6 @@ def _not_yet(spec: JobSpec) -> list[Problem]:
                 f"{shape.nodes} × {shape.processes_per_node} processes: this version runs one "
                 f"process per job.",
                 "Use one node and one process per node.",
-            )
-        )
-    if spec.resume_from is not None:
-        problems.append(
-            Problem(
-                "resume_from",
-                "resuming from another run is not supported by this version.",
-                "Give the checkpoint's path to the script as an argument.",
             )
         )
     if spec.stall_timeout_s is not None:

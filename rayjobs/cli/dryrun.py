@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from rayjobs.capacity import plan_shape
 from rayjobs.cli.output import facts
@@ -24,9 +24,6 @@ from rayjobs.states import JobState
 from rayjobs.submitting import check
 from rayjobs.units import duration_text
 from rayjobs.workspace_files import OpenWorkspace, WorkspaceFiles, locate, open_workspace
-
-if TYPE_CHECKING:
-    from rayjobs.blobs import BlobStore
 
 NO_ID = "JOB"  # stands in a plan where the job's id will be
 
@@ -99,10 +96,10 @@ def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
     path = locate(settings.workspace)
     if WorkspaceFiles(path).record.exists():
         return stack.enter_context(open_workspace(path, create=False))
+    from rayjobs.blobs import FolderBlobs
     from rayjobs.store.sql import SqlStore
 
-    # A check reads records alone, so a workspace in memory needs no blobs.
-    blobs = cast("BlobStore", None)
+    blobs = FolderBlobs(stack.enter_context(TemporaryDirectory(prefix="rayjobs-")))
     empty = OpenWorkspace(path=path, id="", name="", store=SqlStore(":memory:"), blobs=blobs)
     return stack.enter_context(empty)
 

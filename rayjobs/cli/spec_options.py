@@ -88,7 +88,11 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         metavar="NAME[=STORE/PATH]",
         help="A folder that is stored at the end.",
     ),
-    _option("--resume-from", metavar="RUN|PATH", help="Checkpoint to go on from."),
+    _option(
+        "--resume-from",
+        metavar="RUN|PATH",
+        help="Go on from a checkpoint; passed on as --resume-from DIR.",
+    ),
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
     _option("--source", metavar="DIR", help="Folder that goes along; else the script's own."),
     _option("-c", "--command", metavar="TEXT", help="Shell text to run instead of a script."),

@@ -104,8 +104,8 @@ def submit(
             done = _submit(settings, workspace, spec, experiment, idempotency_key)
             stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
             if stays and not settings.as_json:
-                return _stay(settings, workspace, done)
-            _tell(settings, done)
+                return stay(settings, workspace, done)
+            tell(settings, done)
     except SpecError as error:
         raise named_by_option(error, options) from error.__cause__
     return Exit.DONE
@@ -127,6 +127,11 @@ def typed_spec(script: str | None, file: str | None, options: dict[str, Any]) ->
         data["name"] = _name_of(data.get("script"))
     try:
         spec = build_spec(data)
+        if spec.resume_from is not None and spec.script is not None:
+            from rayjobs.resuming import with_arguments
+
+            arguments = with_arguments(spec.arguments)
+            spec = spec.model_copy(update={"arguments": arguments})
     except SpecError as error:
         problems += error.problems or (Problem("", error.message),)
         problems += _entry_problems(data)
@@ -168,16 +173,21 @@ def _submit(
         experiment=experiment or spec.name,
         idempotency_key=idempotency_key,
     )
+    note_submitted(settings, done)
+    return done
+
+
+def note_submitted(settings: Settings, done: Submitted) -> None:
+    """Say what the submitter should know."""
     for warning in done.warnings:
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
     for note in done.notes:
         settings.note(f"note: {note}")
     if not done.created:
         settings.note(f"this key was used before: {done.job.id} is the job, and it is not new")
-    return done
 
 
-def _tell(settings: Settings, done: Submitted) -> None:
+def tell(settings: Settings, done: Submitted) -> None:
     """Print the id, and beside it what to type next."""
     job = done.job
     if settings.as_json:
@@ -196,7 +206,7 @@ def _tell(settings: Settings, done: Submitted) -> None:
         settings.note(line)
 
 
-def _stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
+def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     """Follow the job to its end; Ctrl-C detaches."""
     from rayjobs.cli.following import detached_text, follow_logs
     from rayjobs.cli.screen import Screen

@@ -184,6 +184,10 @@ class Drive:
                 "node_id": place.node_id,
                 "snapshot": self.job.snapshot,
                 "secrets": {name: ref.model_dump() for name, ref in spec.secrets.items()},
+                "resume": {
+                    "run": self.job.id if self.number > 1 else None,
+                    "path": spec.resume_from,
+                },
                 "plan": plan,
             }
             for place, plan in zip(places, launcher_for(spec).plans(context), strict=True)

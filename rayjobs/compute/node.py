@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayjobs import snapshots
+from rayjobs import resuming, snapshots
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
 from rayjobs.errors import PrepareError, RayjobsError, SnapshotError, StoreError
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof, end_leftovers, find_leftovers
+from rayjobs.launch.plan import resume_variables
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths, short_socket
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
 
@@ -117,6 +118,7 @@ class Node:
                 paths.tmp,
             ):
                 folder.mkdir(parents=True, exist_ok=True)
+            self._bring_checkpoint(order, paths.resume)
         except SnapshotError as error:
             raise PrepareError(str(error), failure_class="environment") from error
         except OSError as error:
@@ -131,6 +133,14 @@ class Node:
         self._snapshots.ensure(digest, lambda: workspace.blobs.open(snapshots.blob_key(digest)))
         self._snapshots.copy_into(digest, work)
 
+    def _bring_checkpoint(self, order: Mapping[str, Any], folder: Path) -> None:
+        if order.get("resume") is None:
+            return
+        workspace = self._workspace(order)
+        brought = resuming.bring(workspace.store, workspace.blobs, order["resume"], folder)
+        if brought is not None:
+            self._note(order, "resumed", brought.sentence)
+
     # -- launch ----------------------------------------------------------------------------------
     async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Start the attempt host, warm if it can be; return its identity.
@@ -141,6 +151,7 @@ class Node:
         plan = dict(order["plan"])
         plan["python"] = interpreter(plan["python"])
         root = Path(plan["root"])
+        plan["env"] = self.environment_of(plan)
         secrets = read_secrets(order["secrets"])
         path = AttemptPaths(root).plan
         await asyncio.to_thread(path.write_text, json.dumps(plan))
@@ -151,6 +162,12 @@ class Node:
             if found is not None and hostclient.is_alive(found.identity):
                 return {**found.identity.as_dict(), "cold": None}
             raise PrepareError(str(error), failure_class="system") from error
+
+    @staticmethod
+    def environment_of(plan: Mapping[str, Any]) -> dict[str, str]:
+        """Return the variables of the plan's ranks, with those of a checkpoint that was brought."""
+        resume = AttemptPaths(Path(plan["root"])).resume
+        return {**plan["env"], **(resume_variables(resume) if resume.is_dir() else {})}
 
     async def _start_host(
         self, plan: Mapping[str, Any], path: Path, secrets: Mapping[str, str]

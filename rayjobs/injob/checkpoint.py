@@ -176,7 +176,23 @@ def _latest_in(folder: str) -> Optional[Checkpoint]:
         found = _load(path)
         if found is not None:
             return found
-    return None
+    return _latest_part(folder)
+
+
+def _latest_part(folder: str) -> Optional[Checkpoint]:
+    """Return a whole checkpoint that a kill left without its name, where there is no other.
+
+    A script that saves the same step again and again has, between two renames, only these.
+    """
+    found: List[Checkpoint] = []
+    for root in (folder, os.path.join(folder, "checkpoints")):
+        try:
+            names = [name for name in os.listdir(root) if name.startswith(_PART)]
+        except OSError:
+            continue
+        parts = (_load(os.path.join(root, name)) for name in names)
+        found += [part for part in parts if part is not None]
+    return max(found, key=lambda part: part.step, default=None)
 
 
 def _step_names(folder: str) -> List[str]:

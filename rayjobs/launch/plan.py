@@ -52,7 +52,6 @@ class AttemptContext:
     workspace_path: str
     master_port: int | None = None
     inputs: tuple[Mapping[str, str], ...] = ()  # per node: input name → path there
-    resume_path: str | None = None
     injob_path: str = ""
     python: str = ""
 
@@ -183,9 +182,8 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
             "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{master}:{context.master_port}",
             "AZ_BATCH_MASTER_NODE": f"{master}:{context.master_port}",
         }
-    if context.resume_path is not None:
-        environment["RAYJOBS_RESUME_FROM"] = context.resume_path
-        environment["AZUREML_DATAREFERENCE_MODEL_LOCATION"] = context.resume_path
+    if job.spec.resume_from is not None:
+        environment |= resume_variables(attempt_paths.resume)
     inputs = context.inputs[place.node] if place.node < len(context.inputs) else {}
     for name, path in inputs.items():
         environment |= input_variables(name, path)
@@ -198,6 +196,19 @@ def inherited(environment: Mapping[str, str]) -> dict[str, str]:
         name: value
         for name, value in environment.items()
         if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+
+
+def resume_variables(folder: Path) -> dict[str, str]:
+    """Return the variables by which a script finds the checkpoint that it goes on from.
+
+    A retry gets them from its node, where it turns out whether there is a checkpoint.
+
+    Source: Azure ML v1's resume_from (`AZUREML_DATAREFERENCE_MODEL_LOCATION`).
+    """
+    return {
+        "RAYJOBS_RESUME_FROM": str(folder),
+        "AZUREML_DATAREFERENCE_MODEL_LOCATION": str(folder),
     }
 
 

@@ -1,0 +1,83 @@
+"""`rayjobs resume`: go on from a job's newest whole checkpoint, in a new job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.settings import (
+    Settings,
+    common_options,
+    job_argument,
+    json_option,
+    quiet_option,
+)
+from rayjobs.cli.submit import note_submitted, stay, tell
+from rayjobs.errors import SpecError
+
+EPILOG = """\b
+Examples:
+  rayjobs resume 1f3c                      the same code, from where it was
+  rayjobs resume 1f3c --max-duration 12h
+  rayjobs resume -q 1f3c                   prints nothing but the new id
+
+A job that is tried again (see --retries) resumes by itself. This is for one that
+has ended. Its script finds the checkpoint by rayjobs.checkpoint.latest(), or in
+RAYJOBS_RESUME_FROM.
+"""
+CHANGES = ("name", "target", "priority", "max_duration")
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.option("-n", "--name", metavar="NAME", help="What the new job is called; else as it was.")
+@click.option("--target", metavar="NAME", help="Where to run; else where it ran.")
+@click.option("--priority", metavar="N", help="Higher starts earlier.")
+@click.option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h.")
+@click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")
+@click.option("--attach", is_flag=True, help="Stay with the job without a terminal too.")
+@click.option(
+    "--idempotency-key", metavar="KEY", help="A second call with it gives the first one's job."
+)
+@quiet_option("Print the id alone; do not stay with the job.")
+@json_option
+@common_options
+@click.pass_obj
+def resume(
+    settings: Settings,
+    /,
+    *,
+    job: str,
+    detach: bool,
+    attach: bool,
+    idempotency_key: str | None,
+    **options: Any,
+) -> int:
+    """Submit a new job that goes on from JOB's newest whole checkpoint, with the same code.
+
+    A checkpoint that was cut short is passed over. What the script saved by other means than
+    rayjobs.checkpoint.save() is no checkpoint here.
+    """
+    from rayjobs import submitting
+    from rayjobs.cli.spec_options import named_by_option
+
+    if attach and (detach or settings.quiet or settings.as_json):
+        raise click.UsageError("--attach does not go together with -d, -q and --json.")
+    changes = {name: options[name] for name in CHANGES if options[name] is not None}
+    try:
+        with settings.open() as workspace:
+            done = submitting.resume(
+                workspace, job, changes=changes, idempotency_key=idempotency_key
+            )
+            note_submitted(settings, done)
+            settings.note(f"goes on from {done.job.spec.resume_from}")
+            stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
+            if stays and not settings.as_json:
+                return stay(settings, workspace, done)
+            tell(settings, done)
+    except SpecError as error:
+        raise named_by_option(error, options) from error.__cause__
+    return Exit.DONE
