@@ -21,6 +21,15 @@ _LAZY = {
     "Estimator": "rayjobs.estimators",
     "JobSpec": "rayjobs.spec",
     "checkpoint": "rayjobs.injob",
+    "DataPath": "datastore",
+    "DataPathComputeBinding": "datastore",
+    "DataReference": "datastore",
+    "Dataset": "datastore",
+    "DatasetConsumptionConfig": "datastore",
+    "Datastore": "datastore",
+    "FileDataset": "datastore",
+    "OutputFileDatasetConfig": "datastore",
+    "TabularDataset": "datastore",
     # Sweeps live above this package; they are named here, and never imported by it.
     "BanditPolicy": "tuning",
     "BayesianParameterSampling": "tuning",
@@ -46,6 +55,15 @@ _LAZY = {
 }
 
 if TYPE_CHECKING:
+    from datastore import DataPath as DataPath
+    from datastore import DataPathComputeBinding as DataPathComputeBinding
+    from datastore import DataReference as DataReference
+    from datastore import Dataset as Dataset
+    from datastore import DatasetConsumptionConfig as DatasetConsumptionConfig
+    from datastore import Datastore as Datastore
+    from datastore import FileDataset as FileDataset
+    from datastore import OutputFileDatasetConfig as OutputFileDatasetConfig
+    from datastore import TabularDataset as TabularDataset
     from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
     from rayjobs.estimators import Estimator as Estimator
     from rayjobs.estimators import PyTorch as PyTorch

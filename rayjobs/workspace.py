@@ -16,6 +16,8 @@ from rayjobs.paths import home as default_home
 from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
 
 if TYPE_CHECKING:
+    from datastore import Datastore, FileDataset, TabularDataset
+    from datastore.catalogue import Catalogue
     from rayjobs.compute.targetrecord import TargetRecord
     from rayjobs.experiment import Experiment
     from rayjobs.runs import JobRun
@@ -185,6 +187,40 @@ class Workspace:
         from rayjobs.compute.targetrecord import all_targets
 
         return {record.name: record for record in all_targets(home=default_home())}
+
+    # -- data ------------------------------------------------------------------------------------
+    @property
+    def catalogue(self) -> Catalogue:
+        """The records of its datastores and datasets; makes it a workspace for `datastore`."""
+        return self.opened.catalogue
+
+    @property
+    def datastores(self) -> dict[str, Datastore]:
+        """Its datastores, by name."""
+        from datastore import Datastore
+
+        catalogue = self.catalogue
+        return {
+            record.name: Datastore.from_record(record, catalogue)
+            for record in catalogue.datastores()
+        }
+
+    @property
+    def datasets(self) -> dict[str, FileDataset | TabularDataset]:
+        """The latest version of every registered dataset, by name."""
+        from datastore import Dataset
+
+        return Dataset.get_all(self)
+
+    def get_default_datastore(self) -> Datastore:
+        """Return the default datastore (`workspaceblobstore` unless another was set)."""
+        from datastore import Datastore
+
+        return Datastore.get_default(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a datastore the default one. Raises DatastoreNotFound."""
+        self.catalogue.set_default_datastore(getattr(name, "name", name))
 
     def get_run(self, run_id: str) -> JobRun:
         """Return a run by its id (or a beginning of it that only one has).

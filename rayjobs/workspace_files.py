@@ -16,6 +16,7 @@ from rayjobs.errors import NotFoundError, StoreError, StoreVersionError, UsageEr
 from rayjobs.ids import token
 
 if TYPE_CHECKING:
+    from datastore.catalogue import Catalogue
     from rayjobs.blobs import BlobStore
     from rayjobs.clock import Clock
     from rayjobs.store.base import Store
@@ -45,6 +46,11 @@ class WorkspaceFiles:
         """Snapshots and stored files."""
         return self.root / "blobs"
 
+    @property
+    def default_datastore(self) -> Path:
+        """The folder of the default datastore, as long as nobody names another storage."""
+        return self.root / "datastores" / "workspaceblobstore"
+
 
 @dataclass(frozen=True)
 class OpenWorkspace:
@@ -61,6 +67,24 @@ class OpenWorkspace:
     name: str
     store: Store
     blobs: BlobStore
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Its datastores and datasets; the default datastore is made with the first look."""
+        from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+        from datastore.errors import DatastoreNotFound
+
+        catalogue = self.store.catalogue
+        try:
+            catalogue.datastore(DEFAULT_DATASTORE)
+        except DatastoreNotFound:
+            folder = WorkspaceFiles(self.path).default_datastore
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Many may do so at once: keeping the same record twice changes nothing.
+            catalogue.add_datastore(
+                DatastoreRecord(DEFAULT_DATASTORE, "local", {"root": str(folder)})
+            )
+        return catalogue
 
     def close(self) -> None:
         """Close the store."""
