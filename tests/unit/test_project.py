@@ -46,16 +46,11 @@ def test_import_rayjobs_is_light() -> None:
 @pytest.mark.parametrize("command", [[], ["submit"], ["ls"], ["logs"], ["show"]])
 def test_help_is_light(command: list[str]) -> None:
     code = (
-        f"sys.argv = ['rayjobs', *{command!r}, '--help']\n"
         "import contextlib, io\n"
-        "from rayjobs.__main__ import run\n"
+        "from rayjobs.cli.main import run\n"
         "printed = io.StringIO()\n"
-        "code = 'returned'\n"
         "with contextlib.redirect_stdout(printed):\n"
-        "    try:\n"
-        "        code = run()\n"
-        "    except SystemExit as exc:\n"
-        "        code = exc.code\n"
+        f"    code = run([*{command!r}, '--help'])\n"
         "assert not code, code\n"
         "assert 'Usage' in printed.getvalue(), printed.getvalue()\n"
     )
