@@ -83,7 +83,11 @@ cold: true
 """
     )
     assert given == spec_of("-f", "job.yaml")
-    assert given.arguments == ("--lr", "0.10")
+    # What is resumed from is passed on to the script.
+    assert given.arguments == (
+        *("--lr", "0.10"),
+        *("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION"),
+    )
 
 
 def test_options_stand_on_top_of_a_file(project: Path) -> None:
