@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from rayjobs.data_arguments import DataArguments, Keep, is_data
 from rayjobs.errors import UsageError
 from rayjobs.spec import JobSpec
 
@@ -85,6 +86,7 @@ class RunConfiguration:
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
             not part of Azure ML, where the machine's size decides.
         priority: Higher runs earlier.
+        data_references, data, output_data: Data by name that no argument mentions.
     """
 
     def __init__(
@@ -115,6 +117,9 @@ class RunConfiguration:
         self.max_run_duration_seconds: float | None = DEFAULT_DURATION_S
         self.docker = DockerConfiguration()
         self.priority = 0
+        self.data_references: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.output_data: dict[str, Any] = {}
         self.cpus_per_process = 1.0
         self.gpus_per_process = 0.0
         self.memory_gib_per_process: float | None = None
@@ -177,14 +182,20 @@ class ScriptRunConfig:
             _listed(arguments) if arguments is not None else self.run_config.arguments
         )
         self.command = command if command is not None else self.run_config.command
+        self.inputs: list[Any] = []
         self.resume_from = resume_from
         if self.command is not None and (script is not None or arguments):
             raise UsageError("command excludes script and arguments; write them into the command")
         if self.command is None and self.script is None:
             raise UsageError("give a script (or a command) to run")
 
-    def to_spec(self, *, tags: Mapping[str, str] | None = None) -> JobSpec:
+    def to_spec(
+        self, *, tags: Mapping[str, str] | None = None, keep: Keep | None = None
+    ) -> JobSpec:
         """Return the job's spec.
+
+        Args:
+            keep: Keeps a dataset that is not registered (``workspace.catalogue.put_manifest``).
 
         Raises:
             SpecError: a value that a spec cannot hold; all problems at once.
@@ -213,18 +224,33 @@ class ScriptRunConfig:
             "tags": {str(key): str(value) for key, value in (tags or {}).items()},
             "resume_from": resume_from,
         }
+        data = DataArguments(keep)
+        for name, item in self._data_items():
+            data.add(item, name=name)
         if self.command is not None:
             words = [self.command] if isinstance(self.command, str) else self.command
-            values["command"] = " ".join(argument_text(word) for word in words)
+            # A shell reads it, which would part a path with a blank.
+            values["command"] = " ".join(
+                f'"{data.text(word)}"' if is_data(word) else argument_text(word) for word in words
+            )
         else:
             values["script"] = self.script
-            arguments = [argument_text(item) for item in self.arguments]
+            arguments = [
+                data.text(item) if is_data(item) else argument_text(item) for item in self.arguments
+            ]
             if resume_from is not None:
                 from rayjobs.resuming import with_arguments
 
                 arguments = list(with_arguments(arguments))
             values["arguments"] = arguments
+        values |= {"inputs": data.inputs, "outputs": data.outputs}
         return build_spec(values)
+
+    def _data_items(self) -> list[tuple[str | None, Any]]:
+        """Return the data that no argument names, with its name where it has none itself."""
+        settings = self.run_config
+        named = {**settings.data_references, **settings.data, **settings.output_data}
+        return [*((None, item) for item in self.inputs), *named.items()]
 
 
 def argument_text(item: Any) -> str:
@@ -239,8 +265,8 @@ def argument_text(item: Any) -> str:
     if callable(plain) and getattr(item, "ndim", 1) == 0:
         return str(plain())
     raise UsageError(
-        f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers or bools. "
-        f"Data objects are not supported yet: pass the path"
+        f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers, bools, or "
+        f"data (a DataReference, a named dataset, an OutputFileDatasetConfig)"
     )
 
 

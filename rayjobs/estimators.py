@@ -15,6 +15,7 @@ from rayjobs.configs import (
     ScriptRunConfig,
     argument_text,
 )
+from rayjobs.data_arguments import is_data
 from rayjobs.errors import Problem, SpecError, UsageError
 
 
@@ -127,10 +128,11 @@ class Estimator:
             problems.append(Problem("distributed_training", str(error)))
         if entry_script is None:
             problems.append(Problem("entry_script", "is missing.", "Name the script to run."))
-        if inputs:
-            problems.append(
-                Problem("inputs", "data objects are not supported yet.", "Pass paths instead.")
-            )
+        problems += [
+            Problem("inputs", f"{item!r:.80} is no data.", "Give references and named datasets.")
+            for item in inputs or ()
+            if not is_data(item)
+        ]
         arguments = _arguments(script_params or {}, problems)
         if problems:
             raise SpecError(problems=problems)
@@ -148,6 +150,7 @@ class Estimator:
         self.run_config = settings
         self._script = str(entry_script)
         self._arguments = arguments
+        self._inputs = list(inputs or ())
         self._resume_from = resume_from
 
     @property
@@ -156,22 +159,26 @@ class Estimator:
         return self._script
 
     def to_script_run_config(
-        self, script_params: Mapping[Any, Any] | None = None
+        self,
+        script_params: Mapping[Any, Any] | None = None,
+        inputs: Sequence[Any] | None = None,
     ) -> ScriptRunConfig:
-        """Return the same job as a ScriptRunConfig; `script_params` replace the estimator's."""
+        """Return the same job as a ScriptRunConfig; what is given replaces the estimator's."""
         arguments = self._arguments
         if script_params is not None:
             problems: list[Problem] = []
             arguments = _arguments(script_params, problems)
             if problems:
                 raise SpecError(problems=problems)
-        return ScriptRunConfig(
+        config = ScriptRunConfig(
             self.source_directory,
             script=self._script,
             arguments=arguments,
             run_config=self.run_config,
             resume_from=self._resume_from,
         )
+        config.inputs = list(self._inputs if inputs is None else inputs)
+        return config
 
     def _distribution(
         self, nodes: int, processes: int, backend: str | None, training: Any
@@ -311,14 +318,17 @@ def _exclusions(
     return problems
 
 
-def _arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[str]:
-    """Return the arguments for script parameters; an empty text is a bare flag."""
+def _arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:
+    """Return the arguments for script parameters; an empty text is a bare flag.
+
+    Data objects stay what they are: what they become is known when the job's spec is made.
+    """
     arguments = []
     for key, value in script_params.items():
         try:
-            arguments.append(argument_text(key))
+            arguments.append(key if is_data(key) else argument_text(key))
             if not (isinstance(value, str) and value == ""):
-                arguments.append(argument_text(value))
+                arguments.append(value if is_data(value) else argument_text(value))
         except UsageError as error:
             problems.append(Problem(f"script_params[{key!r:.40}]", str(error)))
     return arguments

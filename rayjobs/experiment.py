@@ -151,7 +151,8 @@ def _submit_script(
     tags: dict[str, str] | None = None,
     **kwargs: Any,
 ) -> Run:
-    return _submit_spec(experiment, config.to_spec(tags=tags), **kwargs)
+    keep = experiment.workspace.catalogue.put_manifest
+    return _submit_spec(experiment, config.to_spec(tags=tags, keep=keep), **kwargs)
 
 
 def _submit_estimator(
@@ -162,10 +163,10 @@ def _submit_estimator(
     **kwargs: Any,
 ) -> Run:
     params = kwargs.pop("script_params", None)
-    if kwargs.pop("inputs", None):
-        raise UsageError("inputs: data objects are not supported yet; pass paths instead")
+    inputs = kwargs.pop("inputs", None)
     kwargs.pop("source_directory_data_store", None)
-    return _submit_script(experiment, config.to_script_run_config(params), tags=tags, **kwargs)
+    script = config.to_script_run_config(params, inputs)
+    return _submit_script(experiment, script, tags=tags, **kwargs)
 
 
 def _refuse_options(config: Any, options: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import attaching, metrics
+from rayjobs import attaching, jobdata, metrics
 from rayjobs.clock import to_text
 from rayjobs.errors import UsageError
 from rayjobs.injob.metricsfile import METRIC_KINDS
@@ -207,7 +207,7 @@ class JobRun(RunFiles, LoggingRun):
             "startTimeUtc": None if job.started_at is None else to_text(job.started_at),
             "endTimeUtc": None if job.ended_at is None else to_text(job.ended_at),
             "properties": {"ContentSnapshotId": job.snapshot or "", **job.properties},
-            "inputDatasets": [],
+            "inputDatasets": jobdata.input_datasets(self._store, job),
             "outputDatasets": [],
             "runDefinition": {
                 "script": spec.script,

@@ -14,7 +14,8 @@ InputMode = Literal["mount", "download", "direct"]
 OutputMode = Literal["upload", "mount"]
 
 ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
-INPUT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# May begin with a digit: the name of a reference without one is made of hexadecimal digits.
+INPUT_NAME = r"^[A-Za-z0-9_]+$"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
@@ -57,7 +58,8 @@ class Input(Model):
     """A named input: a path in a datastore, or a dataset's version.
 
     Attributes:
-        source: ``datastore/path``, or ``dataset:NAME[:VERSION]``.
+        source: ``datastore/path``, ``dataset:NAME[:VERSION]``, or ``saved:DIGEST`` (a dataset
+            that was not registered, kept with the job that used it).
         mode: mount, download, or direct (the job gets the object, no files).
         path_on_compute: Where the files appear; None lets the node choose.
     """
@@ -67,16 +69,30 @@ class Input(Model):
     path_on_compute: str | None = None
 
 
+class Registration(Model):
+    """How a stored output becomes (a version of) a dataset."""
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    tags: Mapping[str, str] = Field(default_factory=dict)
+
+
 class Output(Model):
     """A named output that is stored in a datastore at the end.
 
     Attributes:
         destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
+        path_on_compute: The folder the script writes to; None lets the node choose.
+        source_globs: Only files that match one of these are stored; empty: all.
+        register_as: The dataset that the stored files become a version of.
     """
 
     destination: str = "workspaceblobstore/dataset/{run-id}/{output-name}"
     mode: OutputMode = "upload"
     overwrite: bool = False
+    path_on_compute: str | None = None
+    source_globs: tuple[str, ...] = ()
+    register_as: Registration | None = None
 
 
 class SecretRef(Model):

@@ -57,6 +57,9 @@ RESERVED_PREFIXES = (
     "AML_PARAMETER_",
 )
 _DATASET = re.compile(r"dataset:[^:/\s][^:\s]*(:[^:\s]+)?")
+_FIELD = re.compile(r"\{([^{}]*)\}")
+OUTPUT_FIELDS = ("run-id", "output-name")
+_SAVED = re.compile(r"saved:sha256:[0-9a-f]{64}")
 _PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
 
 
@@ -350,18 +353,31 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                 yield Problem(
                     path, f"{one.source!r} is no dataset.", "Write dataset:NAME or dataset:NAME:3."
                 )
+        elif one.source.startswith("saved:"):
+            if _SAVED.fullmatch(one.source) is None:
+                yield Problem(path, f"{one.source!r} is no digest.", "Name a registered dataset.")
         else:
             yield from _in_datastore(path, one.source)
-        if one.path_on_compute is not None:
-            place = one.path_on_compute
-            if not place or "\0" in place or ".." in place.split("/"):
-                yield Problem(
-                    f"inputs.{name}.path_on_compute",
-                    f"{place!r} is no place for files.",
-                    "Give a path without `..`, or leave it out.",
-                )
+        yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
     for name, output in spec.outputs.items():
         yield from _in_datastore(f"outputs.{name}.destination", output.destination)
+        yield from _place_of_files(f"outputs.{name}", output.path_on_compute)
+        for field in _FIELD.findall(output.destination):
+            if field not in OUTPUT_FIELDS:
+                yield Problem(
+                    f"outputs.{name}.destination",
+                    f"{output.destination!r} has the field {{{field}}}.",
+                    "Only {run-id} and {output-name} are filled in.",
+                )
+
+
+def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
+    if place is not None and (not place or "\0" in place or ".." in place.split("/")):
+        yield Problem(
+            f"{path}.path_on_compute",
+            f"{place!r} is no place for files.",
+            "Give a path without `..`, or leave it out.",
+        )
 
 
 def _in_datastore(path: str, place: str) -> Iterator[Problem]:

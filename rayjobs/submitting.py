@@ -199,7 +199,7 @@ def pack_source(
 def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
     """Return the spec as it would be submitted; changes nothing (`--dry-run`).
 
-    Dependencies are named by their full ids afterwards.
+    Dependencies are named by their full ids afterwards, and datasets by their versions.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -219,13 +219,20 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong
     capacity = _capacity(spec.target, problems)
-    problems += spec_checks.check(spec, source=source)
+    wrong = spec_checks.check(spec, source=source)
+    unsure: list[str] = []
+    if not any(one.path.startswith(("inputs", "outputs")) for one in wrong):
+        from rayjobs import jobdata
+
+        spec, missing, unsure = jobdata.pin(workspace, spec)
+        problems += missing
+    problems += wrong
     if problems:
         unplaced = fits_ever(spec, capacity) if capacity is not None else []
         raise SpecError(problems=[*problems, *unplaced])
     spec_checks.refuse(spec, source=source, capacity=capacity)
     notes = plan_shape(spec, capacity).notes if capacity is not None else ()
-    return Checked(spec, source, tuple(spec_checks.warnings(spec)), notes)
+    return Checked(spec, source, (*spec_checks.warnings(spec), *unsure), notes)
 
 
 def _not_yet(spec: JobSpec) -> list[Problem]:
@@ -249,15 +256,6 @@ def _not_yet(spec: JobSpec) -> list[Problem]:
                 "Leave it out; max_duration_s ends a job that hangs.",
             )
         )
-    for name in ("inputs", "outputs"):
-        if getattr(spec, name):
-            problems.append(
-                Problem(
-                    name,
-                    "named data is not supported by this version.",
-                    "Read the files by their path; what is below outputs/ is stored.",
-                )
-            )
     return problems
 
 

@@ -157,7 +157,10 @@ def submit_config(
     base = config.base
     if hasattr(base, "to_script_run_config"):
         base = base.to_script_run_config()
-    job = base.to_spec() if hasattr(base, "to_spec") else base
+    if hasattr(base, "to_spec"):
+        job = base.to_spec(keep=experiment.workspace.catalogue.put_manifest)
+    else:
+        job = base
     if not isinstance(job, JobSpec):
         raise SweepUsageError(
             f"a {type(config.base).__name__} cannot be swept. Give run_config=ScriptRunConfig(...)"
