@@ -1,0 +1,51 @@
+"""A sweep's page in a real browser: it draws its plots, and loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tuning.test_results import COMPLETED, MAX, trial
+from tuning.pages import write_html
+
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Debian's chromium is not installed (tools/apt.txt)")
+def test_chromium_draws_every_plot(tmp_path: Path) -> None:
+    trials = [
+        trial(number, COMPLETED, 0.1 * number, 0.2 * number, parameters={"lr": 0.1 / (number + 1)})
+        for number in range(6)
+    ]
+    page = write_html(tmp_path / "sweep.html", trials, name="digits", metric="accuracy", goal=MAX)
+    assert CHROMIUM is not None
+    shown = subprocess.run(
+        [
+            CHROMIUM,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            "--host-resolver-rules=MAP * ~NOTFOUND",
+            "--virtual-time-budget=20000",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr[-2000:]
+    drawn = re.findall(r'class="[^"]*main-svg', shown.stdout)
+    assert len(drawn) >= 3, shown.stdout[-2000:]
+    assert 'class="parcoords' in shown.stdout or "parcoords" in shown.stdout
