@@ -1,0 +1,216 @@
+"""What every store promises about sweeps, their trials and their children."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.records import ChildNews, Sweep, TrialRow
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.store.base import Store
+from rayjobs.store.sql import SqlStore
+from tests.contract.store_contract import TurnedClock, bring, point, submit
+
+BASE = JobSpec(script="train.py", name="digits", tags={"team": "blue"})
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def put(store: Store, **values: Any) -> Sweep:
+    fields: dict[str, Any] = {
+        "sweep": {"metric": "accuracy"},
+        "driver": "somewhere:start",
+        "experiment": "mnist",
+        "snapshot": "sha256:" + "ab" * 32,
+        "user": "ada",
+    }
+    return store.put_sweep(BASE, **{**fields, **values})[0]
+
+
+def row(number: int, **values: Any) -> TrialRow:
+    return TrialRow(number=number, **{"parameters": {"--lr": 0.1}, "state": "Planned", **values})
+
+
+def news(store: Store, sweep: Sweep, cursors: dict[str, Any]) -> dict[str, ChildNews]:
+    found = store.child_news(sweep.job.id, metric="loss", cursors=cursors)
+    return {one.job: one for one in found}
+
+
+class SweepContract:
+    """Each implementation's test class inherits it and gives `store`."""
+
+    def test_a_sweep_runs_from_the_start_and_no_target_ever_starts_it(self, store: Store) -> None:
+        sweep = put(store, name="search", tags={"why": "test"})
+        job = store.job(sweep.job.id)
+        assert (job.kind, job.state, job.attempt) == ("sweep", JobState.RUNNING, 0)
+        assert (job.display_name, job.tags) == ("search", {"why": "test"})
+        assert (sweep.spec, sweep.driver) == ({"metric": "accuracy"}, "somewhere:start")
+        assert store.sweep(job.id) == sweep
+        assert store.live("local") == []
+        assert store.jobs(states=[JobState.QUEUED]) == []
+        assert store.start(job.id, attempt=0, allocation="a") is None
+        assert store.find(job.id.rpartition("_")[2]).id == job.id
+
+    def test_a_key_gives_the_first_sweep_and_a_jobs_key_is_refused(self, store: Store) -> None:
+        first = put(store, idempotency_key="k")
+        again, created = store.put_sweep(
+            BASE,
+            sweep={},
+            driver="d:s",
+            experiment="x",
+            snapshot=None,
+            user="",
+            idempotency_key="k",
+        )
+        assert (again.job.id, created) == (first.job.id, False)
+        submit(store, idempotency_key="of-a-job")
+        with pytest.raises(UsageError, match="another job's"):
+            put(store, idempotency_key="of-a-job")
+        assert [one.job.id for one in store.sweeps()] == [first.job.id]
+
+    def test_a_job_is_no_sweep(self, store: Store) -> None:
+        job = submit(store)
+        with pytest.raises(NotFoundError, match="is a job and no sweep"):
+            store.sweep(job.id)
+        with pytest.raises(NotFoundError):
+            store.sweep("nothing")
+        assert store.claim_sweep(job.id) is None
+
+    def test_sweeps_are_listed_newest_first(self, store: Store) -> None:
+        first, second = put(store), put(store, experiment="other")
+        assert [one.job.id for one in store.sweeps()] == [second.job.id, first.job.id]
+        assert [one.job.id for one in store.sweeps(limit=1)] == [second.job.id]
+        assert [one.job.id for one in store.sweeps(experiment="mnist")] == [first.job.id]
+
+    def test_what_is_to_be_driven_is_what_has_not_ended(self, store: Store) -> None:
+        first, second = put(store), put(store)
+        ids = [first.job.id, second.job.id]
+        assert [job for job, _ in store.sweeps_to_drive("local")] == ids
+        assert store.sweeps_to_drive("lab") == []
+        claim = store.claim_sweep(ids[0])
+        assert claim == 1
+        old, new = JobState.RUNNING, JobState.FINALIZING
+        assert store.move(ids[0], attempt=claim, old=old, new=new)
+        assert [job for job, _ in store.sweeps_to_drive("local")] == ids
+        assert store.finish(ids[0], attempt=claim, state=JobState.COMPLETED)
+        assert store.sweeps_to_drive("local") == [(ids[1], "somewhere:start")]
+        assert store.claim_sweep(ids[0]) is None
+
+    def test_a_newer_claim_refuses_what_an_older_driver_writes(self, store: Store) -> None:
+        sweep = put(store).job.id
+        old = store.claim_sweep(sweep)
+        assert old is not None
+        assert store.put_trials(sweep, claim=old, trials=[row(0)])
+        new = store.claim_sweep(sweep)
+        assert new == old + 1
+        assert not store.put_trials(sweep, claim=old, trials=[row(0, state="Running"), row(1)])
+        assert [trial.state for trial in store.trials(sweep)] == ["Planned"]
+        assert not store.finish(sweep, attempt=old, state=JobState.FAILED)
+        assert store.finish(sweep, attempt=new, state=JobState.FAILED)
+
+    def test_a_canceled_sweep_keeps_its_state_and_gets_the_request(self, store: Store) -> None:
+        sweep = put(store).job.id
+        assert store.request_cancel(sweep, by="ada") is JobState.RUNNING
+        assert store.job(sweep).cancel_requested_at is not None
+        claim = store.claim_sweep(sweep)
+        assert claim is not None
+        assert store.finish(sweep, attempt=claim, state=JobState.CANCELED)
+
+    def test_a_trial_comes_back_as_it_was_written(self, store: Store) -> None:
+        sweep = put(store).job.id
+        claim = store.claim_sweep(sweep)
+        assert claim is not None
+        full = row(
+            1,
+            parameters={"--lr": 1e-300, "layers": [1, 2], "deep": {"a": None}, "flag": True},
+            state="Canceled",
+            job="j1",
+            reports=(0.1, math.inf, -math.inf, 2.0),
+            reason="stopped trial 1 at interval 4: 2 < 3/(1+0.1) — größer",
+            judged=4,
+            stop_requested=True,
+            metric_names=("accuracy", "loss"),
+            started_at=AT,
+            ended_at=AT,
+        )
+        assert store.put_trials(sweep, claim=claim, trials=[full, row(0, reports=(math.nan,))])
+        first, second = store.trials(sweep)
+        assert second == full
+        assert first.number == 0
+        assert len(first.reports) == 1
+        assert math.isnan(first.reports[0])
+
+    def test_parameters_are_written_once(self, store: Store) -> None:
+        sweep = put(store).job.id
+        claim = store.claim_sweep(sweep)
+        assert claim is not None
+        store.put_trials(sweep, claim=claim, trials=[row(0)])
+        store.put_trials(sweep, claim=claim, trials=[row(0, parameters={"--lr": 9}, judged=2)])
+        [trial] = store.trials(sweep)
+        assert (trial.parameters, trial.judged) == ({"--lr": 0.1}, 2)
+
+    # -- children ------------------------------------------------------------------------------
+    def test_news_of_a_child_are_its_state_and_its_new_points(self, store: Store) -> None:
+        sweep = put(store)
+        child, other = submit(store, parent=sweep.job.id), submit(store)
+        cursors: dict[str, Any] = {child.id: {}, other.id: {}, "gone": {}}
+        found = news(store, sweep, cursors)
+        assert set(found) == {child.id}  # the others are no children of it
+        assert (found[child.id].state, found[child.id].points) == (JobState.QUEUED, ())
+        bring(store, child, JobState.RUNNING)
+        store.add_metrics(child.id, [point(0, step=0), point(9, step=0, name="accuracy")])
+        one = news(store, sweep, {child.id: found[child.id].cursor})[child.id]
+        assert (one.state, one.attempt) == (JobState.RUNNING, 1)
+        assert [p.sequence for p in one.points] == [0]
+        store.add_metrics(child.id, [point(12, step=1), point(0, step=0, rank=3)])
+        two = news(store, sweep, {child.id: one.cursor})[child.id]
+        assert [(p.rank, p.sequence) for p in two.points] == [(0, 12), (3, 0)]
+        assert news(store, sweep, {child.id: two.cursor})[child.id].points == ()
+        assert store.child_news(sweep.job.id, metric="loss", cursors={}) == []
+
+    def test_a_new_attempt_begins_its_points_anew(self, store: Store) -> None:
+        sweep = put(store)
+        child = submit(store, parent=sweep.job.id)
+        bring(store, child, JobState.RUNNING)
+        store.add_metrics(child.id, [point(0, step=0), point(5, step=1)])
+        one = news(store, sweep, {child.id: {}})[child.id]
+        assert len(one.points) == 2
+        store.requeue(child.id, attempt=1, reason="lost", outcome="node_lost")
+        bring(store, child, JobState.RUNNING)
+        late, fresh = point(9, step=2), point(0, step=0, attempt=2)
+        store.add_metrics(child.id, [late, fresh])
+        two = news(store, sweep, {child.id: one.cursor})[child.id]
+        assert (two.attempt, [p.attempt for p in two.points]) == (2, [2])
+
+    def test_a_cursor_may_travel_as_json(self, store: Store) -> None:
+        import json
+
+        sweep = put(store)
+        child = submit(store, parent=sweep.job.id)
+        bring(store, child, JobState.RUNNING)
+        store.add_metrics(child.id, [point(0, step=0)])
+        cursor = news(store, sweep, {child.id: {}})[child.id].cursor
+        travelled = json.loads(json.dumps(cursor))
+        assert news(store, sweep, {child.id: travelled})[child.id].points == ()
+
+
+class TestSweepsInAFile(SweepContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[Store]:
+        store = SqlStore(tmp_path / "store.db", clock=TurnedClock(), busy_timeout_s=60)
+        yield store
+        store.close()
+
+
+class TestSweepsInMemory(SweepContract):
+    @pytest.fixture
+    def store(self) -> Iterator[Store]:
+        store = SqlStore(":memory:", clock=TurnedClock(), busy_timeout_s=60)
+        yield store
+        store.close()

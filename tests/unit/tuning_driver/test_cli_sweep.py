@@ -1,0 +1,204 @@
+"""The sweep commands on a workspace whose jobs are played: what they print and exit with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.cli.main import run
+from rayjobs.states import JobState
+from tests.unit.tuning_driver.world import World
+
+Call = Callable[..., tuple[int, str, str]]
+
+FILE = """
+name: digits
+job: {script: train.py, source_directory: source, arguments: [--x, "9"]}
+sampling: {type: random, seed: 1, parameters: {--x: {uniform: [0, 1]}}}
+metric: accuracy
+goal: maximize
+limits: {total: 6, concurrent: 2}
+"""
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(tmp_path)
+    monkeypatch.setenv("RAYJOBS_WORKSPACE", str(world.workspace.path))
+    # Nothing is started here: `world.finish` plays the target.
+    monkeypatch.setattr("rayjobs.submitting.wake_or_start", lambda *_: False)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = run(["sweep", *arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def finished(world: World, **changes: Any) -> str:
+    sweep = world.submit(**changes)
+    world.finish(world.driver(sweep))
+    return sweep
+
+
+def test_create_prints_the_id_and_what_to_type_next(
+    world: World, call: Call, tmp_path: Path
+) -> None:
+    finished(world)  # makes the source folder too
+    (tmp_path / "sweep.yaml").write_text(FILE)
+    code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
+    assert code == 0
+    assert world.store.sweep(out.strip()).job.state is JobState.RUNNING
+    assert f"rayjobs sweep best {out.strip()[-8:]}" in err
+    code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--json")
+    assert (code, json.loads(out)["kind"]) == (0, "sweep")
+    code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"), "-q")
+    assert (code, len(out.split()), err) == (0, 1, "")
+
+
+def test_a_dry_run_shows_the_first_commands_and_submits_nothing(
+    world: World, call: Call, tmp_path: Path
+) -> None:
+    finished(world)
+    (tmp_path / "sweep.yaml").write_text(FILE)
+    code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run")
+    assert code == 0
+    assert "6 trials, 2 at a time" in out
+    assert "train.py --x 0." in out
+    code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run", "--json")
+    assert len(json.loads(out)["first_commands"]) == 5
+    assert len(world.store.sweeps()) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("{--x: {uniform: [0, 1]}}", "{}"), "the search space is empty"),
+        (("goal: maximize", "goal: up"), "Write maximize or minimize."),
+        (("total: 6", "totl: 6"), "Did you mean 'total'?"),
+        (("script: train.py", "script: absent.py"), "absent.py"),
+        (("[0, 1]", "[1, 0]"), "sampling"),
+    ],
+)
+def test_a_wrong_file_is_refused_before_anything_is_submitted(
+    world: World, call: Call, tmp_path: Path, change: tuple[str, str], said: str
+) -> None:
+    finished(world)
+    (tmp_path / "sweep.yaml").write_text(FILE.replace(*change))
+    code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+    assert len(world.store.sweeps()) == 1
+
+
+def test_ls_show_and_best_tell_the_same_story(world: World, call: Call) -> None:
+    sweep = finished(world)
+    best = world.store.job(sweep).properties
+    code, out, _ = call("ls")
+    assert code == 0
+    assert "6/6" in out and "Completed" in out and sweep[-8:] in out
+    [listed] = json.loads(call("ls", "--json")[1])
+    assert listed["best"]["job"] == best["best_run"]
+    code, out, _ = call("show", sweep[-8:])
+    assert code == 0
+    assert f"{best['best_trial']}*" in out
+    assert out.count("Completed") == 7
+    shown = json.loads(call("show", "--json", sweep)[1])
+    assert [trial["number"] for trial in shown["trials"]] == list(range(6))
+    code, out, err = call("best", sweep)
+    assert (code, best["best_run"] in out) == (0, True)
+    assert "rayjobs download" in err
+    top = json.loads(call("best", sweep, "-n", "3", "--json")[1])
+    values = [trial["best"] for trial in top]
+    assert values == sorted(values, reverse=True)
+    assert len(values) == 3
+
+
+def test_reports_that_are_no_numbers_are_texts_in_json(world: World, call: Call) -> None:
+    world.script = lambda parameters: (["NaN"], JobState.COMPLETED, "accuracy")
+    sweep = finished(world, limits={"total": 1})
+    code, out, _ = call("show", "--json", sweep)
+
+    def refuse(name: str) -> float:
+        raise AssertionError(f"{name} is no JSON")
+
+    shown = json.loads(out, parse_constant=refuse)
+    assert (code, shown["trials"][0]["reports"]) == (0, ["NaN"])
+    code, _, err = call("best", sweep)
+    assert code == 3
+    assert "no trial of" in err
+
+
+def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, call: Call) -> None:
+    sweep = finished(world)
+    code, out, err = call("watch", sweep)
+    assert code == 0
+    assert out.count(" submitted: x=") == 6
+    assert out.count(" completed: accuracy = ") == 6
+    assert "best so far: trial" in out
+    assert "Completed" in err
+    world.script = lambda parameters: ([0.5], JobState.COMPLETED, "acuracy")
+    failed = finished(world, limits={"total": 1})
+    code, out, err = call("watch", failed)
+    assert code == 1
+    assert "it reported: acuracy. Did you mean 'acuracy'?" in out
+    assert "Failed" in err
+
+
+def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
+    world: World, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    sweep = finished(world, limits={"total": 1}, register_as="digits-best")
+    code, _, err = call("watch", sweep)
+    assert code == 1
+    assert "was not registered as model 'digits-best'" in err
+
+
+def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) -> None:
+    sweep = world.submit()
+    code, out, err = call("cancel", sweep)
+    assert (code, out) == (0, f"{sweep} is asked to end (now Running)\n")
+    assert "does not run" in err
+    assert world.finish(world.driver(sweep)) is JobState.CANCELED
+    code, out, _ = call("cancel", sweep)
+    assert (code, out) == (0, f"{sweep} was finished already: Canceled\n")
+
+
+def test_plot_writes_pngs_and_a_page(world: World, call: Call, tmp_path: Path) -> None:
+    sweep = finished(world)
+    code, out, _ = call("plot", sweep, "-o", str(tmp_path / "plots"))
+    assert code == 0
+    paths = [Path(line) for line in out.split()]
+    assert [path.suffix for path in paths] == [".png", ".png", ".png", ".html"]
+    assert all(path.stat().st_size > 5000 for path in paths)
+
+
+def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: Call) -> None:
+    sweep = finished(world)
+    job = world.jobs(sweep)[0].id
+    code, _, err = call("show", job)
+    assert (code, "is a job and no sweep" in err) == (3, True)
+    assert call("best", "nothing")[0] == 3
+
+
+def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
+    from tuning.watch import newest
+
+    cells = [
+        (f"{n}{'*' if n == 2 else ''}", "Completed" if n < 8 else "Running") for n in range(10)
+    ]
+    shown = [row[0] for row in newest(cells, 4)]
+    assert shown == ["2*", "7", "8", "9"]
