@@ -20,6 +20,7 @@ _LAZY = {
     "PyTorch": "rayjobs.estimators",
     "Estimator": "rayjobs.estimators",
     "JobSpec": "rayjobs.spec",
+    "Model": "rayjobs.models",
     "checkpoint": "rayjobs.injob",
     "DataPath": "datastore",
     "DataPathComputeBinding": "datastore",
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from rayjobs.estimators import Estimator as Estimator
     from rayjobs.estimators import PyTorch as PyTorch
     from rayjobs.experiment import Experiment as Experiment
+    from rayjobs.models import Model as Model
     from rayjobs.run_context import Run as Run
     from rayjobs.spec import JobSpec as JobSpec
     from rayjobs.workspace import Workspace as Workspace

@@ -25,6 +25,7 @@ from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.store.base import Store
 
 if TYPE_CHECKING:
+    from datastore import Datastore
     from rayjobs.spec import JobSpec
     from rayjobs.workspace_files import OpenWorkspace
 
@@ -247,25 +248,17 @@ def _files_of(folder: Path) -> Iterator[tuple[str, Path]]:
 # -- datastores ---------------------------------------------------------------------------------
 
 
-def _datastore(workspace: OpenWorkspace, text: str) -> tuple[Any, str]:
+def _datastore(workspace: OpenWorkspace, text: str) -> tuple[Datastore, str]:
     """Return the datastore and the path in it that a text names."""
     name, _, path = text.partition("/")
     from datastore import Datastore, DatastoreError
-    from datastore.errors import InvalidReference
 
-    for owner in (workspace, workspace.store):
-        try:
-            return Datastore(owner, name), path  # type: ignore[arg-type]  # either may have one
-        except InvalidReference:
-            continue  # it keeps no datastores
-        except DatastoreError as error:
-            raise _Refused(
-                f"{text!r} is neither a run, nor a path here, nor in a datastore: {error}"
-            ) from error
-    raise _Refused(
-        f"{text!r} is neither a run nor a path here, and this workspace has no datastores.",
-        "Give a run's id, or a file or folder.",
-    )
+    try:
+        return Datastore(workspace, name), path
+    except DatastoreError as error:
+        raise _Refused(
+            f"{text!r} is neither a run, nor a path here, nor in a datastore: {error}"
+        ) from error
 
 
 def _check_datastore(workspace: OpenWorkspace, text: str) -> None:

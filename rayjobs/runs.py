@@ -22,6 +22,7 @@ from rayjobs.terminal import Shower
 
 if TYPE_CHECKING:
     from rayjobs.experiment import Experiment
+    from rayjobs.models import Model
     from rayjobs.workspace import Workspace
 
 # What is logged from outside is kept beside the ranks' points, after all of them.
@@ -294,6 +295,45 @@ class JobRun(RunFiles, LoggingRun):
 
     def _keep_image(self, name: str, path: str | None, plot: Any) -> str:
         raise UsageError("images are logged by the script itself (Run.get_context())")
+
+    # -- models --------------------------------------------------------------------------------
+    def register_model(  # type: ignore[override]  # inside a job it can only refuse
+        self,
+        model_name: str,
+        model_path: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+        properties: Mapping[str, Any] | None = None,
+        model_framework: str | None = None,
+        model_framework_version: str | None = None,
+        description: str | None = None,
+        datasets: Any = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
+        **kwargs: Any,
+    ) -> Model:
+        """Register one of this run's files or folders as the next version of a model.
+
+        Args:
+            model_path: As in `get_file_names`; None takes the model's name.
+
+        Raises:
+            NotFoundError: the run has no such file.
+            UsageError: the run has not completed, or the file is not whole.
+        """
+        from rayjobs.models import register
+
+        return register(
+            self.experiment.workspace,
+            name=model_name,
+            run=self.id,
+            path=model_path,
+            tags=tags,
+            properties=properties,
+            description=description,
+            framework=model_framework or "",
+            framework_version=model_framework_version or "",
+        )
 
     # -- tags and properties -------------------------------------------------------------------
     def get_tags(self) -> dict[str, str]:

@@ -37,6 +37,10 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
                 workspace,
                 name=spec.register_as,
                 run_id=trial.job_id,
+                metric_name=spec.metric,
+                value=trial.best(spec.goal),
+                configuration=dict(trial.parameters),
+                sweep_id=sweep.id,
                 path=spec.model_path,
                 tags={"sweep": sweep.id, "trial": str(trial.number)},
             )

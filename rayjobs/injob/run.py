@@ -293,9 +293,11 @@ class LoggingRun(Run):
         )
 
     def register_model(self, model_name: str, *args: Any, **kwargs: Any) -> None:
-        """Refuse: models do not exist yet."""
+        """Refuse: only a completed run can be registered from, and this one still runs."""
         raise RunNotSupportedError(
-            "models cannot be registered yet; what is below outputs/ is stored with the run"
+            "a model is registered from a completed run, and this one still runs: save it below "
+            "outputs/, then `rayjobs model register %s --run %s --path outputs/FILE` (or "
+            "run.register_model where it was submitted)" % (model_name, self.id)
         )
 
 

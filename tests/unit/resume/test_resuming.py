@@ -140,6 +140,22 @@ def test_what_cannot_be_resumed_from_is_told_at_submit(trainer: Trainer, tmp_pat
     assert "not a digest" in refused(trainer, "packed:x")
 
 
+def test_a_path_in_a_datastore_is_copied_at_submit(trainer: Trainer, tmp_path: Path) -> None:
+    checkpoint.save(2, {"model.pt": b"w"}, directory=str(tmp_path / "mine" / "ck"))
+    from datastore import DataPath, Datastore
+
+    store = Datastore(trainer.workspace)
+    store.upload(str(tmp_path / "mine"), "run7", show_progress=False)
+    path = DataPath(store, "run7/ck")
+    (tmp_path / "train.py").write_text("")
+    spec = ScriptRunConfig(str(tmp_path), "train.py", resume_from=path).to_spec()
+    job = submitted(trainer, spec.resume_from or "")
+    assert (job.spec.resume_from or "").startswith("packed:")
+    paths, _ = trainer.prepared(job, attempt=1)
+    assert (paths.resume / "model.pt").read_bytes() == b"w"
+    assert "nothing at" in refused(trainer, f"{store.name}/gone")
+
+
 def test_a_name_that_is_a_run_and_a_path_is_not_guessed(
     trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,135 @@
+"""Where a model comes from, as plain data: the run with all that made it what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import rayjobs
+from rayjobs import metrics
+from rayjobs.clock import to_text
+from rayjobs.errors import UsageError
+from rayjobs.modelfiles import ChosenFiles
+from rayjobs.records import Job, MetricPoint
+from rayjobs.states import JobState
+from rayjobs.store.base import Store
+
+VERSION = 1
+
+
+def refuse_without(job: Job) -> None:
+    """Refuse a run that nothing can be registered from.
+
+    Raises:
+        UsageError: it has not completed, or it is not known what code it ran.
+    """
+    if job.kind == "sweep":
+        raise UsageError(
+            f"{job.id} is a sweep, which runs nothing itself; register one of its runs, the best "
+            f"by `rayjobs sweep best`"
+        )
+    if job.state is not JobState.COMPLETED:
+        ended = "has ended as" if job.state.is_final else "is"
+        raise UsageError(
+            f"run {job.id} {ended} {job.state}: only what a completed run left can become a model",
+            run=job.id,
+        )
+    if job.snapshot is None:
+        raise UsageError(
+            f"run {job.id} has no snapshot of its code, so a model of it would be without "
+            f"lineage; submit it with its source directory (--source)",
+            run=job.id,
+        )
+
+
+def primary_metric(
+    points: Sequence[MetricPoint], run: str, name: str, value: float | None = None
+) -> float:
+    """Return the value of a run's metric that a model is chosen by: `value`, else the last one.
+
+    Raises:
+        UsageError: the run has not logged it, or it is not finite, or did not end finite.
+    """
+    logged = metrics.series(points).get(name)
+    if logged is None or not logged.values:
+        known = ", ".join(sorted(metrics.series(points))) or "none"
+        raise UsageError(f"run {run} has not logged the metric {name!r}; it has: {known}")
+    chosen = logged.last if value is None else value
+    if not math.isfinite(chosen):
+        raise UsageError(f"{name} of run {run} is {chosen}: only a finite value makes a model")
+    if not math.isfinite(logged.last):
+        raise UsageError(
+            f"the last {name} of run {run} is {logged.last}: it diverged after its best, "
+            f"so its files are no model"
+        )
+    if chosen not in logged.values:
+        raise UsageError(
+            f"run {run} has not logged {name} = {chosen:g}; its last is {logged.last:g}"
+        )
+    return chosen
+
+
+def lineage_of(
+    store: Store,
+    job: Job,
+    chosen: ChosenFiles,
+    points: Sequence[MetricPoint],
+    *,
+    primary: Mapping[str, Any] | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    sweep: str | None = None,
+) -> dict[str, Any]:
+    """Return a model's lineage as JSON data; docs/guides/models.md says what each part means."""
+    spec = job.spec
+    return {
+        "version": VERSION,
+        "run": job.id,
+        "attempt": job.attempt,
+        "experiment": job.experiment,
+        "sweep": sweep or job.parent,
+        "snapshot": job.snapshot,
+        "entry": spec.entry,
+        "environment": {
+            "interpreter": spec.environment or "the target's own",
+            "target": job.target,
+            "variables": dict(spec.environment_variables),
+            "rayjobs": rayjobs.__version__,
+        },
+        "data": data_of(store, job),
+        "resume_from": spec.resume_from,
+        "configuration": {
+            "arguments": list(spec.arguments),
+            **({"parameters": dict(configuration)} if configuration else {}),
+        },
+        "distribution": spec.distribution.model_dump(mode="json"),
+        "metrics": {
+            name: _json_number(found.last) for name, found in metrics.series(points).items()
+        },
+        "primary_metric": dict(primary) if primary else None,
+        "path": chosen.path,
+        "files": {one.name: one.digest for one in chosen.files},
+        "left_out": list(chosen.left_out),
+        "started_at": None if job.started_at is None else to_text(job.started_at),
+        "ended_at": None if job.ended_at is None else to_text(job.ended_at),
+    }
+
+
+def data_of(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return what a run read: each input as it was asked for, with the version that it got.
+
+    The versions stand in the run's history, as the data of its events of kind ``input``.
+    """
+    found: dict[str, dict[str, Any]] = {
+        name: {"name": name, "source": one.source, "mode": one.mode}
+        for name, one in job.spec.inputs.items()
+    }
+    for event in store.events(job.id):
+        name = event.data.get("name")
+        if event.kind == "input" and event.attempt == job.attempt and isinstance(name, str):
+            found.setdefault(name, {"name": name}).update(event.data)
+    return [found[name] for name in sorted(found)]
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

@@ -1,0 +1,180 @@
+"""Models: registered from runs, found by name, version and alias, fetched whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayjobs import Model, models
+from rayjobs.errors import NotFoundError, StoreError, UsageError
+from tests.unit.models.conftest import SNAPSHOT, Runs
+
+
+def test_a_run_registers_its_file_with_its_lineage(runs: Runs) -> None:
+    job = runs.trained()
+    run = runs.workspace.get_run(job.id)
+    model = run.register_model(
+        "mnist",
+        "./outputs/model.pt",
+        tags={"stage": "dev"},
+        properties={"p": 1},
+        model_framework="PyTorch",
+        model_framework_version="2.1",
+        description="first",
+    )
+    assert (model.name, model.version, model.id) == ("mnist", 1, "mnist:1")
+    assert (model.tags, model.properties) == ({"stage": "dev"}, {"p": "1"})
+    assert (model.model_framework, model.model_framework_version) == ("PyTorch", "2.1")
+    assert (model.description, model.run_id, model.run.id) == ("first", job.id, job.id)
+    assert model.url.endswith("/models/mnist/1")
+    found = model.lineage
+    assert (found["run"], found["snapshot"], found["attempt"]) == (job.id, SNAPSHOT, 1)
+    assert found["metrics"] == {"accuracy": 0.9}
+    assert found["configuration"] == {"arguments": ["--lr", "0.1"]}
+    assert found["environment"]["target"] == "local"
+    assert found["data"] == model.datasets == []
+    assert list(found["files"]) == ["model.pt"]
+    json.dumps(found, allow_nan=False)
+
+
+def test_versions_count_and_the_same_files_give_the_same_version(runs: Runs) -> None:
+    one, two = runs.trained(), runs.trained(data=b"others")
+    first = models.register(runs.workspace, name="mnist", run=one.id, path="outputs/model.pt")
+    second = models.register(runs.workspace, name="mnist", run=two.id, path="model.pt")
+    again = models.register(
+        runs.workspace, name="mnist", run=one.id, path="outputs/model.pt", aliases=["best"]
+    )
+    assert (first.version, second.version, again.version) == (1, 2, 1)
+    assert Model(runs.workspace, "mnist").version == 2
+    assert Model(runs.workspace, "mnist", version=1).run_id == one.id
+    assert Model(runs.workspace, id="mnist:1").aliases == ["best"]
+    assert models.find(runs.workspace, "mnist@best").version == 1
+    assert models.find(runs.workspace, "mnist:latest").version == 2
+    for text in ("mnist:9", "mnist@x", "other"):
+        with pytest.raises(NotFoundError):
+            models.find(runs.workspace, text)
+    with pytest.raises(UsageError, match="no version"):
+        models.find(runs.workspace, "mnist:one")
+
+
+def test_files_are_stored_once(runs: Runs) -> None:
+    job = runs.trained()
+    blobs = list(runs.workspace.opened.blobs.list())
+    model = models.register(runs.workspace, name="mnist", run=job.id, path="outputs")
+    assert list(runs.workspace.opened.blobs.list()) == blobs
+    assert [one.name for one in model.record.files] == ["model.pt"]
+
+
+def test_a_file_or_folder_is_fetched(runs: Runs, tmp_path: Path) -> None:
+    job = runs.begin()
+    runs.write(job, net___a__bin=b"a", net___deep___b__bin=b"b", model__pt=b"w")
+    runs.end(job)
+    file = models.register(runs.workspace, name="file", run=job.id, path="outputs/model.pt")
+    folder = models.register(runs.workspace, name="folder", run=job.id, path="outputs/net/")
+    path = Path(file.download(tmp_path / "here"))
+    assert path == tmp_path / "here" / "model.pt"
+    assert path.read_bytes() == b"w"
+    with pytest.raises(UsageError, match="exist_ok"):
+        file.download(tmp_path / "here")
+    file.download(tmp_path / "here", exist_ok=True)
+    for _ in range(2):
+        path = Path(folder.download(tmp_path / "here", exist_ok=True))
+    assert path.name == "net"
+    assert (path / "deep" / "b.bin").read_bytes() == b"b"
+    assert sorted(one.name for one in path.iterdir()) == ["a.bin", "deep"]
+
+
+def test_damaged_bytes_are_not_fetched(runs: Runs, tmp_path: Path) -> None:
+    model = models.register(runs.workspace, name="m", run=runs.trained().id, path="model.pt")
+    runs.workspace.opened.blobs.put_bytes(b"WEIGHTS", model.record.files[0].blob)
+    with pytest.raises(StoreError, match="digest"):
+        model.download(tmp_path / "here")
+    assert list((tmp_path / "here").iterdir()) == []
+
+
+def test_its_path_here_is_found_or_fetched(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models.register(runs.workspace, name="m", run=runs.trained().id, path="model.pt")
+    with pytest.raises(NotFoundError, match="azureml-models"):
+        Model.get_model_path("m")
+    path = Model.get_model_path("m", _workspace=runs.workspace)
+    assert path == "azureml-models/m/1/model.pt"
+    assert Model.get_model_path("m") == path == Model.get_model_path("m:1")
+    assert Path(path).read_bytes() == b"weights"
+
+
+def test_tags_description_and_properties_change_as_they_may(runs: Runs) -> None:
+    model = models.register(runs.workspace, name="m", run=runs.trained().id, path="model.pt")
+    model.add_tags({"a": 1, "b": 2})
+    model.remove_tags(["a"])
+    model.add_properties({"p": "1"})
+    model.add_alias("live")
+    model.update(description="new")
+    found = Model(runs.workspace, "m")
+    assert (found.tags, found.description) == ({"b": "2"}, "new")
+    assert (found.properties, found.aliases) == ({"p": "1"}, ["live"])
+    model.update(tags={"c": "3"})
+    assert model.tags == {"c": "3"}
+    with pytest.raises(UsageError, match="written once"):
+        model.add_properties({"p": "2"})
+    for alias in ("7", "latest", "a b", ""):
+        with pytest.raises(UsageError, match="cannot be an alias"):
+            model.add_alias(alias)
+
+
+def test_versions_are_listed_by_what_they_have(runs: Runs) -> None:
+    one, two = runs.trained(), runs.trained(data=b"2")
+    models.register(runs.workspace, name="m", run=one.id, path="model.pt", tags={"a": "1"})
+    models.register(runs.workspace, name="m", run=two.id, path="model.pt", tags={"a": "2"})
+    models.register(runs.workspace, name="n", run=two.id, path="model.pt")
+
+    def ids(**wanted: object) -> list[str]:
+        return [model.id for model in Model.list(runs.workspace, **wanted)]  # type: ignore[arg-type]
+
+    assert ids() == ["m:2", "m:1", "n:1"]
+    assert ids(latest=True) == ["m:2", "n:1"]
+    assert ids(name="m", tags=[["a", "1"]]) == ["m:1"]
+    assert ids(tags=["a"]) == ["m:2", "m:1"]
+    assert ids(run_id=two.id) == ["m:2", "n:1"]
+    assert Model(runs.workspace, "m", tags=[["a", "1"]]).version == 1
+    with pytest.raises(NotFoundError, match="all that was asked for"):
+        Model(runs.workspace, "m", tags=["x"])
+    Model(runs.workspace, "m").delete()
+    assert ids() == ["m:1", "n:1"]
+
+
+def test_a_path_of_this_machine_is_refused_with_the_way_out(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"w")
+    with pytest.raises(UsageError, match="without lineage") as caught:
+        Model.register(runs.workspace, str(tmp_path / "model.pt"), "mnist")
+    assert "run.register_model('mnist'" in str(caught.value)
+    job = runs.trained()
+    run = runs.workspace.get_run(job.id)
+    by_run = Model.register(runs.workspace, "outputs/model.pt", "mnist", run=run)
+    by_name = Model.register(runs.workspace, f"runs:/{job.id}/outputs/model.pt", "mnist")
+    assert by_run.id == by_name.id == "mnist:1"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", ":", "-x", "é", "x" * 256])
+def test_names_that_are_none_are_refused(runs: Runs, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot be called"):
+        models.register(runs.workspace, name=name, run=runs.trained().id, path="model.pt")
+
+
+def test_the_lineage_says_which_data_was_read(runs: Runs) -> None:
+    job = runs.begin()
+    runs.write(job, model__pt=b"w")
+    runs.workspace.store.add_event(
+        job.id,
+        "input",
+        "reads digits:3",
+        attempt=1,
+        data={"name": "digits", "source": "dataset:digits", "version": "3"},
+    )
+    runs.end(job)
+    model = models.register(runs.workspace, name="m", run=job.id, path="model.pt")
+    assert model.datasets == [{"name": "digits", "source": "dataset:digits", "version": "3"}]
