@@ -19,7 +19,7 @@ if __name__ == "__main__":
     # this folder, whose module names are general words.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from rayjobs.injob import control, detach, exitrecord, kernel
+from rayjobs.injob import control, detach, exitrecord, kernel, masterport
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
@@ -70,6 +70,7 @@ class Host:
         self._signals = self._catch_signals()
         kernel.become_subreaper()
         exitrecord.make_reserve(plan.root)
+        self._port_error = self._hold_port()
         self.tree = Tree.make(plan.marker, use_cgroups=use_cgroups)
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
@@ -95,6 +96,19 @@ class Host:
             "memory": self.memory.how,
             "pids": self.processes.how,
         }
+
+    def _hold_port(self) -> str | None:
+        """Hold the ranks' meeting point until this process ends; return why that failed."""
+        if self.plan.master_port is None:
+            return None
+        try:
+            masterport.hold(self.plan.master_port)
+        except OSError as error:
+            return (
+                f"the port {self.plan.master_port}, where the ranks were to meet, was taken by "
+                f"another program ({error.strerror})"
+            )
+        return None
 
     def _catch_signals(self) -> int:
         reader, writer = os.pipe()
@@ -140,6 +154,9 @@ class Host:
         return None
 
     def _start_ranks(self) -> Program | None:
+        if self._port_error is not None:
+            self.ending.begin("host_error", self._port_error)
+            return None
         for item in self.plan.ranks:
             try:
                 rank = fork_rank(

@@ -52,6 +52,7 @@ class Plan:
     log_cap_bytes: int | None
     threads: int | None
     injob_path: str
+    master_port: int | None = None
 
     @property
     def work(self) -> str:
@@ -142,6 +143,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             log_cap_bytes=_optional(values.get("log_cap_bytes"), int),
             threads=_optional(values.get("threads"), int),
             injob_path=str(values["injob_path"]),
+            master_port=_optional(values.get("master_port"), int),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"the plan is incomplete or malformed: {error!r}") from error

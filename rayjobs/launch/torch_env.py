@@ -1,0 +1,74 @@
+"""Ranks that meet as torch.distributed's ``env://`` expects: one host per node, P ranks each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.spec import JobSpec
+
+# On one machine gloo shall not ask for the host's name, which may lead nowhere.
+LOOPBACK = "127."
+LOOPBACK_INTERFACE = "lo"
+
+
+class TorchLauncher:
+    """Ranks of torch.distributed over gloo or nccl, numbered node by node."""
+
+    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+        """Return the plan of each node's host; node 0's holds the port where the ranks meet.
+
+        Without a port in the context (`--dry-run`), the variables that name it are left out.
+        """
+        return [self._plan(context, place) for place in context.places]
+
+    def _plan(self, context: AttemptContext, place: Place) -> dict[str, Any]:
+        spec = context.job.spec
+        each = [
+            rank_variables(spec, place.node, local)
+            for local in range(spec.distribution.processes_per_node)
+        ]
+        plan = host_plan(context, place, each)
+        plan["env"] |= meeting_variables(context)
+        if all(one.address.startswith(LOOPBACK) for one in context.places):
+            plan["env"].setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        if place.node == 0:
+            plan["master_port"] = context.master_port
+        return plan
+
+
+def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:
+    """Return the variables that tell a rank its number.
+
+    Source: torch's ``env://`` names (as `torchrun` sets them) and Open MPI's.
+    """
+    shape = spec.distribution
+    rank = node * shape.processes_per_node + local_rank
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(local_rank),
+        "WORLD_SIZE": str(shape.world_size),
+        "LOCAL_WORLD_SIZE": str(shape.processes_per_node),
+        "NODE_RANK": str(node),
+        "GROUP_RANK": str(node),
+        "OMPI_COMM_WORLD_RANK": str(rank),
+        "OMPI_COMM_WORLD_SIZE": str(shape.world_size),
+        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
+        "OMPI_COMM_WORLD_LOCAL_SIZE": str(shape.processes_per_node),
+    }
+
+
+def meeting_variables(context: AttemptContext) -> dict[str, str]:
+    """Return the variables that tell all ranks where rank 0 listens.
+
+    Source: torch's ``env://`` names, and those of Azure Batch AI.
+    """
+    if context.master_port is None:
+        return {}
+    address, port = context.places[0].address, str(context.master_port)
+    return {
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+        "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{address}:{port}",
+        "AZ_BATCH_MASTER_NODE": f"{address}:{port}",
+    }
