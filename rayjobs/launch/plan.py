@@ -18,6 +18,7 @@ INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "T
 INHERITED_PREFIXES = ("NVIDIA_", "CUDA_HOME", "CUDA_PATH")
 
 DEFAULT_PIDS_MAX = 16_384
+TORCH_BACKENDS = ("gloo", "nccl")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,11 @@ class Place:
 
 @dataclass(frozen=True)
 class AttemptContext:
-    """What a launcher must know besides the spec."""
+    """What a launcher must know besides the spec.
+
+    Attributes:
+        master_port: Where the ranks meet on the first place's node; None for one process alone.
+    """
 
     job: Job
     attempt: int
@@ -74,6 +79,10 @@ class SingleLauncher:
 
 def launcher_for(spec: JobSpec) -> Launcher:
     """Return what starts the ranks of a spec."""
+    if spec.distribution.backend in TORCH_BACKENDS:
+        from rayjobs.launch.torch_env import TorchLauncher  # which builds on this module
+
+        return TorchLauncher()
     return SingleLauncher()
 
 
@@ -105,10 +114,7 @@ def host_plan(
             {
                 "rank": first_rank + local,
                 "local_rank": local,
-                "env": {
-                    **rank_variables(spec, place.node, local),
-                    **extra,
-                },
+                "env": {"AZ_BATCHAI_TASK_INDEX": str(first_rank + local), **extra},
             }
             for local, extra in enumerate(rank_environments)
         ],
@@ -119,30 +125,6 @@ def host_plan(
         "log_cap_bytes": None if spec.log_cap_mib is None else int(spec.log_cap_mib * 2**20),
         "threads": max(1, int(spec.resources.cpus)) if spec.resources.cpus else None,
         "injob_path": context.injob_path,
-    }
-
-
-def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:
-    """Return the variables that tell a rank its number.
-
-    Source: torch's ``env://`` names and Open MPI's, both set in every distributed job.
-    """
-    distribution = spec.distribution
-    rank = node * distribution.processes_per_node + local_rank
-    if distribution.world_size == 1:
-        return {"AZ_BATCHAI_TASK_INDEX": "0"}
-    return {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local_rank),
-        "WORLD_SIZE": str(distribution.world_size),
-        "LOCAL_WORLD_SIZE": str(distribution.processes_per_node),
-        "NODE_RANK": str(node),
-        "GROUP_RANK": str(node),
-        "OMPI_COMM_WORLD_RANK": str(rank),
-        "OMPI_COMM_WORLD_SIZE": str(distribution.world_size),
-        "OMPI_COMM_WORLD_LOCAL_RANK": str(local_rank),
-        "OMPI_COMM_WORLD_LOCAL_SIZE": str(distribution.processes_per_node),
-        "AZ_BATCHAI_TASK_INDEX": str(rank),
     }
 
 
@@ -174,14 +156,6 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
             "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
         }
     )
-    if context.master_port is not None and context.places:
-        master = context.places[0].address
-        environment |= {
-            "MASTER_ADDR": master,
-            "MASTER_PORT": str(context.master_port),
-            "AZ_BATCHAI_PYTORCH_INIT_METHOD": f"tcp://{master}:{context.master_port}",
-            "AZ_BATCH_MASTER_NODE": f"{master}:{context.master_port}",
-        }
     if job.spec.resume_from is not None:
         environment |= resume_variables(attempt_paths.resume)
     inputs = context.inputs[place.node] if place.node < len(context.inputs) else {}
