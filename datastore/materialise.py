@@ -137,6 +137,16 @@ def release(materialised: Materialised) -> None:
         mounts.release(Path(materialised.mount_folder), materialised.mount_token)
 
 
+def hold(materialised: Materialised, owner: ProcessIdentity | None, part: str) -> None:
+    """Let one more process answer for the input's mount, until `release`.
+
+    `part` names what the process is, so that a later one of the same part takes its place.
+    Nothing happens for what is not mounted, for a mount that is gone, and without an owner.
+    """
+    if materialised.mount_folder and owner is not None:
+        mounts.hold(Path(materialised.mount_folder), f"{materialised.mount_token}-{part}", owner)
+
+
 def trouble(materialised: Materialised) -> DatastoreError | None:
     """Return what went wrong with the input while it was used, None if nothing is known.
 

@@ -103,13 +103,29 @@ def acquire(
     return Mount(folder.point, folder.folder, token)
 
 
-def release(folder: Path, token: str) -> None:
-    """Give up one user's hold; the last one unmounts. Doing it twice changes nothing."""
+def hold(folder: Path, token: str, owner: ProcessIdentity) -> None:
+    """Count one more user of a mount that is there; nothing happens for one that is gone."""
     mount = MountFolder(folder)
     if not folder.is_dir():
         return
     with locked(mount.lock):
-        mount.drop_user(token)
+        try:
+            mount.add_user(token, owner)
+        except FileNotFoundError:
+            return  # taken away before the lock was ours
+
+
+def release(folder: Path, token: str) -> None:
+    """Give up one user's hold (and those that `hold` made of it, `<token>-…`); the last one
+    unmounts. Doing it twice changes nothing.
+    """
+    mount = MountFolder(folder)
+    if not folder.is_dir():
+        return
+    with locked(mount.lock):
+        for user in mount.users():
+            if user == token or user.startswith(f"{token}-"):
+                mount.drop_user(user)
         if not mount.users():
             _clear(mount)
 

@@ -148,6 +148,21 @@ class AttemptPaths:
         return self.root / "tmp"
 
     @property
+    def inputs(self) -> Path:
+        """The inputs, each under its name."""
+        return self.root / "inputs"
+
+    @property
+    def written(self) -> Path:
+        """The folders of named outputs."""
+        return self.root / "written"
+
+    @property
+    def data(self) -> Path:
+        """Where inputs and outputs are, and what is held for them (JSON)."""
+        return self.root / "data.json"
+
+    @property
     def resume(self) -> Path:
         """What the attempt resumes from; absent when it starts from the beginning."""
         return self.root / "resume"

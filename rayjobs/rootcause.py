@@ -19,6 +19,12 @@ _NO_MEMORY = (
     "Cannot allocate memory",
     "std::bad_alloc",
 )
+_UNREADABLE = (
+    "Input/output error",
+    "[Errno 5]",
+    "Transport endpoint is not connected",
+    "[Errno 107]",
+)
 _SIGNALS = {
     signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
     signals.SIGSEGV: "native code read or wrote where it may not",
@@ -40,13 +46,17 @@ _CODES = {
 
 
 def diagnose(
-    exits: Sequence[Mapping[str, Any]], tails: Mapping[int, bytes]
+    exits: Sequence[Mapping[str, Any]],
+    tails: Mapping[int, bytes],
+    *,
+    data: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[str, Failure | None]:
     """Return an attempt's outcome and, unless it completed or was canceled, its root cause.
 
     Args:
         exits: Exit records, one per node (docs/architecture.md).
         tails: The end of each rank's log, by rank.
+        data: Of each node, what is known of its inputs (``compute.nodedata.NodeData.facts``).
     """
     bad = [record for record in exits if record.get("outcome") != "completed"]
     if exits and not bad:
@@ -82,6 +92,11 @@ def diagnose(
         return outcome, Failure(FailureClass.USER, reason)
     assert said is not None
     failure_class = _class_of(record, rank, said)
+    if failure_class is FailureClass.USER:
+        cause = _data_cause(said, tails.get(int(rank["rank"]), b""), data)
+        if cause:
+            message = f"{cause} ({_message(record, rank, said)})"
+            return outcome, _failure(FailureClass.DATA, message, rank, said)
     return outcome, _failure(failure_class, _message(record, rank, said), rank, said)
 
 
@@ -139,6 +154,28 @@ def _class_of(
     if any(text in said.error for text in _NO_MEMORY):
         return FailureClass.OUT_OF_MEMORY
     return FailureClass.USER
+
+
+def _data_cause(
+    said: tracebacks.Said, tail: bytes, data: Sequence[Mapping[str, Any]]
+) -> str | None:
+    """Return why an attempt failed for its data; None if it did not, as far as is known.
+
+    A script that reads from a mount sees an I/O error and no cause: the mount's process knows it.
+    Trouble alone says nothing: it may have passed, and the script failed for another reason.
+    """
+    text = tail.decode("utf-8", "replace")
+    for node in data:
+        for trouble in node["troubles"]:
+            # Native code that maps a file dies of SIGBUS, without a word.
+            if not said.is_traceback or any(mark in text for mark in _UNREADABLE):
+                return f"input {trouble['name']!r} could not be read: {trouble['message']}"
+    if any(mark in said.error for mark in _UNREADABLE):
+        for node in data:
+            if node["mounted"] or any(path in text for path in node["paths"]):
+                names = ", ".join(node["mounted"]) or "its inputs"
+                return f"an input could not be read ({names})"
+    return None
 
 
 def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: tracebacks.Said) -> str:

@@ -18,7 +18,7 @@ from rayjobs import ids, rootcause
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations, Held
 from rayjobs.compute.board import Served
-from rayjobs.compute.cluster import AgentLostError, Cluster, NotPlacedError
+from rayjobs.compute.cluster import Agent, AgentLostError, Cluster, NotPlacedError
 from rayjobs.errors import PrepareError, RayjobsError, StoreError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
@@ -102,6 +102,7 @@ class Drive:
             await self._provision()
         except CanceledEarlyError:
             await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
+            await self._clean()
             await self._give_back(proven=True)
         except NotPlacedError as error:
             await self.served.ask(store.release_allocation, self.held.name)
@@ -110,8 +111,10 @@ class Drive:
         except PrepareError as error:
             failure = Failure(FailureClass(error.failure_class), str(error))
             await self._fail(failure, outcome="not_prepared")
+            await self._clean()
         except StoreError:
             # Nothing was launched: the place is free, the row is put back by recovery.
+            await self._clean()
             await self._give_back(proven=True)
             raise
 
@@ -131,9 +134,7 @@ class Drive:
         await self._record_hosts([{} for _ in self.orders], cold=None)
         self._check_canceled()
         try:
-            await asyncio.gather(
-                *(agent.prepare(order) for agent, order in zip(agents, self.orders, strict=True))
-            )
+            await self._prepare(agents)
             self._check_canceled()
             hosts = await asyncio.gather(
                 *(agent.launch(order) for agent, order in zip(agents, self.orders, strict=True))
@@ -153,6 +154,38 @@ class Drive:
         await self._record_hosts(hosts, cold=cold)
         await self._move(JobState.PREPARING, JobState.RUNNING)
         await self.follow()
+
+    async def _prepare(self, agents: Sequence[Agent]) -> None:
+        """Prepare every node; a cancel meanwhile ends what transfers data.
+
+        Where a node has put the data is known only now: its ranks learn it by their variables.
+        """
+        pairs = list(zip(agents, self.orders, strict=True))
+        preparing = asyncio.ensure_future(
+            asyncio.gather(
+                *(agent.prepare(order) for agent, order in pairs), return_exceptions=True
+            )
+        )
+        canceling = asyncio.ensure_future(self.canceled.wait())
+        try:
+            await asyncio.wait({preparing, canceling}, return_when=asyncio.FIRST_COMPLETED)
+            if not preparing.done():
+                for agent, order in pairs:
+                    await agent.stop(order, reason="canceled", grace_s=0.0)
+            made = await preparing
+        finally:
+            canceling.cancel()
+            if not preparing.done():
+                preparing.cancel()
+        for failed in made:  # raised only now: what is cleaned up must not be in the making
+            if isinstance(failed, BaseException):
+                raise failed
+        for order, one in zip(self.orders, made, strict=True):
+            assert not isinstance(one, BaseException)
+            environment = order["plan"]["env"]
+            for name, value in one.get("variables", {}).items():
+                # An input may be called HOME: what the system needs stays.
+                environment.setdefault(name, value)
 
     def _plan(self, greetings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         spec = self.job.spec
@@ -183,6 +216,8 @@ class Drive:
                 "target": self.parts.target,
                 "node_id": place.node_id,
                 "snapshot": self.job.snapshot,
+                "inputs": {name: one.model_dump() for name, one in spec.inputs.items()},
+                "outputs": {name: one.model_dump() for name, one in spec.outputs.items()},
                 "secrets": {name: ref.model_dump() for name, ref in spec.secrets.items()},
                 "resume": {
                     "run": self.job.id if self.number > 1 else None,
@@ -233,7 +268,8 @@ class Drive:
         for one in collected:
             tails.update({int(rank): text for rank, text in one["tails"].items()})
             problems += one["problems"]
-        outcome, failure = rootcause.diagnose(exits, tails)
+        facts = [one["data"] for one in collected if one.get("data")]
+        outcome, failure = rootcause.diagnose(exits, tails, data=facts)
         proven = all(record["leftovers"]["proven_dead"] for record in exits)
         if failure is None and outcome == "completed" and problems:
             kept = self.orders[0]["plan"]["root"]

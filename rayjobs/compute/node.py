@@ -9,11 +9,15 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datastore
+import rayjobs
 from rayjobs import resuming, snapshots
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
+from rayjobs.compute.nodedata import NodeData
 from rayjobs.errors import PrepareError, RayjobsError, SnapshotError, StoreError
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
@@ -43,6 +47,7 @@ class Node:
         self._log = TargetPaths.of(target, under=home).log
         self._log.mkdir(parents=True, exist_ok=True)
         self._snapshots = snapshots.NodeSnapshots(self.paths.snapshots)
+        self._data = NodeData(self.paths.data_cache)
         self._workspaces: dict[str, OpenWorkspace] = {}
         self._publishers: dict[str, Publisher] = {}
         self._metrics: dict[str, MetricFollower] = {}
@@ -77,35 +82,48 @@ class Node:
         )
 
     def injob_path(self) -> Path:
-        """Return a folder that holds nothing but the package `rayjobs`.
+        """Return a folder that holds nothing but the packages `rayjobs` and `datastore`.
 
         Appended to a rank's sys.path, it makes ``from rayjobs import Run`` work in any
-        environment without shadowing what is installed there.
+        environment without shadowing what is installed there. The second one is imported only
+        by a script that takes a dataset itself from `run.input_datasets`.
         """
-        package = Path(__file__).resolve().parent.parent
         folder = self.paths.root / "injob"
-        link = folder / "rayjobs"
         folder.mkdir(exist_ok=True)
-        if not link.is_symlink() or link.resolve() != package:
-            fresh = folder / f".rayjobs.{os.getpid()}"
-            fresh.unlink(missing_ok=True)
-            fresh.symlink_to(package)
-            fresh.replace(link)
+        for module in (rayjobs, datastore):
+            package = Path(str(module.__file__)).resolve().parent
+            link = folder / package.name
+            if not link.is_symlink() or link.resolve() != package:
+                fresh = folder / f".{package.name}.{os.getpid()}"
+                fresh.unlink(missing_ok=True)
+                fresh.symlink_to(package)
+                fresh.replace(link)
         return folder
 
     # -- prepare ---------------------------------------------------------------------------------
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Make the attempt's folder: a private copy of the snapshot, and room for what it says.
+        """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
+
+        Returns:
+            The folder, and as ``variables`` where the script finds its inputs and outputs.
 
         Raises:
             PrepareError: with its class.
         """
-        return await asyncio.to_thread(self._prepare, order)
+        made = await asyncio.to_thread(self._prepare, order)
+        loop = asyncio.get_running_loop()
+        variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
+        return {**made, "variables": variables}
+
+    def _bring_data(self, order: Mapping[str, Any]) -> dict[str, str]:
+        note = partial(self._note, order)
+        return self._data.bring(order, self._workspace(order), note=note)
 
     def _prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         paths = AttemptPaths(Path(order["plan"]["root"]))
         try:
             # An attempt starts once, in a new folder; what stands here was put back unused.
+            self._data.release(paths.root)
             shutil.rmtree(paths.root, ignore_errors=True)
             paths.root.mkdir(mode=0o700, parents=True)
             if order["snapshot"] is not None:
@@ -152,11 +170,18 @@ class Node:
         plan["python"] = interpreter(plan["python"])
         root = Path(plan["root"])
         plan["env"] = self.environment_of(plan)
-        secrets = read_secrets(order["secrets"])
+        secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         path = AttemptPaths(root).plan
         await asyncio.to_thread(path.write_text, json.dumps(plan))
         try:
-            return await self._start_host(plan, path, secrets)
+            host = await self._start_host(plan, path, secrets)
+            await asyncio.to_thread(
+                self._data.share_with_host,
+                root,
+                pid=int(host["pid"]),
+                start_time=int(host["start_time"]),
+            )
+            return host
         except hostclient.WarmError as error:
             found = hostclient.HostConnection.of(str(root))
             if found is not None and hostclient.is_alive(found.identity):
@@ -201,6 +226,8 @@ class Node:
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the end; store metrics and files meanwhile. Return the exit record."""
         root = str(order["plan"]["root"])
+        # Another agent may have brought its data.
+        await asyncio.to_thread(self._data.take_over, Path(root))
         watching = asyncio.ensure_future(self._watch(order))
         try:
             connection = await asyncio.to_thread(hostclient.HostConnection.of, root)
@@ -241,7 +268,11 @@ class Node:
         return exit_record_of_lost_host(order["plan"], proof)
 
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
-        """Ask the host to end its attempt; one that is gone already is fine."""
+        """Ask the host to end its attempt; one that is gone already is fine.
+
+        Of an attempt that is being prepared, a transfer of data is ended.
+        """
+        self._data.stop(order)
         connection = hostclient.HostConnection.of(order["plan"]["root"])
         if connection is None:
             return
@@ -265,12 +296,22 @@ class Node:
             problems.append(f"metrics: {error}.")
         publisher = self._publisher(order)
         problems += publisher.finish()
+        record = hostclient.read_exit_record(str(root))
+        if record is not None and record["outcome"] == "completed" and self._is_current(order):
+            note = partial(self._note, order)
+            problems += self._data.store_outputs(root, self._workspace(order), note=note)
         for sentence in publisher.left_out:
             self._note(order, "left_out", sentence)
         if not problems:
             self._publishers.pop(self._key(order), None)
             self._metrics.pop(self._key(order), None)
-        return {"tails": log_tails(root, plan), "problems": problems}
+        facts = self._data.facts(root)
+        return {"tails": log_tails(root, plan), "problems": problems, "data": facts}
+
+    def _is_current(self, order: Mapping[str, Any]) -> bool:
+        """Whether what this attempt wrote may be stored: no newer one owns the job."""
+        job = self._workspace(order).store.job(order["plan"]["job"])
+        return not job.state.is_final and job.attempt == int(order["plan"]["attempt"])
 
     def _bring_metrics(self, order: Mapping[str, Any]) -> None:
         key = self._key(order)
@@ -300,10 +341,17 @@ class Node:
             self._publishers[key] = publisher
         return publisher
 
-    def _note(self, order: Mapping[str, Any], kind: str, message: str) -> None:
+    def _note(
+        self,
+        order: Mapping[str, Any],
+        kind: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        attempt = int(order["plan"]["attempt"])
         try:
             self._workspace(order).store.add_event(
-                order["plan"]["job"], kind, message, attempt=int(order["plan"]["attempt"])
+                order["plan"]["job"], kind, message, attempt=attempt, data=data
             )
         except StoreError as error:
             log.info("an event was not written: %s", error)
@@ -328,6 +376,8 @@ class Node:
             return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
         if end:
             proof = await asyncio.to_thread(end_leftovers, plan["marker"], None, SETTLE_GRACE_S)
+            if proof.proven_dead:
+                await asyncio.to_thread(self._data.release, Path(plan["root"]))
             return {"state": "gone", "proven": proof.proven_dead, "ended_now": True}
         left = await asyncio.to_thread(find_leftovers, plan["marker"])
         return {"state": "gone", "proven": not left}
@@ -349,6 +399,8 @@ class Node:
         if left:
             return {"proven": False}
         root = Path(plan["root"])
+        await asyncio.to_thread(self._data.release, root)
+        self._data.forget(order)
         await asyncio.to_thread(shutil.rmtree, root, True)
         # The job's folder goes with its last attempt.
         await asyncio.to_thread(_remove_if_empty, root.parent)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
 
 from rayjobs.injob import logvalues
+from rayjobs.injob.inputs import InputDatasets, read_record
 from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, read_all, stored_value
 from rayjobs.injob.run import LoggingRun
 from rayjobs.injob.uploads import UploadArea
@@ -26,10 +27,17 @@ class SubmittedRun(LoggingRun):
             environment.get("RAYJOBS_EXPERIMENT", ""),
             environment.get("RAYJOBS_WORKSPACE_NAME", ""),
         )
-        self.input_datasets = paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
-        self.output_datasets: Dict[str, str] = {}
         self._metrics_dir = metrics_dir
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics_dir)
+        record = read_record(root)
+        self.input_datasets: Mapping[str, Any] = (
+            InputDatasets(record["inputs"])
+            if "inputs" in record
+            else paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
+        )
+        self.output_datasets: Dict[str, str] = {
+            name: entry["path"] for name, entry in record.get("outputs", {}).items()
+        }
         self._area = UploadArea(os.path.join(root, "uploads"))
         self._file = Appender(os.path.join(metrics_dir, "rank-%d.jsonl" % rank))
         self._names: Dict[str, str] = {}

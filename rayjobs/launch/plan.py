@@ -186,6 +186,15 @@ def resume_variables(folder: Path) -> dict[str, str]:
     }
 
 
+def output_variables(name: str, path: str) -> dict[str, str]:
+    """Return the variables by which a script finds the folder of an output.
+
+    Source: Azure ML v1 (the same names as for an input).
+    """
+    upper = re.sub(r"\W", "_", name).upper()
+    return {f"AZUREML_DATAREFERENCE_{name}": path, name: path, f"RAYJOBS_OUTPUT_{upper}": path}
+
+
 def input_variables(name: str, path: str) -> dict[str, str]:
     """Return the variables by which a script finds an input.
 

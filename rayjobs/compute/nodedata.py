@@ -1,0 +1,373 @@
+"""The data of attempts on one node: brought before the launch, stored and let go at the end.
+
+What an attempt holds stands in a file of its folder, so that any later agent can let it go. A
+mount is held by two processes: the agent, and from the launch on the attempt host. Neither's death
+takes it from the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from datastore.errors import DatastoreError
+from datastore.processes import ProcessIdentity
+from datastore.progress import Progress, human_bytes, line_of
+from rayjobs import jobdata
+from rayjobs.errors import PrepareError
+from rayjobs.launch.plan import input_variables, output_variables
+from rayjobs.paths import AttemptPaths
+
+if TYPE_CHECKING:
+    from datastore.inputs import DataInput
+    from datastore.materialise import Materialised
+    from rayjobs.workspace_files import OpenWorkspace
+
+log = logging.getLogger(__name__)
+
+# Transfers wait for networks; the pool of everything else has few threads on a small machine.
+THREADS = 32
+PROGRESS_EVERY_S = 10.0
+CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
+Note = Callable[[str, str, Mapping[str, Any]], None]
+"""Writes a line into the job's history: its kind, the text, and data."""
+
+
+class StoppedError(DatastoreError):
+    """The job's end was asked for while its data was brought."""
+
+
+class NodeData:
+    """The data of all attempts of one node. Its methods block; they are safe from threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="data")
+        self._stopped: set[str] = set()
+        self._lock = threading.Lock()
+        self._is_started = False
+
+    # -- before the launch -----------------------------------------------------------------------
+    def bring(
+        self, order: Mapping[str, Any], workspace: OpenWorkspace, *, note: Note
+    ) -> dict[str, str]:
+        """Bring an attempt's inputs and make the folders of its outputs; return its variables.
+
+        Raises:
+            PrepareError: class ``data``: an input cannot be brought. Nothing of any is left.
+        """
+        self._start()
+        inputs, outputs = order.get("inputs") or {}, order.get("outputs") or {}
+        paths = AttemptPaths(Path(order["plan"]["root"]))
+        if not inputs and not outputs:
+            return {}
+        record: dict[str, Any] = {"inputs": {}, "outputs": {}, "held": [], "stored": []}
+        variables: dict[str, str] = {}
+        try:
+            for name, fields in outputs.items():
+                shown = self._make_output(order, workspace, name, fields, paths, record)
+                variables |= output_variables(name, shown)
+            for name, fields in inputs.items():
+                self._check_stopped(order)
+                shown = self._bring_one(order, workspace, name, fields, paths, record, note)
+                variables |= input_variables(name, shown)
+            self._check_stopped(order)
+        except (DatastoreError, OSError) as error:
+            self.release(paths.root)
+            raise PrepareError(_sentence(error), failure_class="data") from error
+        except BaseException:
+            self.release(paths.root)
+            raise
+        return variables
+
+    def _bring_one(
+        self,
+        order: Mapping[str, Any],
+        workspace: OpenWorkspace,
+        name: str,
+        fields: Mapping[str, Any],
+        paths: AttemptPaths,
+        record: dict[str, Any],
+        note: Note,
+    ) -> str:
+        from datastore.materialise import materialise
+
+        began_s = time.monotonic()
+        try:
+            source = jobdata.resolve(workspace, name, **fields)
+            held = materialise(
+                source,
+                None,
+                self.folder,
+                into=paths.inputs,
+                working_directory=paths.work,
+                cache_bytes=_cache_bytes(),
+                progress=self._progress(order, name, note),
+            )
+        except StoppedError:
+            raise
+        except DatastoreError as error:
+            # The same class, since it says whose fault it is; the name, since there may be many.
+            raise type(error)(f"input {name!r}: {error}") from error
+        record["held"].append(held.to_json())
+        entry: dict[str, Any] = {"path": held.path, "mode": source.mode, "how": held.how}
+        if held.how == "direct":
+            entry["definition"] = _write_definition(source, paths.inputs)
+        record["inputs"][name] = entry
+        _write(paths.data, record)
+        took_s = time.monotonic() - began_s
+        if int(order["plan"].get("node", 0)) == 0:
+            note(
+                jobdata.INPUT_EVENT,
+                _input_text(held, fields, took_s),
+                {
+                    "name": name,
+                    "source": fields["source"],
+                    "mode": fields["mode"],
+                    "how": held.how,
+                    "version": held.version,
+                    "dataset": source.dataset,
+                    "dataset_id": source.dataset_id,
+                    "files": held.files,
+                    "bytes": held.bytes,
+                    "took_s": round(took_s, 3),
+                },
+            )
+        for sentence in held.said:
+            note("data", sentence, {"name": name})
+        return held.path
+
+    def _make_output(
+        self,
+        order: Mapping[str, Any],
+        workspace: OpenWorkspace,
+        name: str,
+        fields: Mapping[str, Any],
+        paths: AttemptPaths,
+        record: dict[str, Any],
+    ) -> str:
+        from datastore.outputs import DataOutput, prepare
+
+        store, _, path = str(fields["destination"]).partition("/")
+        path = path.replace("{run-id}", order["plan"]["job"]).replace("{output-name}", name)
+        output = DataOutput(
+            name,
+            workspace.catalogue.datastore(store),
+            path,
+            overwrite=bool(fields["overwrite"]),
+            source_globs=tuple(fields["source_globs"]),
+            path_on_compute=fields["path_on_compute"],
+        )
+        folder = prepare(output, paths.written, working_directory=paths.work)
+        record["outputs"][name] = {
+            "path": str(folder),
+            "output": output.to_json(),
+            "register_as": fields["register_as"],
+        }
+        _write(paths.data, record)
+        return str(folder)
+
+    def _start(self) -> None:
+        """Take away what dead processes left, once in this agent's life."""
+        from datastore.materialise import start_node
+
+        with self._lock:
+            if not self._is_started and self.folder.exists():
+                for point in start_node(self.folder):
+                    log.info("the mount %s was left by a process that is gone: taken away", point)
+            self._is_started = True
+
+    # -- a cancel meanwhile ----------------------------------------------------------------------
+    def stop(self, order: Mapping[str, Any]) -> None:
+        """Let `bring` of this attempt end soon; harmless when it is over."""
+        self._stopped.add(str(order["plan"]["marker"]))
+
+    def _check_stopped(self, order: Mapping[str, Any]) -> None:
+        if str(order["plan"]["marker"]) in self._stopped:
+            raise StoppedError("the job's end was asked for while its data was brought.")
+
+    def _progress(
+        self, order: Mapping[str, Any], name: str, note: Note
+    ) -> Callable[[Progress], None]:
+        """Return what watches a download: it ends one that is canceled, and tells of long ones."""
+        told_s = time.monotonic()
+
+        def watch(progress: Progress) -> None:
+            nonlocal told_s
+            if progress.finished:
+                return
+            self._check_stopped(order)
+            if time.monotonic() - told_s >= PROGRESS_EVERY_S:
+                told_s = time.monotonic()
+                note("transfer", line_of(progress), {"name": name})
+
+        return watch
+
+    # -- while it runs ---------------------------------------------------------------------------
+    def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
+        """Let the attempt host hold the mounts too: the agent may die and be replaced."""
+        from datastore.materialise import hold
+
+        for held in self._held(root):
+            hold(held, ProcessIdentity.of(pid), "host")
+
+    def take_over(self, root: Path) -> None:
+        """Hold the mounts of an attempt that an earlier agent prepared."""
+        from datastore.materialise import hold
+
+        for held in self._held(root):
+            hold(held, ProcessIdentity.current(), "agent")
+
+    def credentials(self, root: Path) -> dict[str, str]:
+        """Return what a script needs to read its direct inputs; kept nowhere."""
+        found: dict[str, str] = {}
+        for entry in _read(AttemptPaths(root).data).get("inputs", {}).values():
+            if "definition" not in entry:
+                continue
+            for record in json.loads(Path(entry["definition"]).read_text())["records"]:
+                settings = record["settings"]
+                named = [value for key, value in settings.items() if key.endswith("_env")]
+                if record["kind"] == "s3" and not named and not settings.get("profile"):
+                    named = [name for name in os.environ if name.startswith("AWS_")]
+                found |= {name: os.environ[name] for name in named if name in os.environ}
+        return found
+
+    # -- at the end ------------------------------------------------------------------------------
+    def facts(self, root: Path) -> dict[str, Any]:
+        """Return what tells whether an attempt failed for its data.
+
+        Keys: mounted (names of inputs), paths (of all inputs), troubles ({name, message} of what
+        went wrong while they were read).
+        """
+        from datastore.materialise import trouble
+
+        facts: dict[str, Any] = {"mounted": [], "paths": [], "troubles": []}
+        for held in self._held(root):
+            facts["paths"].append(held.path)
+            if not held.mount_folder:
+                continue
+            facts["mounted"].append(held.name)
+            if not Path(held.mount_folder).is_dir():
+                continue  # taken away after the end of all who held it: nobody knows any more
+            error = trouble(held)
+            if error is not None:
+                facts["troubles"].append({"name": held.name, "message": _sentence(error)})
+        return facts
+
+    def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
+        """Store what the script wrote to its outputs; return the problems. Repeatable."""
+        from datastore.outputs import DataOutput, store
+
+        path = AttemptPaths(root).data
+        record = _read(path)
+        problems = []
+        for name, entry in record.get("outputs", {}).items():
+            if name in record["stored"]:
+                continue
+            output = DataOutput.from_json(entry["output"])
+            try:
+                moved = store(output, Path(entry["path"]))
+                said = self._register(workspace, entry, output) if moved.files else ""
+            except (DatastoreError, OSError) as error:
+                problems.append(f"output {name}: {_sentence(error)}")
+                continue
+            record["stored"].append(name)
+            _write(path, record)
+            kept = f", {len(moved.kept)} were there already and kept" if moved.kept else ""
+            note(
+                "output",
+                f"output {name}: {len(moved.files)} files in {output.record.name}/{output.path}"
+                f"{kept}{said}",
+                {
+                    "name": name,
+                    "datastore": output.record.name,
+                    "path": output.path,
+                    "files": len(moved.files),
+                    "bytes": sum(file.size for file in moved.files),
+                },
+            )
+        return problems
+
+    @staticmethod
+    def _register(workspace: OpenWorkspace, entry: Mapping[str, Any], output: Any) -> str:
+        wanted = entry["register_as"]
+        if not wanted:
+            return ""
+        from datastore.dataset_factory import Dataset
+        from datastore.stores import Datastore
+
+        place = (Datastore.from_record(output.record), output.path)
+        dataset = Dataset.File.from_files(place).register(
+            workspace.catalogue,
+            wanted["name"],
+            wanted["description"],
+            wanted["tags"],
+            create_new_version=True,
+        )
+        return f"; registered as {dataset.name}:{dataset.version}"
+
+    def release(self, root: Path) -> None:
+        """Let an attempt's inputs go. Doing it twice is harmless."""
+        from datastore.materialise import release
+
+        for held in self._held(root):
+            try:
+                release(held)
+            except (DatastoreError, OSError) as error:
+                log.warning("input %s of %s is not let go: %s", held.name, root, error)
+
+    def forget(self, order: Mapping[str, Any]) -> None:
+        """Drop what was remembered of an attempt that has ended."""
+        self._stopped.discard(str(order["plan"]["marker"]))
+
+    @staticmethod
+    def _held(root: Path) -> list[Materialised]:
+        from datastore.materialise import Materialised
+
+        return [Materialised.from_json(one) for one in _read(AttemptPaths(root).data)["held"]]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    empty: dict[str, Any] = {"inputs": {}, "outputs": {}, "held": [], "stored": []}
+    try:
+        return {**empty, **json.loads(path.read_text())}
+    except FileNotFoundError:
+        return empty
+
+
+def _write(path: Path, record: Mapping[str, Any]) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(record))
+    draft.replace(path)
+
+
+def _write_definition(source: DataInput, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{source.name}.json"
+    path.write_text(json.dumps(source.to_json()))
+    return str(path)
+
+
+def _cache_bytes() -> int | None:
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get(CACHE_BYTES) or "")
+    return None
+
+
+def _input_text(held: Materialised, fields: Mapping[str, Any], took_s: float) -> str:
+    size = ""
+    if held.files is not None and held.bytes is not None:
+        size = f" ({held.files} files, {human_bytes(held.bytes)})"
+    return f"input {held.name}: {held.how} {fields['source']}{size} in {took_s:.1f} s"
+
+
+def _sentence(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,71 @@
+"""The job's inputs and outputs as its script sees them: paths, and datasets themselves."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from typing import Any, Dict, Iterator, Mapping
+
+
+class InputDatasets(Mapping[str, Any]):
+    """Inputs by name: the path of one that was mounted or downloaded, else the dataset itself.
+
+    A dataset is opened when it is asked for: that takes the package `datastore`, and for tables
+    pyarrow, in the job's environment.
+
+    Source: Azure ML v1, `Run.input_datasets`.
+    """
+
+    def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+        """Know the inputs by what their node wrote down."""
+        self._entries = entries
+        self._opened: Dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return an input by its name."""
+        if name not in self._entries:
+            known = ", ".join(sorted(self._entries)) or "none"
+            raise KeyError("the job has no input %r; it has: %s" % (name, known))
+        entry = self._entries[name]
+        if "definition" not in entry:
+            return entry["path"]
+        if name not in self._opened:
+            self._opened[name] = _open(name, entry["definition"])
+        return self._opened[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._entries)
+
+    def __repr__(self) -> str:
+        """Return names and paths, without opening anything."""
+        shown = {name: entry["path"] for name, entry in self._entries.items()}
+        return "InputDatasets(%r)" % shown
+
+
+def _open(name: str, definition: str) -> Any:
+    try:
+        # By name: nothing in a job may need more than the standard library.
+        inputs = importlib.import_module("datastore.inputs")
+    except ImportError as exc:
+        raise ImportError(
+            "input %r is a dataset itself (direct mode), which needs Python 3.11 or later and "
+            "what `datastore` imports: %s. Use mount or download mode, which need nothing"
+            % (name, exc)
+        ) from exc
+    with open(definition, encoding="utf-8") as file:
+        return inputs.DataInput.from_json(json.load(file)).open()
+
+
+def read_record(root: str) -> Dict[str, Any]:
+    """Return what the node wrote down of inputs and outputs; empty where it has none."""
+    try:
+        with open(os.path.join(root, "data.json"), encoding="utf-8") as file:
+            return dict(json.load(file))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}

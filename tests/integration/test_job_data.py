@@ -1,0 +1,109 @@
+"""Jobs with named data on a real target: where a script finds it, and what stays of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from datastore import Dataset, Datastore
+from rayjobs.failures import FailureClass
+from rayjobs.jobdata import inputs_read
+from rayjobs.spec import Input, Output, Registration
+from rayjobs.states import JobState
+from tests.jobs import Jobs, until
+
+pytestmark = pytest.mark.ray
+
+READS = """
+import json, os, sys
+from rayjobs import Run
+run = Run.get_context()
+folder = run.input_datasets["digits"]
+table = run.input_datasets["table"]
+assert sys.argv[1] == folder == os.environ["AZUREML_DATAREFERENCE_digits"]
+assert os.environ["RAYJOBS_INPUT_DIGITS"] == os.environ["digits"] == folder
+found = sorted(
+    os.path.relpath(os.path.join(at, name), folder)
+    for at, _, names in os.walk(folder, followlinks=True) for name in names
+)
+one = run.input_datasets["one"]
+with open(os.path.join(run.output_datasets["made"], "result.txt"), "w") as file:
+    file.write("made")
+assert run.output_datasets["made"] == sys.argv[2]
+print(json.dumps({
+    "files": found,
+    "one": [os.path.basename(one), open(one).read()],
+    "rows": table.to_pandas_dataframe()["label"].tolist(),
+    "home": os.environ["HOME"],
+}))
+"""
+
+
+def fill(store: Datastore, folder: Path) -> None:
+    for path in ("train/a.txt", "train/deep/b.txt", "table.csv"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text("id,label\n1,cat\n2,dog\n" if "csv" in path else path)
+    store.upload(folder, "data", show_progress=False)
+
+
+def test_a_job_reads_what_is_pinned_and_stores_what_it_makes(jobs: Jobs, tmp_path: Path) -> None:
+    store = Datastore.get_default(jobs.workspace)
+    fill(store, tmp_path / "source")
+    Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
+    Dataset.Tabular.from_delimited_files((store, "data/table.csv")).register(
+        jobs.workspace, "scores"
+    )
+    job = jobs.submit(
+        READS,
+        arguments=("$AZUREML_DATAREFERENCE_digits", "${AZUREML_DATAREFERENCE_made}"),
+        inputs={
+            "digits": Input(source="dataset:digits"),
+            "table": Input(source="dataset:scores", mode="direct"),
+            "one": Input(source="workspaceblobstore/data/train/a.txt", mode="download"),
+            "HOME": Input(source="workspaceblobstore/data"),
+        },
+        outputs={
+            "made": Output(
+                destination="workspaceblobstore/made/{run-id}/{output-name}",
+                register_as=Registration(name="made"),
+            )
+        },
+    )
+    assert job.spec.inputs["digits"].source == "dataset:digits:1"
+    jobs.wait(job, JobState.COMPLETED)
+    log = jobs.log(job).decode()
+    assert '"files": ["a.txt", "deep/b.txt"]' in log
+    assert '"one": ["a.txt", "train/a.txt"]' in log
+    assert '"rows": ["cat", "dog"]' in log
+    assert "inputs/HOME" not in log
+    read = {one["name"]: one for one in inputs_read(jobs.store, job)}
+    assert (read["digits"]["version"], read["digits"]["how"]) == ("digits:1", "linked")
+    assert read["table"]["version"] == "scores:1"
+    assert read["one"]["files"] == 1
+    (stored,) = store.files(f"made/{job.id}/made")
+    assert stored.path.endswith("result.txt")
+    assert Dataset.get_by_name(jobs.workspace, "made").version == 1
+    root = jobs.root(job)
+    until(lambda: not root.exists(), "the attempt's folder is gone")
+
+
+def test_data_that_is_gone_at_the_start_is_a_failure_of_class_data(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    store = Datastore.get_default(jobs.workspace)
+    fill(store, tmp_path / "source")
+    Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
+    Path(store.record.settings["root"], "data/train/a.txt").unlink()
+    job = jobs.submit(
+        "print('never')",
+        inputs={"digits": Input(source="dataset:digits:1")},
+        retries={"data": 0},
+    )
+    failed = jobs.wait(job, JobState.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.failure_class is FailureClass.DATA
+    assert "input 'digits'" in failed.failure.message
+    assert "a.txt" in failed.failure.message
+    root = Path(jobs.attempt(job).hosts[0]["root"])
+    until(lambda: not root.exists(), "the attempt's folder is gone")
