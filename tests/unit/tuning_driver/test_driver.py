@@ -236,6 +236,15 @@ def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) 
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED]
 
 
+def test_two_drivers_that_submit_the_same_trial_get_the_same_job(world: World) -> None:
+    sweep = world.submit()
+    slow = world.driver(sweep)
+    trial = slow.state.trials[0]
+    quick = world.driver(sweep)  # while the other one is between its row and its submit
+    assert slow._submit(trial).id == quick._submit(trial).id == trial.job_id
+    assert len(world.jobs(sweep)) == 2
+
+
 class DyingStore:
     """Passes calls on to a store, and dies before or after some of them."""
 

@@ -1,0 +1,168 @@
+"""HyperDriveConfig submitted through an experiment, and the handle on what comes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rayjobs
+from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
+from rayjobs.errors import JobFailedError, NotFoundError, SpecError, UsageError
+from rayjobs.states import JobState
+from tests.unit.tuning_driver.world import World, good, parameters_of
+from tuning import (
+    HyperDriveConfig,
+    HyperDriveRun,
+    PrimaryMetricGoal,
+    RandomParameterSampling,
+    uniform,
+)
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    world = World(tmp_path)
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "train.py").write_text("print('never run here')\n")
+    monkeypatch.setattr("rayjobs.submitting.wake_or_start", lambda *_: False)
+    monkeypatch.setattr("rayjobs.compute.starting.ensure_target", lambda *_, **__: None)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def experiment(world: World) -> Experiment:
+    return Experiment(Workspace(path=world.workspace.path), "große Zahlen")
+
+
+def config(world: World, **changes: Any) -> HyperDriveConfig:
+    values: dict[str, Any] = {
+        "hyperparameter_sampling": RandomParameterSampling({"x": uniform(0, 1)}, {"seed": 1}),
+        "primary_metric_name": "accuracy",
+        "primary_metric_goal": PrimaryMetricGoal.MAXIMIZE,
+        "max_total_runs": 4,
+    }
+    if not {"run_config", "estimator"} & set(changes):
+        script = ScriptRunConfig(str(world.folder / "source"), "train.py", ["--x", 9])
+        values["run_config"] = script
+    return HyperDriveConfig(**{**values, **changes})
+
+
+def submit(world: World, experiment: Experiment, **changes: Any) -> HyperDriveRun:
+    run = experiment.submit(config(world, **changes), tags={"team": "blue"})
+    assert isinstance(run, HyperDriveRun)
+    return run
+
+
+def test_names_of_azure_are_found_where_its_programs_import_them() -> None:
+    for name in ("HyperDriveConfig", "BanditPolicy", "choice", "PrimaryMetricGoal"):
+        assert getattr(rayjobs, name) is getattr(__import__("tuning"), name)
+
+
+def test_a_config_is_submitted_under_its_experiment(world: World, experiment: Experiment) -> None:
+    run = submit(world, experiment)
+    job = world.store.job(run.id)
+    assert (job.experiment, job.kind, job.state) == ("große Zahlen", "sweep", JobState.RUNNING)
+    assert run.sweep_spec.name == "gro-e-Zahlen"
+    assert (run.type, run.get_tags()) == ("hyperdrive", {"team": "blue"})
+    assert run.get_status() == "Running"
+    assert run.hyperdrive_config is not None
+    world.finish(world.driver(run.id))
+    assert run.get_status() == "Completed"
+
+
+def test_an_estimators_parameters_are_put_over_its_own(
+    world: World, experiment: Experiment
+) -> None:
+    estimator = Estimator(
+        source_directory=str(world.folder / "source"),
+        entry_script="train.py",
+        script_params={"--x": 9, "--epochs": 2},
+        compute_target="local",
+    )
+    run = submit(world, experiment, estimator=estimator)
+    first = parameters_of(world.jobs(run.id)[0])
+    assert first["--epochs"] == "2"
+    assert 0 <= float(first["--x"]) < 1
+
+
+def test_the_run_tells_best_order_parameters_and_metrics(
+    world: World, experiment: Experiment
+) -> None:
+    def script(parameters: Any) -> Any:
+        values, _, name = good(parameters)
+        end = JobState.FAILED if float(parameters["--x"]) > 0.6 else JobState.COMPLETED
+        return values, end, name
+
+    world.script = script
+    run = submit(world, experiment)
+    assert run.get_best_run_by_primary_metric() is None  # nothing has completed yet
+    world.finish(world.driver(run.id))
+    by_id = {key: json.loads(text)["x"] for key, text in run.get_hyperparameters().items()}
+    assert max(by_id.values()) > 0.6  # the largest one failed
+    completed = {key: x for key, x in by_id.items() if x <= 0.6}
+    best = run.get_best_run_by_primary_metric()
+    assert isinstance(best, Run)
+    assert best.id == max(completed, key=lambda key: completed[key])
+    unchecked = run.get_best_run_by_primary_metric(include_failed=True)
+    assert unchecked is not None
+    assert unchecked.id == max(by_id, key=lambda key: by_id[key])
+    ranked = run.get_children_sorted_by_primary_metric(top=2)
+    assert [one["run_id"] for one in ranked] == sorted(by_id, key=lambda key: -by_id[key])[:2]
+    metrics = run.get_metrics()
+    assert set(metrics) == set(by_id)
+    assert metrics[best.id]["accuracy"][-1] == pytest.approx(by_id[best.id])
+    assert {child.id for child in run.get_children()} == set(by_id)
+
+
+def test_waiting_shows_what_happens_and_raises_for_a_failed_sweep(
+    world: World, experiment: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = submit(world, experiment)
+    world.finish(world.driver(run.id))
+    assert run.wait_for_completion(show_output=True)["status"] == "Completed"
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"RunId: {run.id}\n")
+    assert printed.count(" completed: accuracy = ") == 4
+    world.script = lambda parameters: ([0.5], JobState.FAILED, "accuracy")
+    failed = submit(world, experiment)
+    world.finish(world.driver(failed.id))
+    with pytest.raises(JobFailedError, match="trial 0: ValueError: no"):
+        failed.wait_for_completion()
+    details = failed.wait_for_completion(raise_on_error=False)
+    assert details["error"]["error"]["code"] == "user"
+
+
+def test_cancel_ends_the_trials_and_the_sweep(world: World, experiment: Experiment) -> None:
+    run = submit(world, experiment)
+    world.play()
+    run.cancel()
+    world.finish(world.driver(run.id))
+    assert run.get_status() == "Canceled"
+    assert {child.status for child in run.get_children()} == {"Canceled"}
+
+
+def test_what_cannot_be_swept_is_refused(world: World, experiment: Experiment) -> None:
+    with pytest.raises(SpecError, match="exactly one of estimator, run_config and pipeline"):
+        config(world, run_config=None)
+    with pytest.raises(UsageError, match="colour"):
+        experiment.submit(config(world), colour="red")
+    with pytest.raises(UsageError, match="a dict cannot be swept"):
+        experiment.submit(config(world, run_config={"script": "train.py"}))
+    assert world.store.sweeps() == []
+
+
+def test_a_jobs_id_is_no_sweep_and_a_sweep_is_not_failed_from_outside(
+    world: World, experiment: Experiment
+) -> None:
+    run = submit(world, experiment)
+    with pytest.raises(NotFoundError, match="is a job and no sweep"):
+        HyperDriveRun(experiment, world.jobs(run.id)[0].id)
+    with pytest.raises(UsageError, match="cancel"):
+        run.fail("no")
+    with pytest.raises(UsageError, match="get_children"):
+        run.get_diagnostics()
