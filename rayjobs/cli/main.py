@@ -32,6 +32,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "metrics": ("metrics:metrics", "Show what a job measured."),
         "files": ("files:files", "List a job's stored files."),
         "download": ("download:download", "Fetch a job's stored files."),
+        "model": ("model:model", "Register, list, look at, name and fetch models."),
     },
     "Sweeps": {
         "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),

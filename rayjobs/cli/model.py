@@ -1,0 +1,304 @@
+"""`rayjobs model`: register, list, look at, name and fetch models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
+from rayjobs.cli.params import JobId, ParamType, pairs
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+
+if TYPE_CHECKING:
+    from rayjobs.models import Model
+    from rayjobs.records import ModelVersion
+
+EPILOG = """\b
+Examples:
+  rayjobs model register mnist --run 1f3c --path outputs/model.pt
+  rayjobs model ls
+  rayjobs model lineage mnist:3
+  rayjobs model alias mnist:3 live
+  rayjobs model download mnist@live -o models
+
+A model is named NAME (its newest version), NAME:VERSION or NAME@ALIAS.
+"""
+
+
+class ModelName(ParamType):
+    """A model as people name it; completes names and versions."""
+
+    name = "model"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return names, and versions once a name is typed."""
+        from rayjobs.errors import RayjobsError
+
+        settings = ctx.find_object(Settings) or Settings()
+        try:
+            with settings.open() as workspace:
+                found = workspace.store.models()
+        except RayjobsError:
+            return []  # a shell that completes is no place for errors
+        names = sorted({one.name for one in found}) + [f"{m.name}:{m.version}" for m in found]
+        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+MODEL = click.argument("model", metavar="MODEL", type=ModelName())
+
+
+@click.group("model", epilog=EPILOG)
+def model() -> None:
+    """Register, list, look at, name and fetch models.
+
+    A model is a file or folder that a completed run stored, with a version and its lineage:
+    run, code, environment, data, configuration, metrics and digests.
+    """
+
+
+@model.command(
+    epilog="\b\nExamples:\n"
+    "  rayjobs model register mnist --run 1f3c --path outputs/model.pt\n"
+    "  rayjobs model register mnist --run 1f3c --path outputs --metric accuracy --alias live\n"
+)
+@click.argument("name", metavar="NAME")
+@click.option("--run", required=True, type=JobId(), metavar="JOB", help="The run that made it.")
+@click.option("--path", metavar="FILE", help="The run's file or folder; else named as the model.")
+@click.option("--metric", metavar="NAME", help="A metric that must be finite; kept with it.")
+@click.option("--alias", "aliases", multiple=True, metavar="ALIAS", help="Point it here.")
+@click.option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable.")
+@click.option("--property", "properties", multiple=True, metavar="K=V", help="Written once.")
+@click.option("--description", metavar="TEXT", help="What people should know.")
+@click.option("--framework", default="", metavar="NAME", help="E.g. PyTorch.")
+@quiet_option("Print name and version alone.")
+@json_option
+@common_options
+@click.pass_obj
+def register(
+    settings: Settings,
+    name: str,
+    run: str,
+    path: str | None,
+    metric: str | None,
+    aliases: tuple[str, ...],
+    tags: tuple[str, ...],
+    properties: tuple[str, ...],
+    description: str | None,
+    framework: str,
+) -> None:
+    """Register a completed run's file or folder as the next version of NAME.
+
+    The same files of the same run give the same version, however often they are registered.
+    Refused: what has not completed, a metric that is not finite, a file that is not whole.
+    """
+    from rayjobs import models
+
+    with settings.open() as workspace:
+        done = models.register(
+            workspace,
+            name=name,
+            run=run,
+            path=path,
+            tags=pairs(tags, option="--tag", example="stage=dev"),
+            properties=pairs(properties, option="--property", example="owner=ada"),
+            description=description,
+            aliases=aliases,
+            framework=framework,
+            primary_metric=metric,
+        ).record
+    if settings.as_json:
+        print_json(_json(done))
+        return
+    click.echo(f"{done.name}:{done.version}")
+    settings.note(
+        f"{len(done.files)} file{'s' if len(done.files) != 1 else ''}, {size_text(done.size)}, "
+        f"of {done.run}"
+    )
+    for left_out in done.lineage.get("left_out", ()):
+        settings.note(f"left out, since no completed attempt stands behind it: {left_out}")
+
+
+@model.command("ls", epilog="\b\nExamples:\n  rayjobs model ls\n  rayjobs model ls -a mnist\n")
+@click.argument("name", required=False, metavar="[NAME]")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All versions, not the newest alone.")
+@click.option("--run", type=JobId(), metavar="JOB", help="Those that this run made.")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) -> None:
+    """List models; with a NAME, its versions."""
+    with settings.open() as workspace:
+        store = workspace.store
+        if name is not None:
+            store.model(name)  # says which there are when there is no such
+        found = store.models(
+            name=name,
+            run=None if run is None else store.find(run).id,
+            latest=not (show_all or name or run),
+        )
+    if settings.as_json:
+        print_json([_json(one) for one in found])
+        return
+    if not found:
+        settings.note("no models; `rayjobs model register NAME --run JOB --path FILE` makes one")
+        return
+    rows = [
+        [
+            one.name,
+            str(one.version),
+            ", ".join(one.aliases) or "-",
+            size_text(one.size),
+            ago_text(one.created_at),
+            _metric_text(one),
+            one.run,
+        ]
+        for one in found
+    ]
+    header = ["NAME", "VERSION", "ALIASES", "SIZE", "REGISTERED", "METRIC", "RUN"]
+    click.echo(table(rows, header, right=(1, 3)))
+
+
+@model.command(epilog="\b\nExample:\n  rayjobs model show mnist:3\n")
+@MODEL
+@json_option
+@common_options
+@click.pass_obj
+def show(settings: Settings, model: str) -> None:
+    """Show all about a version: files, tags, who registered it and when."""
+    found = _find(settings, model).record
+    if settings.as_json:
+        print_json(_json(found))
+        return
+    click.echo(
+        facts(
+            [
+                ("Model", f"{found.name}:{found.version}"),
+                ("Aliases", ", ".join(found.aliases)),
+                ("Description", found.description),
+                ("Framework", f"{found.framework} {found.framework_version}".strip()),
+                ("Run", found.run),
+                ("Path", found.path),
+                ("Metric", _metric_text(found)),
+                ("Registered", f"{local_time(found.created_at)} by {found.created_by or '-'}"),
+                ("Tags", _pairs_text(found.tags)),
+                ("Properties", _pairs_text(found.properties)),
+                ("Digest", found.digest),
+            ]
+        )
+    )
+    click.echo()
+    rows = [[one.name, size_text(one.size), one.digest] for one in found.files]
+    click.echo(table(rows, ["FILE", "SIZE", "DIGEST"], right=(1,)))
+
+
+@model.command(epilog="\b\nExample:\n  rayjobs model lineage mnist:3\n")
+@MODEL
+@json_option
+@common_options
+@click.pass_obj
+def lineage(settings: Settings, model: str) -> None:
+    """Show where a version comes from: run, code, environment, data, settings, metrics."""
+    found = _find(settings, model).record
+    if settings.as_json:
+        print_json({"model": f"{found.name}:{found.version}", **found.lineage})
+        return
+    kept: Mapping[str, Any] = found.lineage
+    environment, configuration = kept["environment"], kept["configuration"]
+    lines = [
+        ("Model", f"{found.name}:{found.version}"),
+        ("Run", f"{kept['run']} (attempt {kept['attempt']}, experiment {kept['experiment']})"),
+        ("Sweep", kept.get("sweep") or ""),
+        ("Code", f"{kept['entry']} of snapshot {kept['snapshot']}"),
+        ("Arguments", " ".join(configuration["arguments"])),
+        ("Parameters", _pairs_text(configuration.get("parameters") or {})),
+        ("Environment", f"{environment['interpreter']} on {environment['target']}"),
+        ("Resumed from", kept.get("resume_from") or ""),
+    ]
+    lines += [("Data", _data_text(one)) for one in kept["data"]] or [("Data", "no named inputs")]
+    lines += [("Metric", _metric_text(found))] if kept.get("primary_metric") else []
+    lines += [("Metrics", _pairs_text(kept["metrics"]))]
+    lines += [("File", f"{name}  {digest}") for name, digest in kept["files"].items()]
+    lines += [("Left out", name) for name in kept.get("left_out", ())]
+    click.echo(facts(lines))
+
+
+@model.command(
+    epilog="\b\nExamples:\n  rayjobs model alias mnist:3 live\n"
+    "  rayjobs model alias mnist live --remove\n"
+)
+@MODEL
+@click.argument("alias", metavar="ALIAS")
+@click.option("--remove", is_flag=True, help="Take the alias away.")
+@common_options
+@click.pass_obj
+def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
+    """Let ALIAS point to a version of a model, and to no other."""
+    from rayjobs import models
+
+    with settings.open() as workspace:
+        if remove:
+            name = model.partition("@")[0].partition(":")[0]
+            workspace.store.set_model_alias(name, alias, None)
+            click.echo(f"{name}@{alias} is gone")
+            return
+        found = models.find(workspace, model)
+        found.add_alias(alias)
+    click.echo(f"{found.name}@{alias} is {found.id}")
+
+
+@model.command(
+    epilog="\b\nExamples:\n  rayjobs model download mnist@live\n"
+    "  rayjobs model download mnist:3 -o models\n"
+)
+@MODEL
+@click.option("-o", "--output", default=".", metavar="DIR", help="Below which folder [here].")
+@click.option("--force", is_flag=True, help="Replace what is there.")
+@json_option
+@common_options
+@click.pass_obj
+def download(settings: Settings, model: str, output: str, force: bool) -> None:
+    """Fetch a version's file or folder; every byte is checked against its digest."""
+    from rayjobs import models
+
+    with settings.open() as workspace:
+        found = models.find(workspace, model)
+        path = found.download(output, exist_ok=force)
+    if settings.as_json:
+        print_json({"model": found.id, "path": path})
+    else:
+        click.echo(path)
+
+
+def _find(settings: Settings, text: str) -> Model:
+    from rayjobs import models
+
+    with settings.open() as workspace:
+        return models.find(workspace, text)
+
+
+def _json(one: ModelVersion) -> dict[str, Any]:
+    return {**asdict(one), "id": f"{one.name}:{one.version}", "size": one.size}
+
+
+def _metric_text(one: ModelVersion) -> str:
+    primary = one.lineage.get("primary_metric")
+    return f"{primary['name']} {primary['value']:g}" if primary else "-"
+
+
+def _pairs_text(values: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in values.items()
+    )
+
+
+def _data_text(one: Mapping[str, Any]) -> str:
+    version = f", version {one['version']}" if one.get("version") else ""
+    return f"{one['name']}: {one.get('source', '-')}{version}"

@@ -1,0 +1,104 @@
+"""`rayjobs model` and `rayjobs resume` on a workspace without a target."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs import Workspace, submitting
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from tests.unit.cli.conftest import Terminal
+from tests.unit.models.conftest import Runs
+
+
+@pytest.fixture
+def runs(own_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Runs]:
+    """Runs of the workspace that the test's commands use; no target is started."""
+    monkeypatch.setattr(submitting, "wake_or_start", lambda workspace, target: False)
+    workspace = Workspace.create("w", path=Path(os.environ["RAYJOBS_WORKSPACE"]))
+    yield Runs(workspace, tmp_path / "node")
+    workspace.close()
+
+
+def tail(job: Job) -> str:
+    return job.id.rpartition("_")[2]
+
+
+def test_a_model_from_its_run_to_its_files(
+    runs: Runs, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no models" in terminal.type("model", "ls").err
+    job = runs.trained()
+    register = ("model", "register", "mnist", "--run", tail(job), "--path", "outputs/model.pt")
+    done = terminal.type(*register, "--metric", "accuracy", "--alias", "live", "--tag", "a=1")
+    assert (done.code, done.out) == (0, "mnist:1\n"), done.err
+    assert terminal.type(*register, "-q").out == "mnist:1\n"
+    listed = terminal.type("model", "ls").out.splitlines()
+    assert listed[1].split()[:3] == ["mnist", "1", "live"]
+    assert "accuracy 0.9" in listed[1]
+    shown = terminal.type("model", "show", "mnist@live").out
+    assert "a=1" in shown
+    assert "model.pt" in shown
+    lineage = terminal.type("model", "lineage", "mnist").out
+    for fact in (job.id, "train.py of snapshot sha256:", "--lr 0.1", "accuracy=0.9", "sha256:"):
+        assert fact in lineage
+    found = json.loads(terminal.type("model", "lineage", "mnist:1", "--json").out)
+    assert (found["model"], found["run"]) == ("mnist:1", job.id)
+    done = terminal.type("model", "download", "mnist@live", "-o", "got")
+    assert done.out == "got/model.pt\n"
+    assert Path("got/model.pt").read_bytes() == b"weights"
+    again = terminal.type("model", "download", "mnist", "-o", "got")
+    assert again.code == 2
+    assert "exist" in again.err
+    assert terminal.type("model", "download", "mnist", "-o", "got", "--force").code == 0
+
+
+def test_aliases_are_moved_and_taken_away(runs: Runs, terminal: Terminal) -> None:
+    for data in (b"1", b"2"):
+        job = runs.trained(data=data)
+        terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
+    assert terminal.type("model", "alias", "m:1", "live").out == "m@live is m:1\n"
+    assert terminal.type("model", "alias", "m", "live").out == "m@live is m:2\n"
+    rows = json.loads(terminal.type("model", "ls", "m", "--json").out)
+    assert [(row["id"], row["aliases"]) for row in rows] == [("m:2", ["live"]), ("m:1", [])]
+    assert terminal.type("model", "alias", "m", "live", "--remove").code == 0
+    assert terminal.type("model", "show", "m@live").code == 3
+
+
+def test_mistakes_are_told_in_a_sentence(runs: Runs, terminal: Terminal) -> None:
+    job = runs.begin()
+    done = terminal.type("model", "register", "m", "--run", job.id, "--path", "model.pt")
+    assert done.code == 2
+    assert "only what a completed run left" in done.err
+    done = terminal.type("model", "show", "nothing")
+    assert (done.code, "there is no model 'nothing'" in done.err) == (3, True)
+    assert terminal.type("model", "register", "a b", "--run", job.id).code == 2
+
+
+def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> None:
+    job = runs.begin()
+    runs.save(job, 5)
+    runs.end(job, JobState.FAILED)
+    done = terminal.type("resume", tail(job), "-q", "--max-duration", "2h")
+    assert done.code == 0, done.err
+    new = runs.workspace.store.job(done.out.strip())
+    assert (new.spec.resume_from, new.snapshot) == (job.id, job.snapshot)
+    assert (new.spec.arguments, new.spec.max_duration_s) == (job.spec.arguments, 7200.0)
+    told = terminal.type("resume", tail(job))
+    assert f"goes on from {job.id}" in told.err
+
+
+def test_resume_without_a_checkpoint_says_so(runs: Runs, terminal: Terminal) -> None:
+    job = runs.trained()
+    done = terminal.type("resume", tail(job))
+    assert done.code == 2
+    assert "has no checkpoint" in done.err
+    done = terminal.type("resume", tail(job), "--max-duration", "soon")
+    assert done.code == 2
+    assert terminal.type("resume", "nothing").code == 3
