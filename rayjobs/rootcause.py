@@ -25,6 +25,18 @@ _UNREADABLE = (
     "Transport endpoint is not connected",
     "[Errno 107]",
 )
+# What a rank says when another one has left it: a consequence, not a cause.
+_LOST_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "ncclRemoteError",
+    "HorovodInternalError",
+)
 _SIGNALS = {
     signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
     signals.SIGSEGV: "native code read or wrote where it may not",
@@ -91,6 +103,8 @@ def diagnose(
         reason = str(record.get("reason") or "the attempt failed, and no rank is named")
         return outcome, Failure(FailureClass.USER, reason)
     assert said is not None
+    if _lost_peer(said):
+        record, rank, said = _cause_of(record, rank, said, bad, tails)
     failure_class = _class_of(record, rank, said)
     if failure_class is FailureClass.USER:
         cause = _data_cause(said, tails.get(int(rank["rank"]), b""), data)
@@ -134,6 +148,42 @@ def _first_rank(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
         return None
     failed = [rank for rank in ranks if rank.get("exit_code") != 0]
     return min(failed, key=lambda rank: rank.get("ended_at") or 0.0) if failed else None
+
+
+def _lost_peer(said: tracebacks.Said) -> bool:
+    return any(text in line for text in _LOST_PEER for line in (said.error, *said.lines))
+
+
+def _cause_of(
+    record: Mapping[str, Any],
+    first: Mapping[str, Any],
+    said: tracebacks.Said,
+    bad: Sequence[Mapping[str, Any]],
+    tails: Mapping[int, bytes],
+) -> tuple[Mapping[str, Any], Mapping[str, Any], tracebacks.Said]:
+    """Return the rank that the first one to end was left by, with its record and its words.
+
+    A failing rank closes its connections before it has ended, so that another one may fail by
+    that, and end, before it. Its own traceback tells; without one, only that both were found
+    dead at once does: whatever ended later may have been asked to.
+    """
+    found: list[tuple[tuple[bool, float, int], Mapping[str, Any], Mapping[str, Any], Any]] = []
+    for one in bad:
+        for rank in one.get("ranks") or ():
+            ended_at = rank.get("ended_at")
+            number = int(rank["rank"])
+            if ended_at is None or rank.get("exit_code") == 0 or number == first["rank"]:
+                continue
+            words = tracebacks.find(tails.get(number, b""))
+            at_once = ended_at == first.get("ended_at")
+            if (words.is_traceback or at_once) and not _lost_peer(words):
+                leaving = words.is_traceback and rank.get("signal") == signals.SIGTERM
+                order = (not words.is_traceback, float(ended_at), number)
+                found.append((order, one, {**rank, "was_leaving": leaving}, words))
+    if not found:
+        return record, first, said
+    _, record, rank, words = min(found, key=lambda item: item[0])
+    return record, rank, words
 
 
 def _any_rank(record: Mapping[str, Any]) -> int | None:
@@ -181,7 +231,9 @@ def _data_cause(
 def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: tracebacks.Said) -> str:
     who = f"rank {rank['rank']}"
     number, code = rank.get("signal"), rank.get("exit_code")
-    if number is not None:
+    if rank.get("was_leaving"):
+        what = f"{who} failed (and was ended while it was leaving)"
+    elif number is not None:
         meaning = _SIGNALS.get(number)
         what = f"{who} was ended by {signal_name(number)}"
         what += f" ({meaning})" if meaning else ""

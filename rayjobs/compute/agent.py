@@ -13,6 +13,7 @@ from typing import Any
 import rayjobs
 from rayjobs.compute.actor import set_up_logging
 from rayjobs.compute.node import Node
+from rayjobs.compute.ports import HeldPorts
 from rayjobs.launch.plan import inherited
 from rayjobs.paths import TargetPaths
 
@@ -33,6 +34,7 @@ class NodeAgent:
         self._node_id = node_id
         self._node = Node(target, Path(home))
         self._lock = asyncio.Lock()
+        self._ports = HeldPorts()
 
     async def hello(self) -> dict[str, Any]:
         """See `cluster.Agent.hello`; the first call starts the warm interpreter."""
@@ -50,13 +52,20 @@ class NodeAgent:
             "pid": os.getpid(),
         }
 
+    async def free_port(self) -> int:
+        """See `cluster.Agent.free_port`."""
+        return self._ports.take()
+
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.prepare`."""
         return await self._node.prepare(order)
 
     async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.launch`."""
-        return await self._node.launch(order)
+        try:
+            return await self._node.launch(order)
+        finally:
+            self._ports.let_go(order["plan"].get("master_port"))
 
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.follow`."""

@@ -77,6 +77,10 @@ class Agent(Protocol):
         """Return node_id, address, root, environment, python, injob_path, version."""
         ...
 
+    async def free_port(self) -> int:
+        """Return a port that nobody has; it is held until the `launch` of an order with it."""
+        ...
+
     async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         """Make the attempt's folder ready. Raises PrepareError with its class."""
         ...

@@ -19,9 +19,10 @@ from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations, Held
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import Agent, AgentLostError, Cluster, NotPlacedError
+from rayjobs.compute.group import GroupEnd, together
 from rayjobs.errors import PrepareError, RayjobsError, StoreError
 from rayjobs.failures import Failure, FailureClass
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.plan import TORCH_BACKENDS, AttemptContext, Place, launcher_for
 from rayjobs.records import Job
 from rayjobs.states import JobState
 
@@ -110,7 +111,9 @@ class Drive:
             await self._requeue(str(error), outcome="not_placed", pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
             failure = Failure(FailureClass(error.failure_class), str(error))
-            await self._fail(failure, outcome="not_prepared")
+            # Where one node could not start, the hosts of others wait for it in vain.
+            proven = len(self.orders) < 2 or await self._settle_all()
+            await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()
         except StoreError:
             # Nothing was launched: the place is free, the row is put back by recovery.
@@ -130,14 +133,15 @@ class Drive:
         await self._move(JobState.PROVISIONING, JobState.PREPARING)
         agents = [await self.parts.cluster.agent(node) for node in self.held.nodes]
         greetings = [await agent.hello() for agent in agents]
-        self.orders = self._plan(greetings)
+        meets = self.job.spec.distribution.backend in TORCH_BACKENDS
+        self.orders = self._plan(greetings, await agents[0].free_port() if meets else None)
         await self._record_hosts([{} for _ in self.orders], cold=None)
         self._check_canceled()
         try:
             await self._prepare(agents)
             self._check_canceled()
-            hosts = await asyncio.gather(
-                *(agent.launch(order) for agent, order in zip(agents, self.orders, strict=True))
+            hosts = await together(
+                agent.launch(order) for agent, order in zip(agents, self.orders, strict=True)
             )
         except AgentLostError as error:
             proven = await self._settle_all()
@@ -187,7 +191,9 @@ class Drive:
                 # An input may be called HOME: what the system needs stays.
                 environment.setdefault(name, value)
 
-    def _plan(self, greetings: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _plan(
+        self, greetings: list[Mapping[str, Any]], master_port: int | None
+    ) -> list[dict[str, Any]]:
         spec = self.job.spec
         places = tuple(
             Place(
@@ -207,6 +213,7 @@ class Drive:
             markers=tuple(ids.marker(self.job.id, self.number, place.node) for place in places),
             workspace_name=self.served.name,
             workspace_path=self.served.path,
+            master_port=master_port,
             injob_path=str(greetings[0]["injob_path"]),
             python=spec.environment or str(greetings[0]["python"]),
         )
@@ -230,25 +237,32 @@ class Drive:
 
     # -- from the launch -----------------------------------------------------------------------
     async def follow(self) -> None:
-        """Follow launched hosts to their end, then finalise."""
-        exits = await asyncio.gather(*(self._follow_one(order) for order in self.orders))
+        """Follow launched hosts to their end, then finalise.
+
+        The first node that ends in any way but well ends the others.
+        """
+        end = GroupEnd(self.canceled)
+        exits = await asyncio.gather(*(self._follow_one(order, end) for order in self.orders))
         await self.finalise(list(exits))
 
-    async def _follow_one(self, order: dict[str, Any]) -> Mapping[str, Any]:
+    async def _follow_one(self, order: dict[str, Any], end: GroupEnd) -> Mapping[str, Any]:
         """Return the node's exit record. Unreachable is not failed: this waits."""
         told = False
         while True:
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 following = asyncio.ensure_future(agent.follow(order))
-                canceling = asyncio.ensure_future(self.canceled.wait())
+                ending = asyncio.ensure_future(end.asked())
                 try:
-                    await asyncio.wait({following, canceling}, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
                     if not following.done():
-                        await agent.stop(order, reason="canceled", grace_s=self.job.spec.grace_s)
-                    return await following
+                        reason = ending.result()
+                        await agent.stop(order, reason=reason, grace_s=self.job.spec.grace_s)
+                    record = await following
+                    end.note(record)
+                    return record
                 finally:
-                    canceling.cancel()
+                    ending.cancel()
                     if not following.done():
                         following.cancel()
             except AgentLostError as error:

@@ -188,6 +188,10 @@ class RayAgent:
         """See `Agent.hello`."""
         return await self._call("hello")  # type: ignore[no-any-return]
 
+    async def free_port(self) -> int:
+        """See `Agent.free_port`."""
+        return int(await self._call("free_port"))
+
     async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Agent.prepare`."""
         return await self._call("prepare", dict(order))  # type: ignore[no-any-return]

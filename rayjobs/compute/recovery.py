@@ -182,6 +182,7 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
             "job": job.id,
             "attempt": host.get("attempt", job.attempt),
             "node": host["node"],
+            "node_count": job.spec.distribution.nodes,
             "root": host["root"],
             "socket": host["socket"],
             "marker": host["marker"],

@@ -23,6 +23,9 @@ class FakeAgent:
         self.collect_problems: list[str] = []
         self.settled: dict[str, Any] = {"state": "gone", "proven": True}
         self.instant: int | None = None
+        self.ports = 0
+        self.orders: list[Mapping[str, Any]] = []
+        self.stop_reasons: list[str] = []
 
     async def hello(self) -> Mapping[str, Any]:
         return {
@@ -34,6 +37,10 @@ class FakeAgent:
             "injob_path": "/nowhere/injob",
             "version": "0",
         }
+
+    async def free_port(self) -> int:
+        self.ports += 1
+        return 40_000 + self.ports
 
     def _note(self, what: str, order: Mapping[str, Any]) -> tuple[str, int]:
         if self.lost:
@@ -50,6 +57,7 @@ class FakeAgent:
 
     async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         key = self._note("launch", order)
+        self.orders.append(order)
         if self.launch_error is not None:
             raise self.launch_error
         self.future(key)
@@ -68,7 +76,8 @@ class FakeAgent:
 
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         job, attempt = self._note("stop", order)
-        self.end(job, attempt, outcome="canceled", signal=15)
+        self.stop_reasons.append(reason)
+        self.end(job, attempt, outcome="canceled", signal=15, node=order["plan"]["node"])
 
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         self._note("collect", order)
@@ -91,6 +100,7 @@ class FakeAgent:
         outcome: str = "",
         signal: int | None = None,
         proven: bool = True,
+        node: int = 0,
     ) -> None:
         """Let an attempt end as told."""
         waiting = self.future((job, attempt))
@@ -103,6 +113,7 @@ class FakeAgent:
                     outcome=outcome,
                     signal=signal,
                     proven=proven,
+                    node=node,
                 )
             )
 
@@ -115,15 +126,16 @@ def exit_record(
     outcome: str = "",
     signal: int | None = None,
     proven: bool = True,
+    node: int = 0,
 ) -> dict[str, Any]:
-    """Return an exit record as an attempt host writes it."""
+    """Return an exit record as an attempt host with one rank writes it."""
     if not outcome:
         outcome = "completed" if exit_code == 0 else "failed"
     return {
         "version": 1,
         "job": job,
         "attempt": attempt,
-        "node": 0,
+        "node": node,
         "marker": "m",
         "started_at": 1.0,
         "ended_at": 2.0,
@@ -132,7 +144,7 @@ def exit_record(
         "reason": "",
         "ranks": [
             {
-                "rank": 0,
+                "rank": node,
                 "pid": 1,
                 "exit_code": exit_code,
                 "signal": signal,
@@ -144,7 +156,7 @@ def exit_record(
                 "log_dropped": 0,
             }
         ],
-        "first_failed_rank": None if outcome in ("completed", "canceled") else 0,
+        "first_failed_rank": None if outcome in ("completed", "canceled") else node,
         "leftovers": {"killed": 0, "proven_dead": proven, "remaining": []},
         "tree": "subreaper",
         "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},

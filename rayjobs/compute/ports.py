@@ -1,0 +1,36 @@
+"""Ports that a node's agent has chosen for jobs whose attempt host does not hold them yet."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rayjobs.injob import masterport
+
+FORGOTTEN_S = 600.0  # the launch that was to take it never came
+
+
+class HeldPorts:
+    """Ports held here from their choice until the attempt's host holds them itself."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[int, float]] = {}
+
+    def take(self) -> int:
+        """Return a port that nobody has, and hold it.
+
+        Raises:
+            OSError: the system has none.
+        """
+        now_s = time.monotonic()
+        for port, (_, since_s) in list(self._held.items()):
+            if now_s - since_s > FORGOTTEN_S:
+                self.let_go(port)
+        descriptor, port = masterport.hold()
+        self._held[port] = (descriptor, now_s)
+        return port
+
+    def let_go(self, port: int | None) -> None:
+        """Hold a port no longer; one that is not held here is fine."""
+        if port is not None and port in self._held:
+            os.close(self._held.pop(port)[0])
