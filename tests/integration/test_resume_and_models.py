@@ -1,0 +1,79 @@
+"""A killed job goes on from its checkpoint on real Ray; what it made becomes a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs import checkpoints, models, submitting
+from rayjobs.metrics import series
+from rayjobs.spec import Retries
+from rayjobs.states import JobState
+from tests.jobs import Jobs
+
+pytestmark = pytest.mark.ray
+
+TRAIN = """
+import os, signal, sys
+from rayjobs import Run, checkpoint
+
+run = Run.get_context()
+found = checkpoint.latest()
+first = 0 if found is None else found.step + 1
+last = 10 if "RAYJOBS_RESUME_FROM" in os.environ else 99
+print("from", first, "resume", bool(checkpoint.resume_dir()), sys.argv[1:], flush=True)
+
+def die(path):
+    with open(path, "wb") as file:
+        file.write(b"half")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for step in range(first, last):
+    run.log("loss", 1 / (step + 1), step=step)
+    if step == 7 and found is None:
+        checkpoint.save(step, {"model.bin": die})
+    if step % 2 == 0:
+        checkpoint.save(step, {"model.bin": b"weights %d" % step}, keep=2)
+with open("outputs/model.bin", "wb") as file:
+    file.write(b"trained to %d" % last)
+"""
+
+
+def test_a_job_killed_in_a_save_resumes_and_its_model_is_registered(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    job = jobs.submit(TRAIN, retries=Retries(user=1))
+    done = jobs.wait(job, JobState.COMPLETED)
+    assert done.attempt == 2
+    assert jobs.log(job) == b"from 7 resume True []\n"
+    curve = series(jobs.store.metrics(job.id))["loss"]
+    assert curve.steps == tuple(range(10))
+    assert curve.values == tuple(1 / (step + 1) for step in range(10))
+    found = checkpoints.newest(jobs.store, jobs.workspace.blobs, job.id)
+    assert found is not None
+    assert (found.step, found.attempt) == (8, 2)
+
+    # By hand, in a new job: the same code, from the last checkpoint on.
+    again = submitting.resume(jobs.workspace, job.id).job
+    jobs.wait(again, JobState.COMPLETED)
+    assert jobs.log(again) == b"from 9 resume True []\n"
+    # With --resume-from the script is told as well, whatever it reads.
+    told = jobs.submit(
+        TRAIN,
+        resume_from=job.id,
+        arguments=("--resume-from", "$AZUREML_DATAREFERENCE_MODEL_LOCATION"),
+    )
+    jobs.wait(told, JobState.COMPLETED)
+    assert jobs.log(told).endswith(b"/resume']\n")
+
+    model = models.register(
+        jobs.workspace,
+        name="net",
+        run=again.id,
+        path="outputs/model.bin",
+        primary_metric="loss",
+    )
+    assert model.lineage["resume_from"] == job.id
+    assert model.lineage["primary_metric"] == {"name": "loss", "value": 1 / 10}
+    assert Path(model.download(tmp_path / "here")).read_bytes() == b"trained to 10"
