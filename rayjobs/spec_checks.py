@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from rayjobs.capacity import GRAIN, Capacity, fits_ever
+from rayjobs import spec_processes
+from rayjobs.capacity import Capacity, fits_ever
 from rayjobs.errors import CannotBePlacedError, Problem, SpecError
 from rayjobs.snapshots.secrets_found import holds_secret, is_sensitive_word
 from rayjobs.spec import JobSpec
@@ -104,8 +105,7 @@ def check(
     """
     problems = [
         *_entry(spec, source),
-        *_distribution(spec),
-        *_gpus(spec),
+        *spec_processes.check(spec),
         *_text(spec),
         *_variables(spec),
         *_data(spec),
@@ -149,6 +149,7 @@ def warnings(spec: JobSpec) -> list[str]:
             f"{spec.script} is run by Python, as every `script`. Use `command` for a shell "
             f"script, and convert a notebook first"
         )
+    found.extend(spec_processes.warnings(spec))
     ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
     if ray:
         found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is no Ray process")
@@ -219,67 +220,6 @@ def _script_file(script: str, source: Path) -> Iterator[Problem]:
 def _scripts(root: Path) -> str:
     names = sorted(path.name for path in root.glob("*.py"))[:8]
     return f"There are: {', '.join(names)}." if names else "The folder has no Python file."
-
-
-# -- processes and devices -----------------------------------------------------------------------
-
-
-def _distribution(spec: JobSpec) -> Iterator[Problem]:
-    shape = spec.distribution
-    if spec.command is not None and shape.processes_per_node > 1:
-        yield Problem(
-            "distribution.processes_per_node",
-            f"{shape.processes_per_node} processes, but a `command` is run once per node.",
-            "Use `script`, or one process per node.",
-        )
-    elif shape.backend == "none" and shape.world_size > 1:
-        yield Problem(
-            "distribution.backend",
-            f"none, with {shape.nodes} × {shape.processes_per_node} processes: nothing would "
-            f"tell them of each other.",
-            "Choose gloo (CPU), nccl (GPU) or mpi (`--backend`); for independent runs submit "
-            "several jobs.",
-        )
-    if shape.backend == "nccl" and spec.resources.gpus == 0:
-        yield Problem(
-            "distribution.backend",
-            "nccl works between GPUs, and the job asks for none.",
-            "Set resources.gpus (`--gpus-per-proc 1`), or use gloo.",
-        )
-
-
-def _gpus(spec: JobSpec) -> Iterator[Problem]:
-    gpus, processes = spec.resources.gpus, spec.distribution.processes_per_node
-    per_node = round(gpus * processes, 6)
-    if gpus > 1 and not gpus.is_integer():
-        yield Problem(
-            "resources.gpus",
-            f"{gpus:g} GPUs per process: a process has whole GPUs, or a part of one.",
-            f"Write {int(gpus)} or {int(gpus) + 1}, or a number below 1.",
-        )
-    elif 0 < gpus < 1 / GRAIN:
-        yield Problem(
-            "resources.gpus",
-            f"{gpus:g} is less than Ray can share out.",
-            f"The smallest part is {1 / GRAIN:g}.",
-        )
-    elif per_node > 1 and not per_node.is_integer():
-        yield Problem(
-            "resources.gpus",
-            f"{processes} processes × {gpus:g} are {per_node:g} GPUs per node: a node gives "
-            f"whole GPUs, or a part of one.",
-            f"Change the number of processes or of GPUs so that the product is whole or at "
-            f"most 1, e.g. resources.gpus={_near_share(processes, per_node):g}.",
-        )
-
-
-def _near_share(processes: int, per_node: float) -> float:
-    """Return the nearest GPUs per process whose product is whole, and exact in decimals."""
-    for whole in (int(per_node) + 1, int(per_node), 1):
-        share = whole / processes
-        if round(share, 4) * processes == whole:
-            return round(share, 4)
-    return 1.0
 
 
 # -- texts and names -----------------------------------------------------------------------------

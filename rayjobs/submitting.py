@@ -239,13 +239,13 @@ def _not_yet(spec: JobSpec) -> list[Problem]:
     """What the spec can say and this version cannot do yet: refused, never ignored."""
     problems = []
     shape = spec.distribution
-    if shape.world_size > 1:
+    if shape.world_size > 1 and shape.backend == "mpi":
         problems.append(
             Problem(
-                "distribution",
-                f"{shape.nodes} × {shape.processes_per_node} processes: this version runs one "
-                f"process per job.",
-                "Use one node and one process per node.",
+                "distribution.backend",
+                f"mpi, with {shape.nodes} × {shape.processes_per_node} processes: this version "
+                f"does not start processes by MPI (and so none of Horovod).",
+                "Use gloo (CPU) or nccl (GPU) with torch.distributed.",
             )
         )
     if spec.stall_timeout_s is not None:

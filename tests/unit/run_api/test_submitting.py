@@ -122,9 +122,9 @@ def test_a_target_that_cannot_start_does_not_lose_the_job(
         (
             JobSpec(
                 script="train.py",
-                distribution=Distribution(nodes=2, processes_per_node=2, backend="gloo"),
+                distribution=Distribution(nodes=2, processes_per_node=2, backend="mpi"),
             ),
-            "distribution",
+            "distribution.backend",
         ),
         (JobSpec(script="train.py", resume_from="other"), "resume_from"),
         (JobSpec(script="train.py", target="nowhere"), "target"),

@@ -90,6 +90,24 @@ def test_nccl_needs_gpus_and_a_command_runs_once_per_node() -> None:
     assert said(spec(command="ls", distribution=many)).keys() == {"distribution.processes_per_node"}
 
 
+def test_nccl_needs_a_whole_gpu_for_each_process() -> None:
+    shape = {"processes_per_node": 4, "backend": "nccl"}
+    found = said(spec(resources={"gpus": 0.5}, distribution=shape))
+    assert "4 processes per node × 0.5 are 2 GPUs" in found["resources.gpus"]
+    assert "--gpus-per-proc 1" in found["resources.gpus"]
+    assert said(spec(resources={"gpus": 1}, distribution=shape)) == {}
+    assert said(spec(resources={"gpus": 0.5}, distribution={"backend": "nccl"})) == {}
+
+
+def test_idle_gpus_of_a_distributed_job_are_told() -> None:
+    shape = {"nodes": 2, "processes_per_node": 2, "backend": "gloo"}
+    (told,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
+    assert "2 processes per node for 4 GPUs" in told
+    assert "--procs-per-node 4" in told
+    assert warnings(spec(resources={"gpus": 1}, distribution=shape)) == []
+    assert warnings(spec(resources={"gpus": 2})) == []
+
+
 @pytest.mark.parametrize(
     ("gpus", "processes", "is_right"),
     [
