@@ -1,4 +1,4 @@
-"""Starting a process that nobody's death takes along: own session, forked twice."""
+"""Starting a process that nobody's death takes along: own session, no parent that matters."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from rayjobs.injob.control import encode
 from rayjobs.injob.identity import own_identity
 
 
-def fork_detached() -> int | None:
+def fork_detached(*, twice: bool = True) -> int | None:
     """Fork a process in its own session, whose parent is init (or the nearest subreaper).
+
+    Args:
+        twice: False leaves out the process in between, which costs as much as the one that is
+            wanted: for callers that ignore SIGCHLD and so leave no zombies. The new process is
+            then theirs until they end, which it does not notice.
 
     Returns:
         In the caller, the end of a pipe on which the new process says how it came up
@@ -25,12 +30,13 @@ def fork_detached() -> int | None:
     child = os.fork()
     if child:
         os.close(writer)
-        os.waitpid(child, 0)
+        if twice:
+            os.waitpid(child, 0)
         return reader
     try:
         os.close(reader)
         os.setsid()
-        if os.fork():
+        if twice and os.fork():
             os._exit(0)
     except BaseException:
         os._exit(1)

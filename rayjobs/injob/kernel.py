@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from typing import Iterator
 
 from rayjobs.injob.processes import MARKER_VARIABLE
 
@@ -12,6 +13,8 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
+_MADV_COLLAPSE = 25
+_HUGE_BYTES = 2 * 1024 * 1024
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -53,6 +56,32 @@ def punch_hole(descriptor: int, offset: int, length: int) -> None:
         number = ctypes.get_errno()
         if number != 4:  # EINTR
             raise OSError(number, f"fallocate: {os.strerror(number)}")
+
+
+def huge_page_places() -> Iterator[int]:
+    """Addresses in this process's own memory where a huge page could stand; none if unwanted."""
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/enabled", encoding="ascii") as file:
+            if "[never]" in file.read():
+                return
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+            lines = file.read().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        fields = line.split(None, 5)
+        if fields[1] != "rw-p" or fields[5:] not in ([], ["[heap]"]):
+            continue
+        begin, end = (int(address, 16) for address in fields[0].split("-"))
+        first = (begin + _HUGE_BYTES - 1) // _HUGE_BYTES * _HUGE_BYTES
+        yield from range(first, end - _HUGE_BYTES + 1, _HUGE_BYTES)
+
+
+def make_huge_page(address: int) -> bool:
+    """Turn the small pages at `address` into a huge one; False where the kernel does not."""
+    advise = _libc.madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return bool(advise(address, _HUGE_BYTES, _MADV_COLLAPSE) == 0)
 
 
 def write_marker(marker: str) -> None:

@@ -9,13 +9,14 @@ import importlib
 import json
 import os
 import selectors
+import signal
 import socket
 import sys
 import time
 import traceback
 from typing import Any, Mapping
 
-from rayjobs.injob import coldhost, control, detach, leaving, startup
+from rayjobs.injob import coldhost, control, detach, kernel, leaving, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
 from rayjobs.injob.identity import own_identity
@@ -47,6 +48,10 @@ class Warm:
         # Whatever is alive now is alive for good: a collection in a rank need not copy its pages.
         gc.collect()
         gc.freeze()
+        # A fork copies the table of all pages: with huge ones it takes half the time.
+        self._places = kernel.huge_page_places()
+        # Hosts are children of this process, which waits for none of them.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def serve(self) -> Program | None:
         """Answer until idle, stopped or replaced; in a forked rank, return its program."""
@@ -54,7 +59,7 @@ class Warm:
         while self._is_wanted() and time.monotonic() - last_used < self._options.idle_s:
             with selectors.DefaultSelector() as selector:
                 selector.register(self._listener, selectors.EVENT_READ)
-                if not selector.select(min(_CHECK_S, self._options.idle_s)):
+                if not selector.select(self._work_a_little()):
                     continue
             stream, _ = self._listener.accept()
             last_used = time.monotonic()
@@ -73,6 +78,14 @@ class Warm:
             finally:
                 stream.close()
         return None
+
+    def _work_a_little(self) -> float:
+        """Make one more huge page, some milliseconds; the seconds to wait for a request after."""
+        place = next(self._places, None)
+        if place is None:
+            return float(min(_CHECK_S, self._options.idle_s))
+        kernel.make_huge_page(place)
+        return 0.0
 
     def close(self) -> None:
         """Remove the socket, unless another interpreter has taken its place."""
@@ -114,7 +127,7 @@ class Warm:
     def _fork(
         self, plan: plans.Plan, secrets: Mapping[str, str], stream: socket.socket
     ) -> dict[str, Any] | Forked:
-        reader = detach.fork_detached()
+        reader = detach.fork_detached(twice=False)
         if reader is None:
             stream.close()
             self._listener.close()
