@@ -38,8 +38,9 @@ __all__ = [
     "stop_warm",
 ]
 
-# torch._dynamo is what every optimizer of torch imports at its first use.
-DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy", "pandas")
+# torch._dynamo is what every optimizer of torch imports at its first use. Not pandas: its import
+# takes half a second of the first job's wait, and starts a thread of pyarrow's before all forks.
+DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy")
 MARKER_PAD = 160
 _LINE_LIMIT = 16 * 1024 * 1024
 _RETRY_S = 0.05
