@@ -80,6 +80,11 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),
+        *[
+            (f"Input {name}", f"{one['source']} ({one['mode']})")
+            for name, one in spec["inputs"].items()
+        ],
+        *[(f"Output {name}", one["destination"]) for name, one in spec["outputs"].items()],
         ("At most", duration_text(limit) if limit else "no limit"),
         ("Workspace", plan["workspace"]),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from datastore import errors as data_errors
 from rayjobs.failures import FailureClass
 from rayjobs.records import Job
 from rayjobs.states import JobState
@@ -29,4 +30,21 @@ def of_job(job: Job) -> Exit:
         return Exit.DONE
     if job.failure is not None and job.failure.failure_class is FailureClass.TIME_LIMIT:
         return Exit.TIME_LIMIT
+    return Exit.FAILED
+
+
+def of_data_error(error: data_errors.DatastoreError) -> Exit:
+    """Return the exit code for an error of data or its storage."""
+    missing = (
+        data_errors.DataNotFound,
+        data_errors.DatasetNotFound,
+        data_errors.DatastoreNotFound,
+    )
+    wrong = (data_errors.InvalidReference, data_errors.DatasetExists, data_errors.DatastoreExists)
+    if isinstance(error, missing):
+        return Exit.NOT_FOUND
+    if isinstance(error, wrong):
+        return Exit.USAGE
+    if isinstance(error, (data_errors.DatastoreUnavailable, data_errors.AccessDenied)):
+        return Exit.UNREACHABLE
     return Exit.FAILED

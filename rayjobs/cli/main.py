@@ -37,6 +37,10 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Sweeps": {
         "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),
     },
+    "Data": {
+        "datastore": ("datastore:datastore", "Name storages: add, ls, rm, check."),
+        "data": ("data:data", "Bring data there and back; register versions of it."),
+    },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import click
 
-from rayjobs.cli.exits import Exit
+from datastore.errors import DatastoreError
+from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.settings import Settings
 from rayjobs.errors import RayjobsError
 
@@ -44,6 +45,10 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
             _print_causes(error)
             _print_traceback(error, settings)
             return error.exit_code
+        except DatastoreError as error:
+            _print_causes(error)
+            _print_traceback(error, settings)
+            return of_data_error(error)
         except Exception as error:
             _print_unexpected(error, settings)
             return Exit.FAILED
@@ -64,7 +69,10 @@ def causes(error: BaseException) -> list[str]:
     while current is not None and id(current) not in seen:
         seen.add(id(current))
         text = str(current).strip() or type(current).__name__
-        if not isinstance(current, RayjobsError | OSError) and current is not error:
+        if (
+            not isinstance(current, RayjobsError | DatastoreError | OSError)
+            and current is not error
+        ):
             text = f"{type(current).__name__}: {text}"
         if not any(text in line for line in lines):
             lines.append(text)
@@ -73,7 +81,7 @@ def causes(error: BaseException) -> list[str]:
     return lines
 
 
-def _print_causes(error: RayjobsError) -> None:
+def _print_causes(error: RayjobsError | DatastoreError) -> None:
     first, *rest = causes(error)
     say(f"error: {first}")
     for line in rest:

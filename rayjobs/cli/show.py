@@ -11,6 +11,7 @@ from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of,
 from rayjobs.cli.outlook import Outlook, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.jobdata import inputs_read
 from rayjobs.metrics import number_text, summaries
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
@@ -41,7 +42,7 @@ def show(settings: Settings, job: str) -> None:
             return
         click.echo(facts(_head(settings, found, outlook)))
         sections = [
-            _section("Runs", _spec_facts(found)),
+            _section("Runs", _spec_facts(found, inputs_read(workspace.store, found))),
             *[_attempt(attempt) for attempt in attempts],
             _failure(found),
             _metrics(workspace, found),
@@ -60,6 +61,7 @@ def _as_json(
         **job_json(job, outlook),
         "workspace": str(workspace.path),
         "spec": job.spec.model_dump(mode="json"),
+        "inputs": inputs_read(store, job),
         "attempts": [attempt_json(attempt) for attempt in attempts],
         "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
         "files": [
@@ -93,7 +95,7 @@ def _head(settings: Settings, job: Job, outlook: Outlook) -> list[tuple[str, str
     ]
 
 
-def _spec_facts(job: Job) -> list[tuple[str, str]]:
+def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     spec = job.spec
     shape, each = spec.distribution, spec.resources
     resources = f"{each.cpus:g} CPUs"
@@ -113,11 +115,21 @@ def _spec_facts(job: Job) -> list[tuple[str, str]]:
         ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),
         ("Each has", resources),
         ("Limit", duration_text(limit) if limit else "none"),
-        *[(f"Input {name}", f"{one.source} ({one.mode})") for name, one in spec.inputs.items()],
+        *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
         ("Resumes from", spec.resume_from or ""),
         ("After", ", ".join(f"{one.job} ({one.when})" for one in spec.depends_on)),
     ]
+
+
+def _input_text(one: dict[str, Any]) -> str:
+    """Say what an input is, and once a node had it, which bytes it was."""
+    text = f"{one['source']} ({one['mode']})"
+    if "how" not in one:
+        return text
+    version = one["version"] if one["version"] not in ("", one["source"].partition(":")[2]) else ""
+    size = f", {one['files']} files, {size_text(one['bytes'])}" if one["files"] else ""
+    return f"{text}: {one['how']}{size}" + (f", {version}" if version else "")
 
 
 def _section(title: str, pairs: list[tuple[str, str]]) -> str:

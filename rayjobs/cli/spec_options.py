@@ -78,8 +78,8 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--input",
         "inputs",
         multiple=True,
-        metavar="NAME=STORE/PATH[:MODE]",
-        help="Data for the script; MODE is mount, download or direct.",
+        metavar="NAME=STORE/PATH|dataset:D[:V][:MODE]",
+        help="Data for the script; MODE is mount, download or direct. See `rayjobs data`.",
     ),
     _option(
         "--output",

@@ -1,0 +1,348 @@
+"""`rayjobs data`: bring data to a datastore and back, and register versions of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
+from rayjobs.cli.params import pairs
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.jobdata import DATASET
+
+if TYPE_CHECKING:
+    from datastore.catalogue import Catalogue, DatasetRecord
+    from datastore.progress import Progress, ProgressCallback
+    from datastore.stores import Datastore
+
+FILES_SHOWN = 20
+TABLES = ("csv", "parquet", "json")
+EPILOG = """\b
+Examples:
+  rayjobs data put digits/ workspaceblobstore/digits
+  rayjobs data ls workspaceblobstore/digits
+  rayjobs data register digits workspaceblobstore/digits
+  rayjobs submit train.py --input data=dataset:digits -- --data-dir '$AZUREML_DATAREFERENCE_data'
+  rayjobs data get dataset:digits:1 here/
+"""
+SILENT = quiet_option("No progress, no hints.")
+
+
+@click.group(epilog=EPILOG)
+def data() -> None:
+    """Bring data to a datastore and back, and register versions of it as datasets.
+
+    Data is named DATASTORE/PATH, or dataset:NAME[:VERSION].
+    """
+
+
+@data.command(epilog=EPILOG)
+@click.argument("files", metavar="FILE|FOLDER...", nargs=-1, required=True, type=click.Path())
+@click.argument("destination", metavar="DATASTORE/PATH")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@json_option
+@SILENT
+@common_options
+@click.pass_obj
+def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwrite: bool) -> None:
+    """Store files, or all that is in folders, at a path of a datastore.
+
+    Files that are there already are kept, so an upload that broke off can be repeated.
+    """
+    from datastore.stores import Datastore
+
+    paths = [Path(text).expanduser() for text in files]
+    for path in paths:
+        if not path.exists():
+            raise click.UsageError(f"{path} does not exist")
+    with settings.open(create=True) as workspace:
+        name, _, target = destination.partition("/")
+        store = Datastore(workspace, name)
+        watch = _Watch(settings)
+        for path in paths:
+            if path.is_dir():
+                store.upload(path, target, overwrite, progress=watch)
+        single = [path for path in paths if not path.is_dir()]
+        if single:
+            store.upload_files(single, None, target, overwrite, progress=watch)
+    place = f"{name}/{target.strip('/')}"
+    if settings.as_json:
+        print_json({"datastore": name, "path": target, "files": watch.files, "bytes": watch.bytes})
+        return
+    click.echo(f"{watch.files} files ({size_text(watch.bytes)}) are in {place}")
+    settings.note(f"use it: rayjobs submit … --input data={place}")
+
+
+@data.command(epilog=EPILOG)
+@click.argument("source", metavar="DATASTORE/PATH|dataset:NAME[:VERSION]")
+@click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@json_option
+@SILENT
+@common_options
+@click.pass_obj
+def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> None:
+    """Fetch data into a folder; each file appears when it is whole."""
+    from datastore.datasets import FileDataset
+
+    with settings.open() as workspace:
+        dataset = _files_of(workspace.catalogue, source)
+        if not isinstance(dataset, FileDataset):
+            dataset = FileDataset(dataset.sources, dataset.records, dataset.manifest)
+        watch = _Watch(settings)
+        fetched = dataset.download(folder, overwrite, progress=watch)
+    size = dataset.manifest.total_bytes
+    if settings.as_json:
+        print_json({"source": source, "folder": folder, "files": fetched, "bytes": size})
+    else:
+        click.echo(f"{len(fetched)} files ({size_text(size)}) are in {folder}")
+
+
+@data.command(epilog=EPILOG)
+@click.argument("place", metavar="[DATASTORE/PATH|dataset:NAME]", default="")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings, place: str) -> None:
+    """List datasets; or what lies at a path of a datastore; or a dataset's versions."""
+    from datastore.stores import Datastore
+
+    with settings.open(create=True) as workspace:
+        catalogue = workspace.catalogue
+        if place.startswith(DATASET):
+            name = place.removeprefix(DATASET).partition(":")[0]
+            catalogue.dataset(name)  # says what there is, if not this one
+            _list_datasets(settings, catalogue, catalogue.dataset_versions(name))
+        elif place:
+            store, _, path = place.partition("/")
+            _list_files(settings, Datastore(workspace, store), path)
+        else:
+            _list_datasets(settings, catalogue, catalogue.datasets())
+
+
+def _list_datasets(settings: Settings, catalogue: Catalogue, records: list[DatasetRecord]) -> None:
+    if settings.as_json:
+        print_json([_as_json(catalogue, record) for record in records])
+        return
+    if not records:
+        settings.note("no datasets; `rayjobs data register NAME DATASTORE/PATH` makes one")
+        return
+    rows = []
+    for record in records:
+        files = _manifest(catalogue, record)
+        rows.append(
+            (
+                record.name,
+                str(record.version),
+                record.kind,
+                str(len(files)),
+                size_text(files.total_bytes),
+                ago_text(record.created_at),
+                record.description,
+            )
+        )
+    header = ("NAME", "VERSION", "KIND", "FILES", "SIZE", "MADE", "DESCRIPTION")
+    click.echo(table(rows, header, right=(1, 3, 4)))
+
+
+def _list_files(settings: Settings, store: Datastore, path: str) -> None:
+    from datastore.backends import StoredFile
+    from datastore.errors import DataNotFound
+
+    found = store.children(path)
+    if not found:
+        found = list(store.files(path))
+    if not found and path.strip("/"):
+        raise DataNotFound(
+            f"there is nothing at {path!r} in datastore {store.name!r} ({store.backend.where})."
+        )
+    rows = [
+        {"path": one.path.rstrip("/"), "size": one.size if isinstance(one, StoredFile) else None}
+        for one in found
+    ]
+    if settings.as_json:
+        print_json(rows)
+        return
+    shown = [
+        (
+            "" if row["size"] is None else size_text(float(str(row["size"]))),
+            f"{row['path']}{'/' if row['size'] is None else ''}",
+        )
+        for row in rows
+    ]
+    click.echo(table(shown, ("SIZE", "PATH"), right=(0,)))
+
+
+@data.command(epilog=EPILOG)
+@click.argument("name", metavar="NAME")
+@click.argument("sources", metavar="DATASTORE/PATH|URL...", nargs=-1, required=True)
+@click.option("--table", "form", type=click.Choice(TABLES), help="A table in such files.")
+@click.option("--description", metavar="TEXT", default="", help="What it is, for people.")
+@click.option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable.")
+@click.option("--new-version", is_flag=True, help="The next version of a name that exists.")
+@json_option
+@SILENT
+@common_options
+@click.pass_obj
+def register(
+    settings: Settings,
+    name: str,
+    sources: tuple[str, ...],
+    *,
+    form: str | None,
+    description: str,
+    tags: tuple[str, ...],
+    new_version: bool,
+) -> None:
+    """Register the files that are at paths (or globs) now as a version of a dataset.
+
+    A version is a list of files with their digests: files of a folder are read once for it.
+    """
+    from datastore.errors import DatasetExists
+
+    with settings.open(create=True) as workspace:
+        catalogue = workspace.catalogue
+        places = [_place(catalogue, text) for text in sources]
+        try:
+            dataset = _new(places, form).register(
+                workspace,
+                name,
+                description,
+                pairs(tags, option="--tag", example="season=2026"),
+                create_new_version=new_version,
+                progress=_Watch(settings),
+            )
+        except DatasetExists:
+            raise DatasetExists(
+                f"dataset {name!r} is registered already; give --new-version for its next version."
+            ) from None  # its sentence is for Python
+        if settings.as_json:
+            print_json(_as_json(catalogue, catalogue.dataset_by_id(dataset.id)))
+            return
+    size = size_text(dataset.manifest.total_bytes)
+    click.echo(f"dataset {name}:{dataset.version} has {len(dataset.manifest)} files ({size})")
+    mode = ":direct" if form else ""
+    settings.note(f"use it: rayjobs submit … --input data=dataset:{name}{mode}")
+
+
+@data.command(epilog="\b\nExamples:\n  rayjobs data show digits\n  rayjobs data show digits:2\n")
+@click.argument("name", metavar="NAME[:VERSION]")
+@json_option
+@common_options
+@click.pass_obj
+def show(settings: Settings, name: str) -> None:
+    """Show a version of a dataset: where its files are, and which they are."""
+    from datastore.catalogue import parse_version
+
+    title, _, version = name.removeprefix(DATASET).partition(":")
+    with settings.open() as workspace:
+        catalogue = workspace.catalogue
+        record = catalogue.dataset(title, parse_version(version or None))
+        files = _manifest(catalogue, record)
+        versions = [one.version for one in catalogue.dataset_versions(title)]
+        if settings.as_json:
+            listed = [
+                {
+                    "path": one.path,
+                    "datastore": one.datastore,
+                    "key": one.key,
+                    "size": one.size,
+                    "digest": one.digest,
+                }
+                for one in files
+            ]
+            print_json({**_as_json(catalogue, record), "versions": versions, "entries": listed})
+            return
+    click.echo(
+        facts(
+            [
+                ("Dataset", f"{record.name}:{record.version} ({record.kind})"),
+                ("Id", record.id),
+                ("Description", record.description),
+                ("Made", local_time(record.created_at)),
+                ("Tags", ", ".join(f"{key}={value}" for key, value in record.tags.items())),
+                ("Versions", ", ".join(str(number) for number in versions)),
+                ("Files", f"{len(files)} ({size_text(files.total_bytes)})"),
+                ("Manifest", record.manifest),
+                ("Datastores", ", ".join(files.datastores)),
+            ]
+        )
+    )
+    for entry in files.files[:FILES_SHOWN]:
+        click.echo(f"  {size_text(entry.size):>9}  {entry.path}")
+    if len(files) > FILES_SHOWN:
+        click.echo(f"  … and {len(files) - FILES_SHOWN} more: --json lists them")
+
+
+class _Watch:
+    """Follows transfers: a line on stderr unless that is not wanted, and counts for the end."""
+
+    def __init__(self, settings: Settings) -> None:
+        from datastore.progress import ProgressLine
+
+        self.files = 0
+        self.bytes = 0
+        self._line: ProgressCallback | None = None if settings.quiet else ProgressLine()
+
+    def __call__(self, progress: Progress) -> None:
+        if progress.finished:
+            self.files += progress.done_files
+            self.bytes += progress.done_bytes
+        if self._line is not None:
+            self._line(progress)
+
+
+def _files_of(catalogue: Catalogue, source: str) -> Any:
+    from datastore.catalogue import parse_version
+    from datastore.dataset_factory import Dataset, dataset_of
+
+    if source.startswith(DATASET):
+        name, _, version = source.removeprefix(DATASET).partition(":")
+        return dataset_of(catalogue.dataset(name, parse_version(version or None)), catalogue)
+    return Dataset.File.from_files(_place(catalogue, source))
+
+
+def _place(catalogue: Catalogue, text: str) -> Any:
+    """Return what a text names: a path in a datastore, a URL, or a file of this machine."""
+    from datastore.stores import Datastore
+
+    if "://" in text or text.startswith(("/", "./", "../", "~")):
+        return text
+    name, _, path = text.partition("/")
+    return Datastore(catalogue, name), path
+
+
+def _new(places: list[Any], form: str | None) -> Any:
+    from datastore.dataset_factory import Dataset
+
+    if form is None:
+        return Dataset.File.from_files(places)
+    if form == "csv":
+        return Dataset.Tabular.from_delimited_files(places)
+    if form == "parquet":
+        return Dataset.Tabular.from_parquet_files(places)
+    return Dataset.Tabular.from_json_lines_files(places)
+
+
+def _manifest(catalogue: Catalogue, record: DatasetRecord) -> Any:
+    from datastore.manifest import Manifest
+
+    return Manifest.from_bytes(catalogue.manifest(record.manifest))
+
+
+def _as_json(catalogue: Catalogue, record: DatasetRecord) -> dict[str, Any]:
+    files = _manifest(catalogue, record)
+    return {
+        "name": record.name,
+        "version": record.version,
+        "id": record.id,
+        "kind": record.kind,
+        "description": record.description,
+        "tags": dict(record.tags),
+        "created_at": record.created_at,
+        "manifest": record.manifest,
+        "files": len(files),
+        "bytes": files.total_bytes,
+    }

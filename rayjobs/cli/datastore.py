@@ -1,0 +1,215 @@
+"""`rayjobs datastore`: name storages, list, check and forget them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+from click.shell_completion import CompletionItem
+
+from rayjobs.cli.exits import Exit, of_data_error
+from rayjobs.cli.output import facts, print_json, table
+from rayjobs.cli.params import ParamType
+from rayjobs.cli.settings import Settings, common_options, json_option
+
+EPILOG = """\b
+Examples:
+  rayjobs datastore ls
+  rayjobs datastore add images /data/images
+  rayjobs datastore add photos s3://my-bucket/photos --endpoint https://s3.example.org \\
+      --access-key-env PHOTOS_KEY --secret-key-env PHOTOS_SECRET
+  rayjobs datastore check photos
+"""
+
+
+class DatastoreName(ParamType):
+    """A datastore's name; completes those of the workspace."""
+
+    name = "datastore"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return names that begin with `incomplete`."""
+        from rayjobs.errors import RayjobsError
+
+        settings = ctx.find_object(Settings) or Settings()
+        try:
+            with settings.open() as workspace:
+                records = workspace.catalogue.datastores()
+        except RayjobsError:
+            return []  # a shell that completes is no place for errors
+        return [CompletionItem(one.name) for one in records if one.name.startswith(incomplete)]
+
+
+@click.group(epilog=EPILOG)
+def datastore() -> None:
+    """Name storages: a folder, or a bucket (or a prefix of one) on any S3 server.
+
+    `workspaceblobstore`, a folder in the workspace, is there from the start. Credentials are
+    given by reference: names of environment variables, or a profile of the usual AWS files. On
+    every node the target must have them too. No secret is stored.
+    """
+
+
+@datastore.command(epilog=EPILOG)
+@click.argument("name", metavar="NAME")
+@click.argument("url", metavar="FOLDER|s3://BUCKET[/PREFIX]")
+@click.option("--endpoint", metavar="URL", default="", help="The S3 server; AWS without it.")
+@click.option("--region", metavar="NAME", default="", help="Of the bucket.")
+@click.option("--profile", metavar="NAME", default="", help="Profile of the AWS files.")
+@click.option("--access-key-env", metavar="VAR", default="", help="Variable with the access key.")
+@click.option("--secret-key-env", metavar="VAR", default="", help="Variable with the secret key.")
+@click.option("--session-token-env", metavar="VAR", default="", help="Variable with the token.")
+@click.option("--create", is_flag=True, help="Make the folder if it does not exist.")
+@click.option("--overwrite", is_flag=True, help="Replace a datastore of this name.")
+@click.option("--default", "as_default", is_flag=True, help="Make it the default datastore.")
+@click.option("--no-check", is_flag=True, help="Do not ask the bucket for a sign of life.")
+@json_option
+@common_options
+@click.pass_obj
+def add(
+    settings: Settings,
+    /,
+    name: str,
+    url: str,
+    *,
+    create: bool,
+    overwrite: bool,
+    as_default: bool,
+    no_check: bool,
+    **s3: Any,
+) -> None:
+    """Give a storage a name. A bucket is asked for a sign of life first."""
+    from datastore.stores import Datastore, record_of_url
+
+    record = record_of_url(name, url)
+    with settings.open(create=True) as workspace:
+        if record.kind == "local":
+            folder = Path(record.settings["root"])
+            if not folder.is_dir() and not create:
+                raise click.UsageError(f"{folder} is not a folder; give --create to make it")
+            if any(s3.values()):
+                option = next(key for key, value in s3.items() if value)
+                raise click.UsageError(f"--{option.replace('_', '-')} is for buckets (s3://…)")
+            store = Datastore.register_folder(
+                workspace,
+                name,
+                record.settings["root"],
+                create_if_not_exists=create,
+                overwrite=overwrite,
+            )
+        else:
+            store = Datastore.register_s3(
+                workspace,
+                name,
+                record.settings["bucket"],
+                prefix=record.settings.get("prefix", ""),
+                overwrite=overwrite,
+                skip_validation=no_check,
+                **s3,
+            )
+        if as_default:
+            store.set_as_default()
+        if settings.as_json:
+            print_json(_as_json(store, workspace.catalogue.default_datastore()))
+            return
+    click.echo(f"datastore {name} is {store.backend.where}")
+    settings.note(f"put data there: rayjobs data put FOLDER {name}/PATH")
+
+
+@datastore.command(epilog="\b\nExample:\n  rayjobs datastore ls --json\n")
+@json_option
+@common_options
+@click.pass_obj
+def ls(settings: Settings) -> None:
+    """List the datastores of the workspace."""
+    from datastore.stores import Datastore
+
+    with settings.open(create=True) as workspace:
+        default = workspace.catalogue.default_datastore()
+        stores = [Datastore.from_record(one) for one in workspace.catalogue.datastores()]
+    if settings.as_json:
+        print_json([_as_json(store, default) for store in stores])
+        return
+    rows = [
+        (
+            store.name,
+            store.datastore_type,
+            "yes" if store.name == default else "",
+            _credentials(store.record.settings),
+            _where(store),
+        )
+        for store in stores
+    ]
+    click.echo(table(rows, ("NAME", "KIND", "DEFAULT", "CREDENTIALS", "WHERE")))
+
+
+@datastore.command(epilog="\b\nExample:\n  rayjobs datastore rm photos\n")
+@click.argument("name", metavar="NAME", type=DatastoreName())
+@common_options
+@click.pass_obj
+def rm(settings: Settings, name: str) -> None:
+    """Forget a datastore; its data stays where it is."""
+    with settings.open() as workspace:
+        workspace.catalogue.remove_datastore(name)
+    settings.note(f"datastore {name} is forgotten; its data stays")
+
+
+@datastore.command(epilog="\b\nExamples:\n  rayjobs datastore check\n")
+@click.argument("names", metavar="[NAME]...", nargs=-1, type=DatastoreName())
+@json_option
+@common_options
+@click.pass_obj
+def check(settings: Settings, names: tuple[str, ...]) -> int:
+    """Ask storages for a sign of life, with the credentials that are here."""
+    from datastore.errors import DatastoreError
+    from datastore.stores import Datastore
+
+    with settings.open(create=True) as workspace:
+        catalogue = workspace.catalogue
+        records = [catalogue.datastore(name) for name in names] or catalogue.datastores()
+    found = []
+    worst = Exit.DONE
+    for record in records:
+        problem = ""
+        try:
+            Datastore.from_record(record).check()
+        except DatastoreError as error:
+            problem = str(error)
+            worst = worst or of_data_error(error)
+        found.append({"name": record.name, "ok": not problem, "problem": problem})
+    if settings.as_json:
+        print_json(found)
+    else:
+        click.echo(facts([(str(one["name"]), str(one["problem"]) or "ok") for one in found]))
+    return worst
+
+
+def _credentials(settings: Mapping[str, str]) -> str:
+    """Say where the credentials are, never what they are."""
+    if settings.get("profile"):
+        return f"profile {settings['profile']}"
+    named = [value for name, value in settings.items() if name.endswith("_env")]
+    return ", ".join(f"${name}" for name in sorted(named))
+
+
+def _where(store: Any) -> str:
+    from datastore.errors import DatastoreError
+
+    try:
+        return str(store.backend.where)
+    except DatastoreError as error:  # settings of a newer release, say
+        return str(error)
+
+
+def _as_json(store: Any, default: str) -> dict[str, Any]:
+    return {
+        "name": store.name,
+        "kind": store.datastore_type,
+        "where": _where(store),
+        "settings": dict(store.record.settings),
+        "default": store.name == default,
+    }
