@@ -126,6 +126,18 @@ def locate(explicit: str | None = None) -> Path:
     return paths.home() / "workspace"
 
 
+def id_of(path: str | Path) -> str | None:
+    """Return the id of the workspace in a folder; None where it cannot be read now.
+
+    A folder that was removed and made anew is another workspace under the same path.
+    """
+    try:
+        record = _read(WorkspaceFiles(Path(path)))
+    except StoreError:
+        return None
+    return None if record is None else str(record["id"])
+
+
 def _named(text: str, source: str) -> Path:
     if not text.strip():
         raise UsageError(f"{source} is empty; give the path of a workspace's folder")

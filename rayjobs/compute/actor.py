@@ -105,6 +105,7 @@ class TargetActor:
             waited=gauges.waited,
             note=lambda facts: self._note(facts, gauges),
             drivers=drivers,
+            epoch=self.epoch,
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)

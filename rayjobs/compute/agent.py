@@ -33,14 +33,16 @@ class NodeAgent:
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, f"agent-{node_id[:8]}")
         self._node_id = node_id
         self._node = Node(target, Path(home))
-        self._lock = asyncio.Lock()
         self._ports = HeldPorts()
+        self._pruning: asyncio.Future[list[Path]] | None = None
 
     async def hello(self) -> dict[str, Any]:
         """See `cluster.Agent.hello`; the first call starts the warm interpreter."""
         import ray
 
         self._node.warm_up()
+        if self._pruning is None:
+            self._pruning = asyncio.ensure_future(asyncio.to_thread(self._node.prune))
         return {
             "node_id": self._node_id,
             "address": ray.util.get_node_ip_address(),

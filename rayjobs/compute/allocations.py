@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from rayjobs import ids
 from rayjobs.clock import Clock
@@ -12,7 +14,6 @@ from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.errors import RayjobsError
 from rayjobs.policy import NodeRoom, Shape
-from rayjobs.records import AllocationState
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Held:
         job: Key of the job that has it; None while it is idle.
         since_s: When it went idle, on the monotonic clock.
         draining: Its ranks are not proven dead: it is never handed on.
+        suspects: Orders of the attempt whose ranks may still live here (`Agent.settle`).
     """
 
     name: str
@@ -42,6 +44,7 @@ class Held:
     job: str | None
     since_s: float
     draining: bool = False
+    suspects: tuple[Mapping[str, Any], ...] = ()
 
 
 class Allocations:
@@ -141,21 +144,40 @@ class Allocations:
             placed = replace(held, nodes=nodes)
             self._held[held.name] = placed
             gpus = await self._cluster.gpu_ids(held.name, held.shape)
+            placed = replace(placed, gpus=gpus)
+            self._held[held.name] = placed
+            self._touch()
+            await held.served.ask(
+                held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus
+            )
         except BaseException:
-            await self._remove_quietly(held)
+            await asyncio.shield(self.release(held))
             raise
-        placed = replace(placed, gpus=gpus)
-        self._held[held.name] = placed
-        self._touch()
-        await held.served.ask(held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus)
         return placed
 
-    async def give_back(self, held: Held, *, attempt: int, job: str, proven: bool) -> None:
+    async def give_back(
+        self,
+        held: Held,
+        *,
+        attempt: int,
+        job: str,
+        proven: bool,
+        suspects: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Free an allocation after its attempt's end was recorded.
 
-        The place is free for others even where the workspace cannot record it (full disk).
+        The place is free for others even where the workspace cannot record it (full disk): its
+        group then goes, since a row that names another job must not be handed on.
         """
-        freed = replace(held, job=None, since_s=self._clock.monotonic_s(), draining=not proven)
+        if held.name not in self._held:
+            return  # its group is gone already
+        freed = replace(
+            held,
+            job=None,
+            since_s=self._clock.monotonic_s(),
+            draining=not proven,
+            suspects=() if proven else tuple(suspects),
+        )
         self._held[held.name] = freed
         self._touch()
         try:
@@ -168,6 +190,8 @@ class Allocations:
             )
         except RayjobsError as error:
             log.warning("allocation %s: its row was not written: %s", held.name, error)
+            if proven and self._held.get(held.name) is freed:
+                await self.release(freed)
 
     async def release(self, held: Held) -> None:
         """Remove the group, then write that it is gone."""
@@ -183,7 +207,7 @@ class Allocations:
         """Release what has been idle for longer than the linger."""
         now_s = self._clock.monotonic_s()
         for held in self.all:
-            if held.job is None and not held.draining and now_s - held.since_s > LINGER_S:
+            if self._is_idle(held) and now_s - held.since_s > LINGER_S:
                 await self.release(held)
 
     async def _make_way(self, wanted: Held) -> None:
@@ -196,8 +220,12 @@ class Allocations:
             for held in self.all:
                 if not self._short_of(info, node):
                     break
-                if held.job is None and not held.draining and node in held.nodes:
+                if self._is_idle(held) and node in held.nodes:
                     await self.release(held)
+
+    def _is_idle(self, held: Held) -> bool:
+        """Return whether nobody has it *now*: it may have been taken since it was listed."""
+        return held.job is None and not held.draining and self._held.get(held.name) is held
 
     def _short_of(self, info: NodeInfo, node: str) -> bool:
         here = [held.shape for held in self._held.values() for at in held.nodes if at == node]
@@ -207,21 +235,8 @@ class Allocations:
             or sum(shape.memory for shape in here) > info.memory + 1e-6
         )
 
-    async def _remove_quietly(self, held: Held) -> None:
-        self._held.pop(held.name, None)
-        self._touch()
-        try:
-            await asyncio.shield(self._cluster.remove_group(held.name))
-        except RayjobsError as error:
-            log.warning("group %s could not be removed: %s", held.name, error)
-
     def _touch(self) -> None:
         self._changed_s = self._clock.monotonic_s()
-
-
-def recorded(state: AllocationState) -> bool:
-    """Return whether an allocation in this state may have a group."""
-    return state is not AllocationState.RELEASED
 
 
 def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:

@@ -14,6 +14,7 @@ from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.workspace_files import id_of
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -47,17 +48,27 @@ class Board:
         self._open = open_store
         self._served: dict[str, Served] = {}
         self._broken: dict[str, str] = {}
+        self._ids: dict[str, str | None] = {}
+        self._lock = asyncio.Lock()
 
     @property
     def served(self) -> list[Served]:
         """The workspaces that could be opened."""
         return list(self._served.values())
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether no registered workspace that is there is missing here."""
+        return not any(Path(path).is_dir() for path in self._broken)
+
     async def add(self, path: str) -> Served | None:
-        """Serve a workspace; one that cannot be opened is tried again at its next wake."""
-        known = self._served.get(path)
-        if known is not None:
-            return known
+        """Serve a workspace; one that cannot be opened is tried again every round."""
+        async with self._lock:  # a wake and a round may both ask
+            self._forget_if_gone(path)
+            return self._served.get(path) or await self._add(path)
+
+    async def _add(self, path: str) -> Served | None:
+        number = id_of(path)
         try:
             name, store = await asyncio.to_thread(self._open, path)
         except (RayjobsError, OSError) as error:
@@ -68,6 +79,7 @@ class Board:
         self._broken.pop(path, None)
         served = Served(path, name, store)
         self._served[path] = served
+        self._ids[path] = number
         return served
 
     async def refresh(self) -> None:
@@ -76,9 +88,15 @@ class Board:
             if path not in self._served:
                 await self.add(path)
         for path in [*self._served]:
-            if not Path(path).is_dir():
-                log.warning("workspace %s was removed", path)
-                self._served.pop(path).store.close()
+            self._forget_if_gone(path)
+
+    def _forget_if_gone(self, path: str) -> None:
+        """Close a workspace that was removed; one made anew in its place is another."""
+        if path not in self._served:
+            return
+        if not Path(path).is_dir() or id_of(path) not in (None, self._ids[path]):
+            log.warning("workspace %s was removed", path)
+            self._served.pop(path).store.close()
 
     async def waiting(self) -> list[tuple[Served, Job]]:
         """Return the queued jobs of all workspaces."""

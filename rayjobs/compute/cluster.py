@@ -21,6 +21,10 @@ class AgentLostError(RayjobsError):
     """The node's agent died or cannot be reached; the attempt may well be alive."""
 
 
+class AgentFaultError(RayjobsError):
+    """The agent met an error that nobody foresaw; the agent itself goes on."""
+
+
 @dataclass(frozen=True)
 class NodeInfo:
     """A living node: what it has in all, and what Ray says is free."""
@@ -108,7 +112,8 @@ class Agent(Protocol):
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
         """Say what became of an attempt: ``running``, ``ended`` (with its record) or ``gone``.
 
-        With `end`, whatever lives is ended first. ``proven`` says whether nothing is left.
+        With `end`, whatever lives is ended first. ``proven`` says whether nothing is left;
+        what an exit record could not prove is looked at again.
         """
         ...
 

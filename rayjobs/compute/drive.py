@@ -34,6 +34,8 @@ NOT_PLACED_PAUSE_S = 2.0
 AGENT_PAUSE_S = 0.5
 STORE_PAUSE_S = 1.0
 COLLECT_TRIES = 4
+# Beyond a script's own grace, until a host is told again that its attempt is to end.
+STOP_AGAIN_S = 5.0
 
 
 class CanceledEarlyError(RayjobsError):
@@ -60,6 +62,7 @@ class Drive:
         number: The attempt's number, once started.
         orders: What each node's agent is told, once planned.
         canceled: Set when the job's end was asked for.
+        forsaken: Its workspace is gone: nothing can be written, all is to be ended.
     """
 
     parts: Parts
@@ -69,6 +72,7 @@ class Drive:
     number: int = 0
     orders: list[dict[str, Any]] = field(default_factory=list)
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    forsaken: bool = False
     _given_back: bool = False
 
     @property
@@ -97,29 +101,25 @@ class Drive:
         try:
             if new:
                 self.held = await self._unless_canceled(self.parts.allocations.create(self.held))
-            await self.served.ask(
+            if not await self.served.ask(
                 store.hold_allocation, self.held.name, job=self.job.id, attempt=self.number
-            )
+            ):
+                raise NotPlacedError(f"{self.held.name} was taken by another target actor")
             await self._provision()
         except CanceledEarlyError:
             await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
             await self._clean()
             await self._give_back(proven=True)
         except NotPlacedError as error:
-            await self.served.ask(store.release_allocation, self.held.name)
             self._given_back = True
+            await self.parts.allocations.release(self.held)
             await self._requeue(str(error), outcome="not_placed", pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
+            # A host that was late to answer, or one on another node, may run all the same.
+            proven = await self._settle_all()
             failure = Failure(FailureClass(error.failure_class), str(error))
-            # Where one node could not start, the hosts of others wait for it in vain.
-            proven = len(self.orders) < 2 or await self._settle_all()
             await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()
-        except StoreError:
-            # Nothing was launched: the place is free, the row is put back by recovery.
-            await self._clean()
-            await self._give_back(proven=True)
-            raise
 
     async def _drop_place(self, new: bool) -> None:
         if new:
@@ -131,13 +131,13 @@ class Drive:
 
     async def _provision(self) -> None:
         await self._move(JobState.PROVISIONING, JobState.PREPARING)
-        agents = [await self.parts.cluster.agent(node) for node in self.held.nodes]
-        greetings = [await agent.hello() for agent in agents]
-        meets = self.job.spec.distribution.backend in TORCH_BACKENDS
-        self.orders = self._plan(greetings, await agents[0].free_port() if meets else None)
-        await self._record_hosts([{} for _ in self.orders], cold=None)
-        self._check_canceled()
         try:
+            agents = [await self.parts.cluster.agent(node) for node in self.held.nodes]
+            greetings = [await agent.hello() for agent in agents]
+            meets = self.job.spec.distribution.backend in TORCH_BACKENDS
+            self.orders = self._plan(greetings, await agents[0].free_port() if meets else None)
+            await self._record_hosts([{} for _ in self.orders], cold=None)
+            self._check_canceled()
             await self._prepare(agents)
             self._check_canceled()
             hosts = await together(
@@ -255,9 +255,11 @@ class Drive:
                 ending = asyncio.ensure_future(end.asked())
                 try:
                     await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
-                    if not following.done():
-                        reason = ending.result()
-                        await agent.stop(order, reason=reason, grace_s=self.job.spec.grace_s)
+                    while not following.done():
+                        # Said again: a host that was stopped or busy has not heard it.
+                        reason, grace_s = ending.result(), self.job.spec.grace_s
+                        await agent.stop(order, reason=reason, grace_s=grace_s)
+                        await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
                     record = await following
                     end.note(record)
                     return record
@@ -314,6 +316,8 @@ class Drive:
             except AgentLostError:
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
+            except RayjobsError as error:
+                last = {"tails": {}, "problems": [f"{error}."]}
             if not last["problems"]:
                 break
             await asyncio.sleep(STORE_PAUSE_S * (attempt + 1))
@@ -337,6 +341,21 @@ class Drive:
         failure = Failure(FailureClass.SYSTEM, f"{type(error).__name__}: {error}")
         await self._fail(failure, outcome="system", proven=proven)
 
+    async def let_go(self) -> None:
+        """End what runs and free the place, with nothing written: the store cannot be used.
+
+        A job that is live in the store without a drive is queued again by the engine.
+        """
+        proven = await self._settle_all()
+        if self._given_back:
+            return
+        if proven:
+            self._given_back = True
+            await self._clean()
+            await self.parts.allocations.release(self.held)
+        else:
+            await self._give_back(proven=False)
+
     async def _settle_all(self) -> bool:
         """End whatever may have been launched; return whether nothing is left, for sure."""
         proven = True
@@ -344,7 +363,8 @@ class Drive:
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 proven &= bool((await agent.settle(order, end=True))["proven"])
-            except RayjobsError:
+            except RayjobsError as error:
+                log.warning("what is left of %s is not known: %s", self.job.id, error)
                 proven = False
         return proven
 
@@ -379,8 +399,8 @@ class Drive:
     # -- ends ----------------------------------------------------------------------------------
     async def _fail(self, failure: Failure, *, outcome: str, proven: bool = True) -> None:
         """Retry within the class's budget, else end as Failed."""
-        job = await self.served.ask(self.served.store.job, self.job.id)
-        attempts = await self.served.ask(self.served.store.attempts, self.job.id)
+        job = await self._write(self.served.store.job, self.job.id)
+        attempts = await self._write(self.served.store.attempts, self.job.id)
         used = sum(
             1
             for attempt in attempts
@@ -443,15 +463,18 @@ class Drive:
             return
         self._given_back = True
         await self.parts.allocations.give_back(
-            self.held, attempt=self.number, job=self.job.id, proven=proven
+            self.held,
+            attempt=self.number,
+            job=self.job.id,
+            proven=proven,
+            suspects=self.orders,
         )
 
     # -- small things --------------------------------------------------------------------------
     async def _write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
         """Write what must be written: a full or locked store is tried until it takes it.
 
-        After the first failure the place is given back: the exit record on the node tells
-        the truth until the store can.
+        The exit record on the node tells the truth until the store can.
         """
         pause_s = STORE_PAUSE_S
         while True:
@@ -459,7 +482,7 @@ class Drive:
                 return await self.served.ask(function, *given, **more)
             except StoreError as error:
                 log.warning("%s waits for its store: %s", self.job.id, error)
-                if not Path(self.served.path).is_dir():
+                if self.forsaken or not Path(self.served.path).is_dir():
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(10.0, pause_s * 2)
@@ -513,8 +536,9 @@ class Drive:
                 return doing.result()
             doing.cancel()
             await asyncio.gather(doing, return_exceptions=True)
-            self._given_back = True  # `create` removed its group
-            await self.served.ask(self.served.store.release_allocation, self.held.name)
+            self._given_back = True
+            await self.parts.allocations.release(self.held)
             raise CanceledEarlyError(f"{self.job.id} was canceled while it waited for its place")
         finally:
+            doing.cancel()
             asyncio.ensure_future(canceling).cancel()

@@ -9,15 +9,15 @@ from typing import Any
 
 from rayjobs import capacity, policy
 from rayjobs.clock import Clock, to_text
-from rayjobs.compute.allocations import Allocations, Held
+from rayjobs.compute.allocations import Allocations
 from rayjobs.compute.board import Board, Served
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivers import Drivers
-from rayjobs.compute.recovery import recover
+from rayjobs.compute.recovery import end_and_requeue, recover, tidy
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError
 from rayjobs.policy import Shape, Waiting
-from rayjobs.records import Job
+from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
 log = logging.getLogger(__name__)
@@ -42,8 +42,10 @@ class Engine:
         waited: Callable[[float], None] = lambda _seconds: None,
         note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
         drivers: Drivers | None = None,
+        epoch: str | None = None,
     ) -> None:
         self.target = target
+        self.epoch = epoch
         self.drivers = drivers
         self.cluster = cluster
         self.board = board
@@ -54,6 +56,10 @@ class Engine:
         self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
         self.decisions: dict[str, policy.Decision] = {}
         self.nodes: list[NodeInfo] = []
+        # Workspaces whose live jobs were taken over, by path.
+        self.recovered: dict[str, Served] = {}
+        self._ownerless: set[tuple[str, int]] = set()
+        self._tidying: asyncio.Task[None] | None = None
         self._note = note
         self._wake = asyncio.Event()
         self._stopping = False
@@ -94,36 +100,44 @@ class Engine:
 
     # -- the loop --------------------------------------------------------------------------------
     async def run(self) -> None:
-        """Recover what lives, then serve until `stop`."""
-        await self.board.refresh()
-        await recover(self)
-        while not self._stopping:
-            self._wake.clear()
-            try:
-                await self.turn()
-            except RayjobsError as error:
-                log.warning("this turn was cut short: %s", error)
-            except Exception:
-                # One bad turn must not end the queue of everybody.
-                log.exception("a fault in the queue's loop")
-                await asyncio.sleep(POLL_S)
-            try:
-                # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
-                async with asyncio.timeout(POLL_S):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+        """Serve until `stop`, or until another actor has claimed a workspace of this one."""
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                try:
+                    await self.turn()
+                except RayjobsError as error:
+                    log.warning("this turn was cut short: %s", error)
+                except Exception:
+                    # One bad turn must not end the queue of everybody.
+                    log.exception("a fault in the queue's loop")
+                    await asyncio.sleep(POLL_S)
+                try:
+                    # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
+                    async with asyncio.timeout(POLL_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            if self._tidying is not None:
+                self._tidying.cancel()
 
     async def turn(self) -> None:
-        """Do one round: cancels, decisions, starts, tidying."""
+        """Do one round: take over, cancels, decisions, starts, tidying."""
         await self.board.refresh()
-        await self._pass_on_cancels()
+        if await self._is_superseded():
+            return
+        self._forsake_removed()
+        await recover(self)
+        live = await self.board.live()
+        self._pass_on_cancels(live)
+        await self._take_up_ownerless(live)
         if self.drivers is not None:
             await self.drivers.look(self.board)
         waiting = [
             (served, job)
             for served, job in await self.board.waiting()
-            if served.key(job.id) not in self.drives
+            if served.key(job.id) not in self.drives and self.recovered.get(served.path) is served
         ]
         if waiting:
             self.nodes = await self.cluster.nodes()
@@ -135,9 +149,11 @@ class Engine:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
             await self.allocations.release_old()
+            if self._tidying is None or self._tidying.done():
+                self._tidying = asyncio.ensure_future(tidy(self))
         # A sweep between two trials is no reason to stop the target either.
-        live = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
-        self._note({"waiting": len(waiting), "live": live, "nodes": self.nodes})
+        busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
+        self._note({"waiting": len(waiting), "live": busy, "nodes": self.nodes})
 
     async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}
@@ -245,22 +261,67 @@ class Engine:
             raise
         except StoreError as error:
             log.warning("attempt %d of %s: %s", drive.number, drive.job.id, error)
-            if drive.number == 0:
-                await self.allocations.release(drive.held)
+            await drive.let_go()
         except Exception as error:
-            await drive.abandon(error)
+            try:
+                await drive.abandon(error)
+            except Exception:
+                log.exception("attempt %d of %s was let go", drive.number, drive.job.id)
+                await drive.let_go()
         finally:
             self.drives.pop(drive.key, None)
             self._wake.set()
 
-    async def _pass_on_cancels(self) -> None:
-        for served, job, _attempt in await self.board.live():
+    def _pass_on_cancels(self, live: list[tuple[Served, Job, Attempt]]) -> None:
+        for served, job, _attempt in live:
             if job.cancel_requested_at is None:
                 continue
             known = self.drives.get(served.key(job.id))
             if known is not None:
                 known[0].canceled.set()
 
-    def held_by(self, name: str) -> Held | None:
-        """Return the allocation of that name, if this process knows it."""
-        return next((held for held in self.allocations.all if held.name == name), None)
+    # -- what nobody looks after -----------------------------------------------------------------
+    async def _is_superseded(self) -> bool:
+        """Stop for good when a newer actor has claimed a workspace: two must never act."""
+        if self.epoch is None:
+            return False
+        for served in self.board.served:
+            try:
+                claim = await served.ask(served.store.target_epoch, self.target)
+            except StoreError:
+                continue  # what cannot be read cannot be acted upon either
+            if claim is None or claim[1] == self.epoch:
+                continue
+            log.error("another actor of %s serves %s: this one stops", self.target, served.path)
+            drives = [task for _drive, task in self.drives.values()]
+            for task in drives:
+                task.cancel()
+            await asyncio.gather(*drives, return_exceptions=True)
+            self.stop()
+            return True
+        return False
+
+    def _forsake_removed(self) -> None:
+        """End the attempts of workspaces that were removed, or replaced by new ones."""
+        served = {id(one) for one in self.board.served}
+        for drive, _task in self.drives.values():
+            if id(drive.served) not in served and not drive.forsaken:
+                log.warning("the workspace of %s is gone: it is ended", drive.job.id)
+                drive.forsaken = True
+                drive.canceled.set()
+
+    async def _take_up_ownerless(self, live: list[tuple[Served, Job, Attempt]]) -> None:
+        """Queue jobs again whose drive was let go: its store could not be written then.
+
+        Seen in two rounds: what a drive wrote last may be newer than the first look.
+        """
+        seen = set()
+        for served, job, attempt in live:
+            key = served.key(job.id)
+            if key in self.drives or self.recovered.get(served.path) is not served:
+                continue
+            if (key, attempt.number) in self._ownerless:
+                await end_and_requeue(self, served, job, attempt, why="its target lost it")
+            else:
+                seen.add((key, attempt.number))
+        self._ownerless = seen

@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import sys
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,20 @@ import rayjobs
 from rayjobs import resuming, snapshots
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
 from rayjobs.compute.nodedata import NodeData
-from rayjobs.errors import PrepareError, RayjobsError, SnapshotError, StoreError
+from rayjobs.errors import (
+    NotFoundError,
+    PrepareError,
+    RayjobsError,
+    SnapshotError,
+    StoreError,
+)
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof, end_leftovers, find_leftovers
 from rayjobs.launch.plan import resume_variables
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths, short_socket
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.safe_delete import OwnFolder, UnsafeDeletionError
+from rayjobs.workspace_files import OpenWorkspace, id_of, open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +41,8 @@ FILES_EVERY_S = 2.0
 WARM_IDLE_S = 1800.0
 SETTLE_GRACE_S = 2.0
 END_TIMEOUT_S = 60.0
+# How long scratch stays that was kept after its attempt's end.
+KEEP_S = 7 * 86400.0
 
 
 class Node:
@@ -41,8 +50,7 @@ class Node:
 
     def __init__(self, target: str, home: Path) -> None:
         self.target = target
-        scratch = os.environ.get("RAYJOBS_NODE_SCRATCH")
-        self.paths = NodePaths(Path(scratch) if scratch else home / "node")
+        self.paths = NodePaths(home / "node")
         self.paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = TargetPaths.of(target, under=home).log
         self._log.mkdir(parents=True, exist_ok=True)
@@ -124,7 +132,8 @@ class Node:
         try:
             # An attempt starts once, in a new folder; what stands here was put back unused.
             self._data.release(paths.root)
-            shutil.rmtree(paths.root, ignore_errors=True)
+            if kept := self._remove(paths.root):
+                raise PrepareError("; ".join(kept), failure_class="storage")
             paths.root.mkdir(mode=0o700, parents=True)
             if order["snapshot"] is not None:
                 self._unpack(order, paths.work)
@@ -139,6 +148,8 @@ class Node:
             self._bring_checkpoint(order, paths.resume)
         except SnapshotError as error:
             raise PrepareError(str(error), failure_class="environment") from error
+        except (StoreError, NotFoundError) as error:
+            raise PrepareError(str(error), failure_class="storage") from error
         except OSError as error:
             raise PrepareError(
                 f"{paths.root} cannot be made: {error.strerror}", failure_class="storage"
@@ -230,7 +241,7 @@ class Node:
         await asyncio.to_thread(self._data.take_over, Path(root))
         watching = asyncio.ensure_future(self._watch(order))
         try:
-            connection = await asyncio.to_thread(hostclient.HostConnection.of, root)
+            connection = await asyncio.to_thread(host_of, root)
             if connection is None:
                 return await self._ended_unheard(order)
             try:
@@ -259,7 +270,7 @@ class Node:
 
     async def _ended_unheard(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """The host is gone: its record, or proof that nothing is left and a record of that."""
-        record = await asyncio.to_thread(hostclient.read_exit_record, order["plan"]["root"])
+        record = await asyncio.to_thread(record_of, order["plan"]["root"])
         if record is not None:
             return record
         proof = await asyncio.to_thread(
@@ -273,7 +284,7 @@ class Node:
         Of an attempt that is being prepared, a transfer of data is ended.
         """
         self._data.stop(order)
-        connection = hostclient.HostConnection.of(order["plan"]["root"])
+        connection = host_of(order["plan"]["root"])
         if connection is None:
             return
         try:
@@ -296,7 +307,7 @@ class Node:
             problems.append(f"metrics: {error}.")
         publisher = self._publisher(order)
         problems += publisher.finish()
-        record = hostclient.read_exit_record(str(root))
+        record = record_of(str(root))
         if record is not None and record["outcome"] == "completed" and self._is_current(order):
             note = partial(self._note, order)
             problems += self._data.store_outputs(root, self._workspace(order), note=note)
@@ -360,11 +371,8 @@ class Node:
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
         """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
         plan = order["plan"]
-        try:
-            connection = hostclient.HostConnection.of(plan["root"])
-        except ValueError:
-            connection = None
-        record = await asyncio.to_thread(hostclient.read_exit_record, plan["root"])
+        connection = host_of(plan["root"])
+        record = await asyncio.to_thread(record_of, plan["root"])
         ended_now = False
         if record is None and connection is not None and hostclient.is_alive(connection.identity):
             if not end:
@@ -373,6 +381,10 @@ class Node:
             record = await self._end_living(connection, plan)
         if record is not None:
             proven = bool(record["leftovers"]["proven_dead"])
+            if end and not proven:
+                # What could not be ended then may be gone, or can be ended, now.
+                again = await asyncio.to_thread(end_leftovers, plan["marker"], None, 0.0)
+                proven = again.proven_dead
             return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
         if end:
             proof = await asyncio.to_thread(end_leftovers, plan["marker"], None, SETTLE_GRACE_S)
@@ -388,7 +400,7 @@ class Node:
         try:
             await connection.cancel("its place was lost", grace_s=SETTLE_GRACE_S)
             return await connection.wait(timeout_s=END_TIMEOUT_S)
-        except (hostclient.HostGone, hostclient.HostUnreachable, TimeoutError) as error:
+        except (RayjobsError, TimeoutError, ValueError) as error:
             log.warning("%s: %s", plan["job"], error)
             return None
 
@@ -401,15 +413,54 @@ class Node:
         root = Path(plan["root"])
         await asyncio.to_thread(self._data.release, root)
         self._data.forget(order)
-        await asyncio.to_thread(shutil.rmtree, root, True)
+        await asyncio.to_thread(self._remove, root)
         # The job's folder goes with its last attempt.
         await asyncio.to_thread(_remove_if_empty, root.parent)
         return {"proven": True}
+
+    def _remove(self, root: Path) -> list[str]:
+        """Remove an attempt's folder; return why something of it stays. No link is followed."""
+        try:
+            with OwnFolder(self.paths.root) as scratch:
+                kept = scratch.remove(str(root.relative_to(self.paths.root))).kept
+        except (UnsafeDeletionError, ValueError) as error:
+            kept = [str(error)]
+        for problem in kept:
+            log.warning("scratch stays: %s", problem)
+        return kept
+
+    def prune(self, keep_s: float = KEEP_S) -> list[Path]:
+        """Remove what attempts left that ended long ago; return their folders.
+
+        Scratch stays after an end whose files could not be stored, so that people can save them.
+        """
+        removed = []
+        for root in sorted((self.paths.root / "attempts").glob("*/a*")):
+            try:
+                changed_s = max(path.lstat().st_mtime for path in (root, *root.glob("*.json")))
+                if root.is_symlink() or time.time() - changed_s < keep_s:
+                    continue
+                connection = host_of(str(root))
+                plan = json.loads((root / "plan.json").read_text())
+                lives = connection is not None and hostclient.is_alive(connection.identity)
+                if lives or find_leftovers(plan["marker"]):
+                    continue
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.info("%s stays: %s", root, error)
+                continue
+            self._data.release(root)
+            if not self._remove(root):
+                removed.append(root)
+                _remove_if_empty(root.parent)
+        return removed
 
     # -- small things ------------------------------------------------------------------------------
     def _workspace(self, order: Mapping[str, Any]) -> OpenWorkspace:
         path = str(order["workspace"])
         workspace = self._workspaces.get(path)
+        if workspace is not None and id_of(path) not in (None, workspace.id):
+            self._workspaces.pop(path).close()  # another one in the place of a removed one
+            workspace = None
         if workspace is None:
             workspace = open_workspace(path, create=False)
             self._workspaces[path] = workspace
@@ -496,6 +547,24 @@ def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str,
 def _note_warm(task: asyncio.Task[hostclient.WarmInterpreter]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("no warm interpreter: %s", error)
+
+
+def host_of(root: str) -> hostclient.HostConnection | None:
+    """Return the connection to an attempt's host; None where none was started, for all we know."""
+    try:
+        return hostclient.HostConnection.of(root)
+    except (OSError, ValueError) as error:
+        log.warning("no host is known: %s", error)
+        return None
+
+
+def record_of(root: str) -> dict[str, Any] | None:
+    """Return an attempt's exit record; None while there is none that can be read."""
+    try:
+        return hostclient.read_exit_record(root)
+    except (OSError, ValueError) as error:
+        log.warning("no exit record: %s", error)
+        return None
 
 
 def _remove_if_empty(folder: Path) -> None:

@@ -22,7 +22,13 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
-from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError, bundles
+from rayjobs.compute.cluster import (
+    AgentFaultError,
+    AgentLostError,
+    NodeInfo,
+    NotPlacedError,
+    bundles,
+)
 from rayjobs.errors import RayjobsError, UnreachableError
 from rayjobs.policy import Shape
 
@@ -39,8 +45,8 @@ class RayCluster:
         self._groups: dict[str, PlacementGroup] = {}
         self._agents: dict[str, RayAgent] = {}
         self._agent_locks: dict[str, asyncio.Lock] = {}
-        # Ray's own calls block: a few threads, so that one slow group stops nobody.
-        self._threads = ThreadPoolExecutor(max_workers=8, thread_name_prefix="ray-calls")
+        # Ray's own calls block, and a group that finds no room for half a minute.
+        self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ray-calls")
 
     async def _call(self, function: Any, *arguments: Any) -> Any:
         loop = asyncio.get_running_loop()
@@ -179,7 +185,7 @@ class RayAgent:
             cause = error.cause if hasattr(error, "cause") else None
             if isinstance(cause, RayjobsError):
                 raise cause from error
-            raise
+            raise AgentFaultError(f"{method} failed on the node: {cause or error!r}") from error
         except (RayActorError, GetTimeoutError) as error:
             self.lost = True
             raise AgentLostError(f"the node's agent is gone: {error}") from error

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.clock import Clock
@@ -22,53 +24,151 @@ log = logging.getLogger(__name__)
 
 
 async def recover(engine: Engine) -> None:
-    """Take over the live jobs of every workspace.
+    """Take over the live jobs of every workspace that this actor has not looked at yet.
 
     On the same Ray cluster their groups still stand: attempts whose host lives (or left an
     exit record) are followed again. On another one (Ray was restarted) whatever survived is
     ended and proven dead first, then the jobs are queued again as lost with their node.
     """
+    new = [one for one in engine.board.served if engine.recovered.get(one.path) is not one]
+    if not new:
+        return
     engine.nodes = await engine.cluster.nodes()
     cluster_id = await engine.cluster.cluster_id()
     groups = set(await engine.cluster.group_names(f"rj-{engine.target}-"))
-    known: set[str] = set()
-    for served in engine.board.served:
+    for served in new:
         try:
-            known |= await _recover_workspace(engine, served, cluster_id, groups)
+            await _recover_workspace(engine, served, cluster_id, groups)
         except RayjobsError as error:
-            log.warning("workspace %s is not recovered: %s", served.path, error)
-    for name in groups - known:
-        log.info("group %s belongs to no job: removed", name)
-        await engine.cluster.remove_group(name)
+            log.warning("workspace %s is not recovered yet: %s", served.path, error)
+        else:
+            engine.recovered[served.path] = served
+    await remove_groups_of_nobody(engine)
 
 
 async def _recover_workspace(
     engine: Engine, served: Served, cluster_id: str, groups: set[str]
-) -> set[str]:
+) -> None:
     store = served.store
     key = f"cluster:{engine.target}"
     same_cluster = await served.ask(store.meta, key) == cluster_id
-    live = {job.id: (job, attempt) for job, attempt in await served.ask(store.live, engine.target)}
-    kept: set[str] = set()
+    live = {
+        job.id: (job, attempt)
+        for job, attempt in await served.ask(store.live, engine.target)
+        if served.key(job.id) not in engine.drives
+    }
     taken: set[str] = set()
+    gone: list[Allocation] = []
     for row in await served.ask(store.allocations, engine.target):
-        job_id = row.job
-        if same_cluster and row.name in groups and _is_in_use(row, live):
-            held = _held(row, served, engine.clock)
-            engine.allocations.know(held)
-            kept.add(row.name)
-            if job_id in live and not held.draining:
-                job, attempt = live[job_id]
-                taken.add(job_id)
-                await _take_over(engine, served, job, attempt, held)
-        else:
-            await engine.cluster.remove_group(row.name)
-            await served.ask(store.release_allocation, row.name)
+        if any(held.name == row.name for held in engine.allocations.all):
+            continue  # taken over in a round that was cut short
+        if not (same_cluster and row.name in groups and _is_in_use(row, live)):
+            gone.append(row)
+            continue
+        held = _held(row, served, engine.clock)
+        if held.draining:
+            _, orders = await _orders_of_row(engine, served, row)
+            held = replace(held, suspects=tuple(orders))
+        engine.allocations.know(held)
+        if row.job in live and not held.draining:
+            job, attempt = live[row.job]
+            taken.add(row.job)
+            await _take_over(engine, served, job, attempt, held)
+    why = "its place is gone" if same_cluster else "the Ray cluster was restarted"
+    ended: dict[tuple[str, int], bool] = {}
     for job_id, (job, attempt) in live.items():
         if job_id not in taken:
-            await _end_and_requeue(engine, served, job, attempt, same_cluster=same_cluster)
+            ended[job_id, attempt.number] = await end_and_requeue(
+                engine, served, job, attempt, why=why
+            )
+    for row in gone:
+        await _drop_row(engine, served, row, ended)
     await served.ask(store.set_meta, key, cluster_id)
-    return kept
+
+
+async def _drop_row(
+    engine: Engine, served: Served, row: Allocation, ended: dict[tuple[str, int], bool]
+) -> None:
+    """Release an allocation without a living job, once nothing of its attempt runs any more."""
+    proven = True
+    orders: list[dict[str, Any]] = []
+    if row.job is not None and row.attempt is not None:
+        known = ended.get((row.job, row.attempt))
+        ended_already, orders = await _orders_of_row(engine, served, row)
+        if known is not None:
+            proven = known
+        elif not ended_already or row.state is AllocationState.DRAINING:
+            proven = await _prove(engine, orders)
+    if proven:
+        await engine.cluster.remove_group(row.name)
+        await served.ask(served.store.release_allocation, row.name)
+        return
+    # Its room stays taken, though its group may be gone with the cluster it was made on.
+    nodes = [_living_node(engine, node) for node in row.nodes]
+    held = replace(_held(row, served, engine.clock), job=None, draining=True)
+    held = replace(held, nodes=tuple(node for node in nodes if node), suspects=tuple(orders))
+    engine.allocations.know(held)
+    assert row.job is not None
+    assert row.attempt is not None
+    await served.ask(
+        served.store.free_allocation, row.name, job=row.job, attempt=row.attempt, proven=False
+    )
+
+
+async def _orders_of_row(
+    engine: Engine, served: Served, row: Allocation
+) -> tuple[bool, list[dict[str, Any]]]:
+    """Return orders for the hosts of a row's attempt, and whether all are known to have ended."""
+    if row.job is None:
+        return True, []
+    job = await served.ask(served.store.job, row.job)
+    for attempt in await served.ask(served.store.attempts, row.job):
+        if attempt.number == row.attempt:
+            orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
+            proven = sum(bool(one["leftovers"]["proven_dead"]) for one in attempt.exits)
+            return proven == len(orders), orders
+    return True, []
+
+
+# -- every now and then ------------------------------------------------------------------------
+
+
+async def tidy(engine: Engine) -> None:
+    """Look again at drained allocations, and for groups that nobody owns."""
+    try:
+        for held in engine.allocations.all:
+            if held.draining and await _prove(engine, held.suspects):
+                log.info("nothing is left on %s: released", held.name)
+                await engine.allocations.release(held)
+        await remove_groups_of_nobody(engine)
+    except RayjobsError as error:
+        log.warning("tidying was cut short: %s", error)
+    except Exception:
+        log.exception("a fault while tidying")
+
+
+async def remove_groups_of_nobody(engine: Engine) -> None:
+    """Remove groups that no allocation names: made while their job was canceled, or forgotten.
+
+    Only while every workspace is taken over: one that cannot be opened now may own groups.
+    """
+    if not engine.board.is_complete or any(
+        engine.recovered.get(served.path) is not served for served in engine.board.served
+    ):
+        return
+    # In this order: an allocation is known before its group is made.
+    groups = await engine.cluster.group_names(f"rj-{engine.target}-")
+    known = {held.name for held in engine.allocations.all}
+    for name in groups:
+        if name not in known:
+            log.info("group %s belongs to no job: removed", name)
+            await engine.cluster.remove_group(name)
+
+
+async def _prove(engine: Engine, orders: Iterable[Mapping[str, Any]]) -> bool:
+    """End what is left of hosts, and return whether nothing is, for sure."""
+    settled = [await _settle(engine, dict(order), end=True) for order in orders]
+    return all(one["proven"] for one in settled)
 
 
 def _is_in_use(row: Allocation, live: dict[str, tuple[Job, Attempt]]) -> bool:
@@ -125,42 +225,49 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
     await drive.follow()
 
 
-async def _end_and_requeue(
-    engine: Engine, served: Served, job: Job, attempt: Attempt, *, same_cluster: bool
-) -> None:
-    """End what an attempt without a standing group left, and queue its job again."""
+async def end_and_requeue(
+    engine: Engine, served: Served, job: Job, attempt: Attempt, *, why: str
+) -> bool:
+    """End what an attempt without a place left, and queue its job again.
+
+    Returns whether nothing of it is left. The writing goes on by itself: a store that is full or
+    locked must not hold up the others.
+    """
     orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
     settled = [await _settle(engine, order, end=True) for order in orders]
-    finished = [one["exit"] for one in settled if one["state"] == "ended"]
     nothing_left = all(one["proven"] for one in settled)
     ghost = Held("", served, Shape(), (), (), None, engine.clock.monotonic_s())
     drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
     drive.orders = orders
     drive.hold_nothing()
-    if orders and len(finished) == len(orders) and not any(one["ended_now"] for one in settled):
+    engine.adopt(drive, _conclude(drive, settled, why=why))
+    return nothing_left
+
+
+async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) -> None:
+    job = drive.job
+    finished = [one["exit"] for one in settled if one["state"] == "ended"]
+    is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
+    if settled and len(finished) == len(settled) and not any(one["ended_now"] for one in settled):
         # It had ended by itself: its exit record tells the truth, Ray's end does not matter.
-        if job.state in (JobState.PROVISIONING, JobState.PREPARING):
+        if is_early:
             await drive.now_running(job.state)
-        engine.adopt(drive, drive.finalise(finished))
+        await drive.finalise(finished)
     elif job.cancel_requested_at is not None:
         await drive.canceled_away()
-    elif not orders or job.state in (JobState.PROVISIONING, JobState.PREPARING):
-        await drive.put_back("its place was lost before it started", proven=nothing_left)
+    elif not settled or is_early:
+        await drive.put_back(f"{why} before it started")
     else:
-        why = "the Ray cluster was restarted" if not same_cluster else "its place is gone"
+        nothing_left = all(one["proven"] for one in settled)
         await drive.lost(f"{why}; whatever had survived was ended first", proven=nothing_left)
 
 
 async def _settle(engine: Engine, order: dict[str, Any], *, end: bool) -> dict[str, Any]:
     """Ask the node what became of an attempt; a node that is gone has nothing left."""
-    node_id = order["node_id"]
-    alive = {node.node_id for node in engine.nodes}
-    if node_id not in alive and engine.shares_machine and engine.nodes:
-        # All nodes of this target stand on this machine: any agent can see its processes.
-        node_id = engine.nodes[0].node_id
-        order["node_id"] = node_id
-    if node_id not in alive and not engine.shares_machine:
+    node_id = _living_node(engine, order["node_id"])
+    if node_id is None:
         return {"state": "gone", "proven": False, "ended_now": False}
+    order["node_id"] = node_id
     for _ in range(3):
         try:
             agent = await engine.cluster.agent(node_id)
@@ -168,6 +275,15 @@ async def _settle(engine: Engine, order: dict[str, Any], *, end: bool) -> dict[s
         except AgentLostError as error:
             log.warning("settling %s: %s", order["plan"]["job"], error)
     return {"state": "gone", "proven": False, "ended_now": False}
+
+
+def _living_node(engine: Engine, node_id: str) -> str | None:
+    """Return the node, or one that sees the same processes; None when there is none."""
+    alive = [node.node_id for node in engine.nodes]
+    if node_id in alive:
+        return node_id
+    # All nodes of a local target stand on this machine.
+    return alive[0] if engine.shares_machine and alive else None
 
 
 def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class WakeServer:
         self.path = path
         self._answer = answer
         self._server: asyncio.Server | None = None
+        self._inode = 0
 
     async def start(self) -> None:
         """Listen. A socket left by an actor that died is replaced at once, never missing."""
@@ -35,13 +36,19 @@ class WakeServer:
             )
         finally:
             os.umask(old)
+        self._inode = fresh.stat().st_ino
         fresh.replace(self.path)
 
     async def stop(self) -> None:
         """Stop listening."""
         if self._server is not None:
             self._server.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            # A newer actor may listen there by now.
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
+        except FileNotFoundError:
+            return
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -326,7 +326,7 @@ class HostConnection:
         try:
             answer = await self._ask(request, timeout_s=timeout_s)
         except HostGone:
-            if read_exit_record(self.root) is None:
+            if self._record() is None:
                 raise
             return False
         return answer.get("state") != "ended"
@@ -342,7 +342,7 @@ class HostConnection:
             while True:
                 # In this order: a host that ends between the two looks has written its record.
                 lives = is_alive(self.identity)
-                record = read_exit_record(self.root)
+                record = self._record()
                 if record is not None:
                     return record
                 if not lives:
@@ -383,6 +383,13 @@ class HostConnection:
                         f"within {timeout_s:g} s: {error!r}. Its attempt goes on; ask again.",
                     ) from error
             await asyncio.sleep(_RETRY_S)
+
+    def _record(self) -> dict[str, Any] | None:
+        """Return the exit record; one that its script has spoilt is none (the host writes it)."""
+        try:
+            return read_exit_record(self.root)
+        except (OSError, ValueError):
+            return None
 
     def _gone(self) -> HostGone:
         return HostGone(

@@ -2,116 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rayjobs.clock import SystemClock
-from rayjobs.compute.board import Board
 from rayjobs.compute.cluster import NotPlacedError
-from rayjobs.compute.engine import Engine
 from rayjobs.errors import PrepareError
-from rayjobs.records import AllocationState, Job
-from rayjobs.spec import Dependency, Distribution, JobSpec, Resources, Retries
+from rayjobs.records import AllocationState
+from rayjobs.spec import Dependency, Distribution, Resources, Retries
 from rayjobs.states import JobState
-from rayjobs.store.sql import SqlStore
-from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
-
-DEADLINE_S = 30.0
-
-
-class World:
-    """One workspace, one fake cluster, one engine that runs."""
-
-    def __init__(self, folder: Path, cluster: FakeCluster) -> None:
-        self.folder = folder
-        self.cluster = cluster
-        self.store = SqlStore(folder / "store.db")
-        self.engine = self._engine()
-        self._task: asyncio.Task[None] | None = None
-
-    def _engine(self) -> Engine:
-        board = Board("local", self.folder / "none", lambda path: ("ws", self.store))
-        return Engine(
-            "local", cluster=self.cluster, board=board, clock=SystemClock(), shares_machine=True
-        )
-
-    @property
-    def agent(self) -> FakeAgent:
-        return self.cluster.agents["node0"]
-
-    async def start(self) -> None:
-        await self.engine.board.add(str(self.folder))
-        self._task = asyncio.ensure_future(self.engine.run())
-
-    async def crash(self) -> None:
-        """Lose the engine at once, with all it knows."""
-        assert self._task is not None
-        drives = [task for _, task in self.engine.drives.values()]
-        for task in [self._task, *drives]:
-            task.cancel()
-        await asyncio.gather(self._task, *drives, return_exceptions=True)
-
-    async def restart(self) -> None:
-        self.engine = self._engine()
-        await self.start()
-
-    def submit(self, **more: Any) -> Job:
-        values: dict[str, Any] = {"script": "train.py", "name": "t"} | more
-        job, _ = self.store.submit(JobSpec(**values), experiment="t", snapshot=None, user="u")
-        self.engine.wake()
-        return job
-
-    async def until(self, fact: Callable[[], Any], what: str = "") -> Any:
-        end = time.monotonic() + DEADLINE_S
-        while True:
-            value = fact()
-            if value:
-                return value
-            if time.monotonic() > end:
-                jobs = [(job.id, job.state, job.reason) for job in self.store.jobs()]
-                raise AssertionError(f"never came true: {what or fact}; {jobs}")
-            await asyncio.sleep(0.005)
-
-    async def state(self, job: Job, state: JobState) -> Job:
-        await self.until(lambda: self.store.job(job.id).state is state, f"{job.id} {state}")
-        return self.store.job(job.id)
-
-    async def launched(self, job: Job, attempt: int = 1) -> None:
-        await self.until(
-            lambda: (
-                ("follow", job.id, attempt) in self.agent.calls
-                and self.store.job(job.id).state is JobState.RUNNING
-            ),
-            f"{job.id} launched",
-        )
-
-
-@contextlib.asynccontextmanager
-async def world(folder: Path, **size: Any) -> AsyncIterator[World]:
-    made = World(folder, FakeCluster(**size))
-    await made.start()
-    try:
-        yield made
-    finally:
-        await made.crash()
-        made.store.close()
-
-
-Scene = Callable[[World], Awaitable[None]]
-
-
-def play(scene: Scene, folder: Path, **size: Any) -> None:
-    async def whole() -> None:
-        async with world(folder, **size) as here:
-            await scene(here)
-
-    asyncio.run(whole())
+from tests.fakes.cluster import exit_record
+from tests.fakes.world import World, play
 
 
 def test_a_job_goes_its_whole_way(tmp_path: Path) -> None:

@@ -1,0 +1,456 @@
+"""The engine when its store, its agents, its workspaces or its own kind fail it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.compute import drive, engine
+from rayjobs.compute.cluster import AgentFaultError, NotPlacedError
+from rayjobs.errors import StoreBusyError, StoreFullError
+from rayjobs.policy import Shape
+from rayjobs.records import AllocationState
+from rayjobs.spec import Resources, Retries
+from rayjobs.states import JobState
+from rayjobs.store.base import Store
+from tests.fakes.cluster import FakeAgent
+from tests.fakes.world import World, play
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "POLL_S", 0.05)
+    monkeypatch.setattr(engine, "TIDY_S", 0.05)
+    monkeypatch.setattr(drive, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(drive, "NOT_PLACED_PAUSE_S", 0.02)
+
+
+class Flaky:
+    """A store whose calls fail as often as a test says."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.failing: Counter[str] = Counter()
+        self.error: Exception = StoreFullError("no space left")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **more: Any) -> Any:
+            if self.failing[name] > 0:
+                self.failing[name] -= 1
+                raise self.error
+            return found(*given, **more)
+
+        return call
+
+
+def flaky(here: World) -> Flaky:
+    """Put a flaky store between the engine and the test's own; call before `start`."""
+    made = Flaky(here.store)
+    here.open = lambda: made
+    return made
+
+
+async def all_is_free(here: World) -> None:
+    """Wait until no place is taken, no group without owner is left, and no row says otherwise."""
+    await here.until(
+        lambda: (
+            not here.engine.drives
+            and all(held.job is None and not held.draining for held in here.engine.allocations.all)
+            and set(here.cluster.groups) == {held.name for held in here.engine.allocations.all}
+            and all(row.state is AllocationState.IDLE for row in here.store.allocations("local"))
+        ),
+        "every place is free",
+    )
+
+
+WRITES = (
+    "add_allocation", "start", "place_allocation", "hold_allocation", "set_hosts", "move",
+    "record_exit", "finish", "free_allocation", "live", "jobs", "allocations", "set_meta",
+    "release_allocation",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("call", WRITES)
+def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
+    tmp_path: Path, call: str, times: int
+) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        store.failing[call] = times
+        here.agent.instant = 0
+        await here.restart()
+        jobs = [here.submit() for _ in range(2)]
+        for job in jobs:
+            await here.state(job, JobState.COMPLETED)
+        store.failing.clear()
+        launches = [job for what, job, _ in here.agent.calls if what == "launch"]
+        assert sorted(launches) == sorted(job.id for job in jobs)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("call", ["requeue", "finish", "job", "attempts"])
+def test_a_failure_is_written_once_the_store_takes_it(tmp_path: Path, call: str) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        here.agent.instant = 1
+        await here.restart()
+        store.failing[call] = 2
+        job = here.submit(retries=Retries(user=1 if call == "requeue" else 0))
+        done = await here.state(job, JobState.FAILED)
+        assert done.attempt == (2 if call == "requeue" else 1)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        store = flaky(here)
+        store.error = StoreBusyError("locked")
+        store.failing["live"] = 5
+        here.agent.settled = {"state": "running", "proven": False}
+        here.agent.calls.clear()
+        await here.restart()
+        await here.until(lambda: ("follow", job.id, 1) in here.agent.calls)
+        assert ("settle-end", job.id, 1) not in here.agent.calls
+        assert len(here.cluster.groups) == 1
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+# -- drained places -------------------------------------------------------------------------------
+
+
+def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.settled = {"state": "ended", "proven": False}
+        job = here.submit()
+        await here.launched(job)
+        here.agent.end(job.id, 1, exit_code=0, proven=False)
+        await here.state(job, JobState.COMPLETED)
+        await here.until(lambda: here.agent.calls.count(("settle-end", job.id, 1)) > 2)
+        (held,) = here.engine.allocations.all
+        assert held.draining
+        here.agent.settled = {"state": "ended", "proven": True}
+        await here.until(lambda: here.engine.allocations.all == [])
+        assert here.cluster.groups == {}
+        assert here.store.allocations("local") == []
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("cluster", ["same", "another"])
+@pytest.mark.parametrize("state", ["drained", "held"])
+def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
+    tmp_path: Path, state: str, cluster: str
+) -> None:
+    async def scene(here: World) -> None:
+        here.agent.settled = {"state": "ended", "proven": False}
+        job = here.submit(resources=Resources(cpus=2))
+        await here.launched(job)
+        if state == "drained":
+            here.agent.end(job.id, 1, exit_code=0, proven=False)
+            await here.state(job, JobState.COMPLETED)
+            await here.until(
+                lambda: [held for held in here.engine.allocations.all if held.draining]
+            )
+        await here.crash()
+        if state == "held":  # the end was written, and nothing after it
+            here.store.finish(job.id, attempt=1, state=JobState.FAILED)
+        if cluster == "another":
+            here.cluster.id = "cluster-2"
+            here.cluster.groups.clear()
+        await here.restart()
+        after = here.submit(resources=Resources(cpus=2))
+        key = f"{here.folder}::{after.id}"
+        await here.until(lambda: key in here.engine.decisions)
+        assert not here.engine.decisions[key].start
+        (held,) = here.engine.allocations.all
+        assert held.draining
+        here.agent.instant = 0
+        here.agent.settled = {"state": "ended", "proven": True}
+        await here.state(after, JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+# -- agents ---------------------------------------------------------------------------------------
+
+
+def test_a_cancel_that_its_host_did_not_hear_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "STOP_AGAIN_S", 0.02)
+    deaf = 2
+    heard = FakeAgent.stop
+
+    async def stop(self: FakeAgent, order: Any, **more: Any) -> None:
+        nonlocal deaf
+        if deaf:
+            deaf -= 1
+            return
+        await heard(self, order, **more)
+
+    monkeypatch.setattr(FakeAgent, "stop", stop)
+
+    async def scene(here: World) -> None:
+        job = here.submit(grace_s=0.0)
+        await here.launched(job)
+        here.store.request_cancel(job.id)
+        await here.state(job, JobState.CANCELED)
+        assert deaf == 0
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("call", ["prepare", "launch", "follow", "collect", "settle", "clean"])
+def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(FakeAgent, call)
+    wrong = True
+
+    async def fails(self: FakeAgent, order: Any, **more: Any) -> Any:
+        if wrong:
+            raise AgentFaultError("KeyError: 'oh'")
+        return await real(self, order, **more)
+
+    monkeypatch.setattr(FakeAgent, call, fails)
+    monkeypatch.setattr(drive, "COLLECT_TRIES", 1)
+
+    async def scene(here: World) -> None:
+        nonlocal wrong
+        if call == "settle":
+            here.agent.launch_error = AgentFaultError("oh")
+        here.agent.instant = 0
+        job = here.submit(retries=Retries(system=0))
+        await here.until(lambda: here.store.job(job.id).state.is_final)
+        wrong, here.agent.launch_error = False, None
+        await here.state(here.submit(), JobState.COMPLETED)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+def test_a_host_that_may_have_started_late_is_ended_before_the_retry(tmp_path: Path) -> None:
+    from rayjobs.errors import PrepareError
+
+    async def scene(here: World) -> None:
+        here.agent.launch_error = PrepareError("no answer", failure_class="system")
+        job = here.submit(retries=Retries(system=0))
+        await here.state(job, JobState.FAILED)
+        await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
+        calls = [what for what, _, _ in here.agent.calls]
+        assert calls == ["prepare", "launch", "settle-end", "clean"]
+
+    play(scene, tmp_path)
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_made_after_its_jobs_cancel_is_removed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+        await here.state(here.submit(), JobState.COMPLETED)
+        here.cluster.groups["rj-local-late"] = (Shape(), ("node0",))
+        await all_is_free(here)
+        assert len(here.cluster.groups) == 1
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("error", [NotPlacedError("its node went away"), ValueError("odd")])
+def test_a_group_that_fails_late_leaves_no_place_behind(tmp_path: Path, error: Exception) -> None:
+    async def scene(here: World) -> None:
+        async def fails(*_given: Any) -> Any:
+            raise error
+
+        real, here.cluster.gpu_ids = here.cluster.gpu_ids, fails  # type: ignore[assignment,method-assign]
+        here.agent.instant = 0
+        job = here.submit(retries=Retries(system=100))
+        await here.until(lambda: [one for one in here.store.attempts(job.id) if one.ended_at])
+        here.cluster.gpu_ids = real  # type: ignore[method-assign]
+        await here.state(job, JobState.COMPLETED)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+# -- workspaces -----------------------------------------------------------------------------------
+
+
+def named(folder: Path, number: str) -> None:
+    record = {"version": 1, "id": number, "name": "w"}
+    (folder / "workspace.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("state", ["placing", "running"])
+def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
+    tmp_path: Path, state: str, replaced: bool
+) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.folder = tmp_path / "w"
+        here.folder.mkdir()
+        named(here.folder, "one")
+        await here.restart()
+        if state == "placing":
+            here.cluster.hold_placement.clear()
+        job = here.submit()
+        if state == "running":
+            await here.launched(job)
+        else:
+            await here.state(job, JobState.PROVISIONING)
+        here.agent.settled = {"state": "gone", "proven": True}
+        if replaced:
+            named(here.folder, "two")
+        else:
+            shutil.rmtree(here.folder)
+        here.engine.wake()
+        await here.until(lambda: not here.engine.drives, "the drive ends")
+        here.cluster.hold_placement.set()
+        if state == "running":
+            assert ("stop", job.id, 1) in here.agent.calls
+            assert ("settle-end", job.id, 1) in here.agent.calls
+        await here.until(lambda: here.cluster.groups == {}, "its group is gone")
+        assert here.engine.allocations.all == []
+
+    play(scene, tmp_path)
+
+
+# -- another actor --------------------------------------------------------------------------------
+
+
+def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.epoch = "old"
+        here.store.claim_target("local", epoch="old")
+        await here.restart()
+        job = here.submit()
+        await here.launched(job)
+        here.store.claim_target("local", epoch="new")
+        await here.ended()
+        assert here.engine.drives == {}
+        after = here.submit()
+        here.agent.end(job.id, 1, exit_code=0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert here.store.job(job.id).state is JobState.RUNNING
+        assert here.store.job(after.id).state is JobState.QUEUED
+        assert not [call for call in here.agent.calls if call[0] in ("stop", "settle-end")]
+
+    play(scene, tmp_path)
+
+
+# -- cancels at every moment ----------------------------------------------------------------------
+
+
+class Moments:
+    """A store that asks for a job's end right before or after the n-th call about it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.at: dict[str, int] = {}
+        self.seen: Counter[str] = Counter()
+        self.cancel: Callable[[str], None] = lambda job: None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **more: Any) -> Any:
+            job = str(more.get("job") or (given[0] if given else ""))
+            self.moment(job)
+            try:
+                return found(*given, **more)
+            finally:
+                self.moment(job)
+
+        return call
+
+    def moment(self, job: str) -> None:
+        """Count a moment of the job's life; its own one is when its end is asked for."""
+        if job not in self.at:
+            return
+        self.seen[job] += 1
+        if self.seen[job] == self.at[job]:
+            self.cancel(job)
+
+
+def test_a_cancel_at_any_moment_gives_one_true_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 jobs, each canceled at one of 30 moments; every other one never ends by itself."""
+    note = FakeAgent._note
+    ends = {JobState.COMPLETED, JobState.CANCELED, JobState.FAILED}
+
+    async def scene(here: World) -> None:
+        await here.crash()
+        moments = Moments(here.store)
+        here.open = lambda: moments
+        endless: set[str] = set()
+
+        def cancel(job: str) -> None:
+            for _ in range(2):  # it is idempotent
+                here.store.request_cancel(job)
+
+        def noted(agent: FakeAgent, what: str, order: Any) -> tuple[str, int]:
+            job = order["plan"]["job"]
+            moments.moment(job)
+            if what == "launch":
+                agent.instant = None if job in endless else 0
+            if what == "follow" and job in endless:
+                cancel(job)  # at the latest
+            return note(agent, what, order)
+
+        moments.cancel = cancel
+        monkeypatch.setattr(FakeAgent, "_note", noted)
+        await here.restart()
+        jobs = []
+        for number in range(300):
+            job = here.submit()
+            jobs.append(job)
+            if number % 2:
+                endless.add(job.id)
+            moments.at[job.id] = 1 + number % 30
+        for job in jobs:
+            await here.until(lambda one=job: here.store.job(one.id).state.is_final, job.id)  # type: ignore[misc]
+        for job in jobs:
+            state = here.store.job(job.id).state
+            assert state is not JobState.FAILED, job.id
+            assert state is JobState.CANCELED or job.id not in endless, job.id
+            changes = [one.message for one in here.store.events(job.id) if one.kind == "state"]
+            final = [text for text in changes if any(str(end) in text for end in ends)]
+            assert len(final) == 1, (job.id, changes)
+        launched = Counter(job for what, job, _ in here.agent.calls if what == "launch")
+        assert max(launched.values()) == 1
+        await all_is_free(here)
+        assert not here.cluster.over_capacity
+
+    play(scene, tmp_path, cpus=4.0)
