@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import rayjobs
-from rayjobs import metrics
+from rayjobs import jobdata, metrics
 from rayjobs.clock import to_text
 from rayjobs.errors import UsageError
 from rayjobs.modelfiles import ChosenFiles
@@ -16,6 +16,7 @@ from rayjobs.states import JobState
 from rayjobs.store.base import Store
 
 VERSION = 1
+DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
 
 
 def refuse_without(job: Job) -> None:
@@ -116,19 +117,20 @@ def lineage_of(
 
 
 def data_of(store: Store, job: Job) -> list[dict[str, Any]]:
-    """Return what a run read: each input as it was asked for, with the version that it got.
+    """Return what a completed run read: its inputs, each with the version that it was given.
 
-    The versions stand in the run's history, as the data of its events of kind ``input``.
+    Raises:
+        UsageError: it is not known what an input's version was.
     """
-    found: dict[str, dict[str, Any]] = {
-        name: {"name": name, "source": one.source, "mode": one.mode}
-        for name, one in job.spec.inputs.items()
-    }
-    for event in store.events(job.id):
-        name = event.data.get("name")
-        if event.kind == "input" and event.attempt == job.attempt and isinstance(name, str):
-            found.setdefault(name, {"name": name}).update(event.data)
-    return [found[name] for name in sorted(found)]
+    found = jobdata.inputs_read(store, job)
+    for one in found:
+        if one.get("attempt") != job.attempt:
+            raise UsageError(
+                f"it is not known which version of its input {one['name']!r} run {job.id} read, "
+                f"so a model of it would be without lineage",
+                run=job.id,
+            )
+    return [{key: one[key] for key in DATA_KEYS if one.get(key)} for one in found]
 
 
 def _json_number(value: float) -> float | str:

@@ -167,7 +167,7 @@ class Node:
             return
         workspace = self._workspace(order)
         brought = resuming.bring(workspace.store, workspace.blobs, order["resume"], folder)
-        if brought is not None:
+        if brought is not None and int(order["plan"].get("node", 0)) == 0:
             self._note(order, "resumed", brought.sentence)
 
     # -- launch ----------------------------------------------------------------------------------

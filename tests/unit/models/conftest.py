@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,13 +28,11 @@ class Runs:
     workspace: Workspace
     folder: Path
 
-    def begin(self, *, snapshot: str | None = SNAPSHOT, parent: str | None = None) -> Job:
+    def begin(self, *, snapshot: str | None = SNAPSHOT, **spec: Any) -> Job:
         """Return a running job."""
         store = self.workspace.store
-        spec = JobSpec(script="train.py", arguments=("--lr", "0.1"), source_directory="/src")
-        job, _ = store.submit(
-            spec, experiment="mnist", snapshot=snapshot, user="ada", parent=parent
-        )
+        values = {"script": "train.py", "arguments": ("--lr", "0.1"), **spec}
+        job, _ = store.submit(JobSpec(**values), experiment="mnist", snapshot=snapshot, user="ada")
         self.attempt(job)
         return store.job(job.id)
 

@@ -9,6 +9,8 @@ import pytest
 
 from rayjobs import Model, models
 from rayjobs.errors import NotFoundError, StoreError, UsageError
+from rayjobs.jobdata import INPUT_EVENT
+from rayjobs.spec import Input
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 
@@ -166,15 +168,30 @@ def test_names_that_are_none_are_refused(runs: Runs, name: str) -> None:
 
 
 def test_the_lineage_says_which_data_was_read(runs: Runs) -> None:
-    job = runs.begin()
+    job = runs.begin(inputs={"digits": Input(source="dataset:digits:3")})
     runs.write(job, model__pt=b"w")
+    facts = {"source": "dataset:digits:3", "mode": "mount", "how": "mounted", "took_s": 0.5}
     runs.workspace.store.add_event(
         job.id,
-        "input",
-        "reads digits:3",
+        INPUT_EVENT,
+        "input digits: mounted",
         attempt=1,
-        data={"name": "digits", "source": "dataset:digits", "version": "3"},
+        data={"name": "digits", **facts, "version": "digits:3"},
     )
     runs.end(job)
     model = models.register(runs.workspace, name="m", run=job.id, path="model.pt")
-    assert model.datasets == [{"name": "digits", "source": "dataset:digits", "version": "3"}]
+    (read,) = model.datasets
+    assert read == {
+        "name": "digits",
+        "source": "dataset:digits:3",
+        "mode": "mount",
+        "version": "digits:3",
+    }
+
+
+def test_a_run_whose_data_is_not_known_is_refused(runs: Runs) -> None:
+    job = runs.begin(inputs={"digits": Input(source="dataset:digits:3")})
+    runs.write(job, model__pt=b"w")
+    runs.end(job)
+    with pytest.raises(UsageError, match="not known which version of its input 'digits'"):
+        models.register(runs.workspace, name="m", run=job.id, path="model.pt")
