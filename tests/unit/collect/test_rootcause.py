@@ -312,3 +312,52 @@ def test_odd_logs_do_no_harm(tail: bytes) -> None:
     _, failure = diagnose([record("failed", rank_record(exit_code=1))], {0: tail})
     assert failure is not None
     assert len(failure.message) < 1000
+
+
+RAISED = b"""Traceback (most recent call last):
+  File "train.py", line 9, in <module>
+    raise ValueError("bad batch")
+ValueError: bad batch
+"""
+LEFT = b"""Traceback (most recent call last):
+  File "train.py", line 12, in <module>
+    dist.barrier()
+RuntimeError: [/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4242
+"""
+
+
+def test_the_rank_that_others_were_left_by_is_named_though_it_ended_later() -> None:
+    left = rank_record(0, exit_code=1, ended_at=2.0)
+    leaving = rank_record(1, exit_code=None, signal=signal.SIGTERM, ended_at=2.4)
+    asked = rank_record(2, exit_code=None, signal=signal.SIGTERM, ended_at=2.1)
+    _, failure = diagnose([record("failed", left, leaving, asked)], {0: LEFT, 1: RAISED, 2: b""})
+    assert failure is not None
+    assert failure.rank == 1
+    assert failure.message.startswith("rank 1 failed (and was ended while it was leaving): Value")
+    assert failure.failure_class is F.USER
+
+
+def test_the_rank_that_others_were_left_by_is_named_though_its_node_ended_later() -> None:
+    exits = [
+        record("failed", rank_record(0, exit_code=1, ended_at=2.0), node=0),
+        record("failed", rank_record(1, exit_code=1, ended_at=2.2), node=1),
+    ]
+    _, failure = diagnose(exits, {0: LEFT, 1: RAISED})
+    assert failure is not None
+    assert (failure.rank, "ValueError: bad batch" in failure.message) == (1, True)
+
+
+def test_of_two_found_dead_at_once_the_one_that_was_not_left_is_named() -> None:
+    ranks = (rank_record(0, exit_code=1), rank_record(1, exit_code=7), rank_record(2, exit_code=1))
+    _, failure = diagnose([record("failed", *ranks)], {0: LEFT, 1: b"", 2: LEFT})
+    assert failure is not None
+    assert (failure.rank, failure.exit_code) == (1, 7)
+
+
+def test_a_lost_peer_that_nobody_explains_is_told_as_it_is() -> None:
+    late = rank_record(1, exit_code=143, ended_at=2.5)  # was asked to end, and did
+    exits = [record("failed", rank_record(0, exit_code=1), late)]
+    _, failure = diagnose(exits, {0: LEFT, 1: b"saved\n"})
+    assert failure is not None
+    assert failure.rank == 0
+    assert "Connection closed by peer" in failure.message

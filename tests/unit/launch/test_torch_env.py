@@ -1,0 +1,119 @@
+"""The plans of jobs of several processes: who is which rank, and where they meet."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.injob.plan import parse
+from rayjobs.launch.plan import AttemptContext, Place, SingleLauncher, launcher_for
+from rayjobs.launch.torch_env import TorchLauncher
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def context(
+    nodes: int,
+    processes: int,
+    *,
+    address: str = "10.0.0.{}",
+    port: int | None = 29_511,
+    **more: Any,
+) -> AttemptContext:
+    shape = {"nodes": nodes, "processes_per_node": processes, "backend": "gloo"}
+    spec = JobSpec.model_validate({"script": "train.py", "distribution": shape, **more})
+    job = Job(
+        id="t_1",
+        serial=1,
+        experiment="t",
+        spec=spec,
+        state=JobState.QUEUED,
+        submitted_at=NOW,
+        changed_at=NOW,
+    )
+    return AttemptContext(
+        job=job,
+        attempt=2,
+        places=tuple(
+            Place(node, f"id{node}", address.format(node), Path("/scratch"))
+            for node in range(nodes)
+        ),
+        markers=tuple(f"rj-{node}" for node in range(nodes)),
+        workspace_name="ws",
+        workspace_path="/ws",
+        master_port=port,
+        injob_path="/injob",
+        python="/bin/python",
+    )
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("none", SingleLauncher), ("gloo", TorchLauncher), ("nccl", TorchLauncher)],
+)
+def test_the_backend_chooses_the_launcher(backend: str, kind: type) -> None:
+    shape = {"backend": backend}
+    spec = JobSpec.model_validate({"script": "a.py", "distribution": shape})
+    assert isinstance(launcher_for(spec), kind)
+
+
+def test_ranks_are_numbered_node_by_node() -> None:
+    plans = TorchLauncher().plans(context(2, 3))
+    ranks = [rank for plan in plans for rank in plan["ranks"]]
+    assert [rank["rank"] for rank in ranks] == list(range(6))
+    for rank in ranks:
+        told = {name: int(value) for name, value in rank["env"].items()}
+        node, local = divmod(rank["rank"], 3)
+        assert told == {
+            "RANK": rank["rank"],
+            "LOCAL_RANK": local,
+            "WORLD_SIZE": 6,
+            "LOCAL_WORLD_SIZE": 3,
+            "NODE_RANK": node,
+            "GROUP_RANK": node,
+            "OMPI_COMM_WORLD_RANK": rank["rank"],
+            "OMPI_COMM_WORLD_SIZE": 6,
+            "OMPI_COMM_WORLD_LOCAL_RANK": local,
+            "OMPI_COMM_WORLD_LOCAL_SIZE": 3,
+            "AZ_BATCHAI_TASK_INDEX": rank["rank"],
+        }
+
+
+def test_all_ranks_meet_at_the_first_node_whose_host_holds_the_port() -> None:
+    plans = TorchLauncher().plans(context(2, 1))
+    for plan in plans:
+        assert plan["env"]["MASTER_ADDR"] == "10.0.0.0"
+        assert plan["env"]["MASTER_PORT"] == "29511"
+        assert plan["env"]["AZ_BATCHAI_PYTORCH_INIT_METHOD"] == "tcp://10.0.0.0:29511"
+        assert plan["env"]["AZ_BATCH_MASTER_NODE"] == "10.0.0.0:29511"
+        assert "GLOO_SOCKET_IFNAME" not in plan["env"]
+    assert [parse(plan).master_port for plan in plans] == [29_511, None]
+
+
+def test_nodes_that_share_a_machine_have_folders_of_their_own_and_talk_over_loopback() -> None:
+    plans = TorchLauncher().plans(context(2, 1, address="127.0.0.1"))
+    assert [Path(plan["root"]).name for plan in plans] == ["a2", "a2-n1"]
+    assert len({plan["socket"] for plan in plans}) == 2
+    assert [plan["env"]["GLOO_SOCKET_IFNAME"] for plan in plans] == ["lo", "lo"]
+    chosen = {"GLOO_SOCKET_IFNAME": "eth7"}
+    (plan,) = TorchLauncher().plans(
+        context(1, 2, address="127.0.0.1", environment_variables=chosen)
+    )
+    assert plan["env"]["GLOO_SOCKET_IFNAME"] == "eth7"
+
+
+def test_memory_is_that_of_all_ranks_of_a_node() -> None:
+    plans = TorchLauncher().plans(context(2, 2, resources={"memory_gib": 1.5}))
+    assert [plan["memory_bytes"] for plan in plans] == [3 * 2**30] * 2
+
+
+def test_a_plan_without_a_port_names_none() -> None:
+    (plan,) = TorchLauncher().plans(context(1, 2, port=None))
+    assert "MASTER_PORT" not in plan["env"]
+    assert plan["master_port"] is None
