@@ -104,8 +104,11 @@ def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
     from rayjobs.blobs import FolderBlobs
     from rayjobs.store.sql import SqlStore
 
-    blobs = FolderBlobs(stack.enter_context(TemporaryDirectory(prefix="rayjobs-")))
-    empty = OpenWorkspace(path=path, id="", name="", store=SqlStore(":memory:"), blobs=blobs)
+    # In a folder that goes: looking for data makes the default datastore's.
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="rayjobs-")))
+    empty = OpenWorkspace(
+        path=folder, id="", name="", store=SqlStore(":memory:"), blobs=FolderBlobs(folder / "blobs")
+    )
     return stack.enter_context(empty)
 
 

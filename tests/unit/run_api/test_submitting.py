@@ -385,7 +385,7 @@ def test_tags_metrics_and_properties_from_outside(run: JobRun) -> None:
     assert run.display_name == "my best"
     assert run.parent is None
     assert list(run.get_children()) == []
-    with pytest.raises(RuntimeError, match="cannot be registered yet"):
+    with pytest.raises(UsageError, match="only what a completed run left"):
         run.register_model("m")
 
 
