@@ -1,0 +1,1 @@
+"""Measurements with the peer beside them: `python -m benchmarks`, see docs/benchmarks.md."""

@@ -1,0 +1,125 @@
+"""Eight files from a real S3 server: downloaded and read through a mount, beside two clients."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, median
+from benchmarks.head import own_folder
+from datastore import Datastore, MemoryCatalogue
+from datastore.inputs import resolve_input
+from datastore.materialise import materialise, release
+from tests.storage import server as s3
+
+FILES = 8
+CHUNK = 1024 * 1024
+
+
+def measure(*, rounds: int, mib: int) -> list[Figure]:
+    """Download by every client in turn, each time into a new folder, then read the mount."""
+    with own_folder() as folder:
+        running = s3.acquire(folder)
+        try:
+            return _measure(running, folder, rounds, mib)
+        finally:
+            s3.release()
+
+
+def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[Figure]:
+    record = running.record("bench")
+    catalogue = MemoryCatalogue()
+    catalogue.add_datastore(record)
+    store = Datastore.from_record(record)
+    source = folder / "source"
+    source.mkdir()
+    for number in range(FILES):
+        (source / f"{number}.bin").write_bytes(os.urandom(mib * CHUNK // FILES))
+    store.upload(source, "data", show_progress=False)
+    shutil.rmtree(source)
+    prefix = f"{s3.BUCKET}/{record.settings['prefix']}/data"
+    reference = store.path("data", "bench")
+
+    def ours(to: Path) -> None:
+        store.download(to, prefix="data", show_progress=False)
+
+    def mounted(to: Path) -> None:
+        node = to / "node"  # its cache is new
+        done = materialise(resolve_input(reference, catalogue, mode="mount"), None, node, into=to)
+        try:
+            assert done.how == "mounted", done.said
+            _read_all(Path(done.path))
+        finally:
+            release(done)
+
+    ways: dict[str, Callable[[Path], None]] = {
+        "ours": ours,
+        "pyarrow.fs": lambda to: _by_pyarrow(running, prefix, to),
+        "s3fs": lambda to: _by_s3fs(running, prefix, to),
+        "mounted": mounted,
+    }
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            to = folder / f"{name}-{number}"
+            to.mkdir()
+            began = time.monotonic()
+            way(to)
+            if number:  # the first round imports the clients and fills the server's caches
+                speeds[name].append(mib / (time.monotonic() - began))
+            shutil.rmtree(to, ignore_errors=True)
+    own = median(speeds["ours"])
+    peer = max(("pyarrow.fs", "s3fs"), key=lambda name: median(speeds[name]))
+    fastest = median(speeds[peer])
+    return [
+        Figure(f"S3 download, {mib} MiB in 8 files", "MiB/s", own, fastest, peer, share=0.8),
+        Figure(
+            "the same read through a mount",
+            "MiB/s",
+            median(speeds["mounted"]),
+            own,
+            "our download",
+            share=0.5,
+        ),
+    ]
+
+
+def _read_all(folder: Path) -> None:
+    for file in sorted(folder.rglob("*.bin")):
+        with file.open("rb", buffering=0) as stream:
+            while stream.read(CHUNK):
+                pass
+
+
+def _by_pyarrow(running: s3.S3Server, prefix: str, to: Path) -> None:
+    from pyarrow import fs
+
+    remote = fs.S3FileSystem(
+        access_key=s3.ACCESS_KEY,
+        secret_key=s3.SECRET_KEY,
+        endpoint_override=running.endpoint,
+        region="us-east-1",
+    )
+    fs.copy_files(prefix, str(to), source_filesystem=remote, destination_filesystem=_local())
+
+
+def _local() -> Any:
+    from pyarrow import fs
+
+    return fs.LocalFileSystem()
+
+
+def _by_s3fs(running: s3.S3Server, prefix: str, to: Path) -> None:
+    import s3fs
+
+    remote = s3fs.S3FileSystem(
+        key=s3.ACCESS_KEY,
+        secret=s3.SECRET_KEY,
+        endpoint_url=running.endpoint,
+        skip_instance_cache=True,
+    )
+    remote.get(prefix, f"{to}/s3fs", recursive=True)

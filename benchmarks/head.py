@@ -1,0 +1,118 @@
+"""A local head of the benchmarks' own: started in a short folder, ended with all it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.workspace_files import OpenWorkspace, open_workspace
+
+DEADLINE_S = 300.0
+WRITES_TIME = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\n"
+IMPORTS_TORCH = "import torch\n" + WRITES_TIME
+TRIVIAL = "print('done')\n"
+
+
+@contextlib.contextmanager
+def own_folder() -> Iterator[Path]:
+    """A new short folder, with RAYJOBS_HOME and RAYJOBS_WORKSPACE in it; removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="rb-", dir="/tmp"))
+    before = dict(os.environ)
+    os.environ["RAYJOBS_HOME"] = str(folder / "h")
+    os.environ["RAYJOBS_WORKSPACE"] = str(folder / "w")
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        yield folder
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Head:
+    """A running target and a workspace it serves."""
+
+    folder: Path
+    workspace: OpenWorkspace
+
+    def source(self, text: str) -> Path:
+        """Return a source folder whose train.py is `text`."""
+        return make_source(self.folder, text)
+
+    def submit(self, source: Path, *arguments: str) -> Job:
+        """Submit a source folder's train.py."""
+        from rayjobs.submitting import submit
+
+        spec = JobSpec(name="bench", script="train.py", arguments=arguments)
+        return submit(self.workspace, spec, source=source).job
+
+    def wait(self, jobs: list[Job]) -> None:
+        """Wait until all are Completed."""
+        for job in jobs:
+            until(lambda one=job: self.workspace.store.job(one.id).state.is_final, job.id)  # type: ignore[misc]
+            found = self.workspace.store.job(job.id)
+            if found.state is not JobState.COMPLETED:
+                raise SystemExit(f"{job.id} ended as {found.state}: {found.reason}")
+
+    def peer(self) -> Any:
+        """Return Ray Jobs' client on this very head."""
+        from rayjobs.compute import localhead
+        from rayjobs.paths import TargetPaths
+
+        paths = TargetPaths.of("local", under=self.folder / "h")
+        record = localhead.load_record(paths)
+        assert record is not None
+        os.environ.update(localhead.auth_environment(paths.token))
+        from ray.job_submission import JobSubmissionClient
+
+        return JobSubmissionClient(record.dashboard_url)
+
+
+@contextlib.contextmanager
+def running_head() -> Iterator[Head]:
+    """A head that runs and has run a job; stopped at the end."""
+    from rayjobs.compute import targets
+
+    with own_folder() as folder:
+        home = folder / "h"
+        try:
+            targets.start_target(home=home)
+            with open_workspace(folder / "w") as workspace:
+                head = Head(folder, workspace)
+                head.wait([head.submit(head.source(IMPORTS_TORCH), str(folder / "first"))])
+                yield head
+        finally:
+            targets.stop_target(force=True, home=home)
+
+
+def make_source(folder: Path, text: str) -> Path:
+    """Return a source folder with `text` as train.py."""
+    source = Path(tempfile.mkdtemp(prefix="src-", dir=folder))
+    (source / "train.py").write_text(text)
+    return source
+
+
+def until(fact: Callable[[], object], what: str) -> None:
+    """Wait for a fact; ends the benchmark when it does not come."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not fact():
+        if time.monotonic() > deadline:
+            raise SystemExit(f"gave up after {DEADLINE_S:g} s: {what}")
+        time.sleep(0.005)
+
+
+def written_time(path: Path) -> float:
+    """Return the time that a script wrote to `path`, once it did."""
+    until(lambda: path.exists() and path.read_text(), str(path))
+    return float(path.read_text())
