@@ -14,6 +14,7 @@ from rayjobs.clock import SystemClock
 from rayjobs.collect import Publisher
 from rayjobs.paths import AttemptPaths
 from rayjobs.records import Job, MetricPoint
+from rayjobs.snapshots import blob_key
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 
@@ -31,6 +32,8 @@ class Runs:
     def begin(self, *, snapshot: str | None = SNAPSHOT, **spec: Any) -> Job:
         """Return a running job."""
         store = self.workspace.store
+        if snapshot is not None:
+            self.workspace.opened.blobs.put_bytes(b"code", blob_key(snapshot))
         values = {"script": "train.py", "arguments": ("--lr", "0.1"), **spec}
         job, _ = store.submit(JobSpec(**values), experiment="mnist", snapshot=snapshot, user="ada")
         self.attempt(job)
