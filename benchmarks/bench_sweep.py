@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 REPORTS = 5
+DEADLINE_S = 300.0
 SCRIPT = """
 import argparse
 import torch
@@ -67,6 +68,8 @@ def ours(folder: Path, trials: int, at_once: int) -> dict[str, Any]:
                 )
                 sweep = submit_sweep(workspace, spec).sweep.job.id
                 while not (job := workspace.store.job(sweep)).state.is_final:
+                    if time.monotonic() - began > DEADLINE_S:
+                        raise SystemExit(f"the sweep did not end in {DEADLINE_S:g} s")
                     time.sleep(0.02)
                 return time.monotonic() - began, job
 
@@ -145,7 +148,9 @@ def in_a_process(what: str, trials: int, at_once: int) -> dict[str, Any]:
     )
     if done.returncode:
         raise SystemExit(f"{what} failed:\n{done.stderr[-3000:]}")
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    found = dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    print(f"{what}: {found['seconds']:.2f} s", file=sys.stderr, flush=True)
+    return found
 
 
 def main() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rayjobs import Experiment, ScriptRunConfig, Workspace
+from rayjobs import Experiment, ScriptRunConfig, Workspace, models
 from rayjobs.errors import JobFailedError
 from rayjobs.states import JobState
 from tests.jobs import Jobs, until
@@ -39,6 +40,8 @@ if arguments.mode == "crash":
 for step in range(3):
     value = float("nan") if arguments.mode == "nan" else arguments.x * (step + 1)
     run.log("misspelt" if arguments.mode == "typo" else "accuracy", value, step=step)
+with open("outputs/model.txt", "w") as file:
+    file.write(str(arguments.x))
 while arguments.mode == "hang":
     time.sleep(0.05)
 """
@@ -134,3 +137,16 @@ def test_a_policy_stops_a_real_trial_and_says_why(
         run.wait_for_completion()
     assert {child.status for child in run.get_children()} == {"Canceled"}
     assert len(list(run.get_children())) == 2
+
+
+def test_the_best_trial_becomes_a_model(experiment: Experiment, jobs: Jobs, tmp_path: Path) -> None:
+    run = experiment.submit(config(tmp_path, max_total_runs=2), register_as="sweep-best")
+    run.wait_for_completion()
+    label = run.get_properties().get("model")
+    assert label == "sweep-best:1", jobs.store.job(run.id).reason
+    best = run.get_best_run_by_primary_metric()
+    model = models.find(jobs.workspace, label)
+    files = model.download(str(tmp_path / "model"))
+    x = json.loads(run.get_hyperparameters()[best.id])["--x"]
+    texts = [path.read_text() for path in Path(files).rglob("model.txt")]
+    assert texts == [str(x)]
