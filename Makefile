@@ -10,7 +10,7 @@ BENCH_ARGS ?=
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak clean
+.PHONY: help setup demo test check format bench soak prove clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ bench: setup ## measure, with the peer beside it
 
 soak: setup ## the slow tests, again and again
 	@$(PYTHON) -m pytest -m slow --durations=15 $(SOAK_ARGS)
+
+prove: setup ## switch each fault's handler off once: its tests must turn red
+	@$(PYTHON) tools/prove_faults.py
 
 clean: ## remove what set-up, tests, demo and bench made
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis \

@@ -1,0 +1,50 @@
+"""Cancels at every stage on real Ray: each job has one end, and nothing of it stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayjobs.states import JobState
+from tests.jobs import Jobs, until, wake
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+
+STAGES = (
+    JobState.QUEUED,
+    JobState.PROVISIONING,
+    JobState.PREPARING,
+    JobState.RUNNING,
+    JobState.FINALIZING,
+    JobState.COMPLETED,
+)
+ENDS = {JobState.COMPLETED, JobState.CANCELED, JobState.FAILED}
+
+
+def test_a_cancel_once_a_stage_is_seen(jobs: Jobs) -> None:
+    made = {stage: jobs.submit(f"print('for {stage}')", grace_s=1.0) for stage in STAGES}
+    open_stages = dict(made)
+
+    def all_asked() -> bool:
+        for stage, job in list(open_stages.items()):
+            state = jobs.job(job).state
+            # A short stage may be over before it is seen: the next one serves as well.
+            if state.is_final or STAGES.index(state) >= STAGES.index(stage):
+                jobs.store.request_cancel(job.id)
+                jobs.store.request_cancel(job.id)
+                wake(jobs.workspace)
+                del open_stages[stage]
+        return not open_stages
+
+    until(all_asked, "every job reaches its stage")
+    for stage, job in made.items():
+        done = jobs.wait(job)
+        assert done.state in (JobState.COMPLETED, JobState.CANCELED), (stage, done.reason)
+        changes = [one.message for one in jobs.store.events(job.id) if one.kind == "state"]
+        final = [text for text in changes if any(str(end) in text for end in ENDS)]
+        assert len(final) == 1, changes
+        jobs.nothing_left(job)
+    assert jobs.job(made[JobState.COMPLETED]).state is JobState.COMPLETED
+    until(
+        lambda: all(row.job is None for row in jobs.store.allocations("local")),
+        "every place is free",
+    )

@@ -1,0 +1,163 @@
+"""What a job put in the way of a clean-up stays: links are removed, never followed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs import snapshots
+from rayjobs.compute import headstop, localhead
+from rayjobs.compute.node import Node
+from rayjobs.injob.identity import identity_of
+from rayjobs.paths import AttemptPaths, runtime_dir
+
+LONG_AGO = 1_000_000_000
+
+
+@pytest.fixture
+def node(own_home: Path) -> Node:
+    return Node("local", own_home)
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    """A folder that nobody may touch."""
+    folder = tmp_path / "precious"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("all of it")
+    return folder
+
+
+def order(node: Node, job: str = "job", attempt: int = 1) -> dict[str, Any]:
+    paths = node.paths.attempt(job, attempt)
+    plan = {"root": str(paths.root), "marker": f"rj-none-{job}", "job": job, "attempt": attempt}
+    return {"workspace": "/nowhere", "snapshot": None, "plan": {**plan, "node": 0}, "secrets": {}}
+
+
+def prepare(node: Node, one: dict[str, Any]) -> AttemptPaths:
+    node._prepare(one)
+    paths = AttemptPaths(Path(one["plan"]["root"]))
+    paths.plan.write_text(json.dumps(one["plan"]))
+    return paths
+
+
+def clean(node: Node, one: dict[str, Any]) -> None:
+    assert asyncio.run(node.clean(one))["proven"]
+
+
+def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path) -> None:
+    one = order(node)
+    paths = prepare(node, one)
+    (paths.work / "link").symlink_to(precious)
+    (paths.work / "file").symlink_to(precious / "thesis.txt")
+    read_only = paths.work / "read-only"
+    read_only.mkdir()
+    (read_only / "kept").write_text("")
+    read_only.chmod(0o500)
+    clean(node, one)
+    assert not paths.root.parent.exists()
+    assert (precious / "thesis.txt").read_text() == "all of it"
+
+
+@pytest.mark.parametrize("place", ["attempt", "job", "attempts"])
+def test_a_link_in_the_place_of_a_folder_protects_what_it_leads_to(
+    node: Node, precious: Path, place: str
+) -> None:
+    one = order(node)
+    paths = prepare(node, one)
+    swapped = {
+        "attempt": paths.root,
+        "job": paths.root.parent,
+        "attempts": paths.root.parent.parent,
+    }[place]
+    beyond = precious / paths.root.relative_to(swapped)
+    beyond.mkdir(parents=True, exist_ok=True)
+    (beyond / "thesis.txt").write_text("all of it")
+    swapped.rename(swapped.with_name("aside"))
+    swapped.symlink_to(precious)
+    clean(node, one)
+    assert (beyond / "thesis.txt").read_text() == "all of it"
+    assert (precious / "thesis.txt").read_text() == "all of it"
+
+
+def test_a_folder_elsewhere_is_never_an_attempts(node: Node, precious: Path) -> None:
+    one = order(node)
+    one["plan"]["root"] = str(precious)
+    clean(node, one)
+    assert (precious / "thesis.txt").exists()
+
+
+def test_old_scratch_goes_and_young_living_or_linked_stays(node: Node, precious: Path) -> None:
+    kept = {}
+    for job in ("old", "young", "living", "odd"):
+        paths = prepare(node, order(node, job))
+        kept[job] = paths.root
+        if job == "living":
+            me = identity_of(os.getpid())
+            assert me is not None
+            paths.host.write_text(json.dumps({"socket": "/nowhere", **me.as_dict()}))
+        if job == "odd":
+            paths.plan.unlink()
+        if job != "young":
+            for path in (*paths.root.glob("*.json"), paths.root):
+                os.utime(path, (LONG_AGO, LONG_AGO))
+    (node.paths.root / "attempts" / "linked").mkdir()
+    link = node.paths.root / "attempts" / "linked" / "a1"
+    link.symlink_to(precious)
+    os.utime(link, (LONG_AGO, LONG_AGO), follow_symlinks=False)
+    assert node.prune() == [kept["old"]]
+    assert {job for job, root in kept.items() if root.is_dir()} == {"young", "living", "odd"}
+    assert (precious / "thesis.txt").exists()
+
+
+def test_each_attempt_has_a_folder_that_only_its_owner_enters(node: Node) -> None:
+    roots = [prepare(node, order(node, job)).root for job in ("one", "two")]
+    assert len({*roots}) == 2
+    assert [stat.S_IMODE(root.stat().st_mode) for root in roots] == [0o700, 0o700]
+
+
+def test_a_link_in_the_place_of_a_snapshot_is_replaced(
+    tmp_path: Path, node: Node, precious: Path
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print()")
+    archive = tmp_path / "archive"
+    packed = snapshots.pack(source, blobs_put=lambda path, _key: shutil.copy(path, archive))
+    trees = snapshots.NodeSnapshots(node.paths.snapshots)
+    node.paths.snapshots.mkdir()
+    key = packed.digest.removeprefix("sha256:")
+    (node.paths.snapshots / key).symlink_to(precious)
+    tree = trees.ensure(packed.digest, lambda: archive)
+    assert not tree.is_symlink()
+    assert (tree / "train.py").exists()
+    assert (precious / "thesis.txt").exists()
+
+
+def test_a_targets_stop_removes_links_and_not_what_they_lead_to(
+    own_home: Path, precious: Path
+) -> None:
+    place = headstop.Place("local", own_home)
+    place.paths.root.mkdir(parents=True)
+    runtime = runtime_dir(own_home)
+    (runtime / "link.sock").symlink_to(precious / "thesis.txt")
+    (runtime / "folder").symlink_to(precious)
+    place.paths.log.symlink_to(precious)
+    place.paths.head.symlink_to(precious / "thesis.txt")
+    ray_folder = localhead.ray_folder(own_home)
+    ray_folder.parent.mkdir(parents=True, exist_ok=True)
+    ray_folder.symlink_to(precious)
+    try:
+        headstop.stop_head(place, say=lambda _text: None)
+        assert not (runtime / "link.sock").is_symlink()
+        assert not place.paths.head.is_symlink()
+        assert (precious / "thesis.txt").read_text() == "all of it"
+    finally:
+        ray_folder.unlink(missing_ok=True)

@@ -1,0 +1,212 @@
+"""Proves the fault tests: each handler is switched off once, and its tests must turn red.
+
+`tests/faults/mutants/*.toml` lists small changes of the code with the tests that must fail under
+each. They run in a private copy of the committed tree. A test that passes without its handler, or
+that could not begin, proves nothing: the exit status is 1 then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+MUTANTS = Path("tests") / "faults" / "mutants"
+TEST_TIMEOUT_S = 120
+RUN_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One handler switched off.
+
+    Attributes:
+        fault: Its number in the list of faults.
+        handler: What is switched off, in words.
+        file: Relative to the repository.
+        old: Text that stands in the file exactly once.
+        tests: Ids of the tests that must fail under it.
+    """
+
+    fault: int
+    handler: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Number and words."""
+        return f"{self.fault:>3}  {self.handler}"
+
+
+def load(folder: Path) -> list[Mutant]:
+    """Return all mutants, by fault."""
+    found = []
+    for path in sorted(folder.glob("*.toml")):
+        for one in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
+            found.append(Mutant(**{**one, "tests": tuple(one["tests"])}))
+    return sorted(found, key=lambda mutant: mutant.fault)
+
+
+class Copy:
+    """A private copy of the committed tree, with an interpreter that imports it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "tree"
+        self.root.mkdir()
+        self._stamp_s = int(time.time()) - 10**6
+        with subprocess.Popen(
+            ["git", "-C", str(ROOT), "archive", "HEAD"], stdout=subprocess.PIPE
+        ) as archive:
+            subprocess.run(["tar", "-x", "-C", str(self.root)], stdin=archive.stdout, check=True)
+        if archive.returncode:
+            raise SystemExit("prove: git could not give the committed tree")
+        self.python = self._interpreter(folder / "venv")
+
+    def _interpreter(self, folder: Path) -> Path:
+        """Make an environment whose packages are those of this one, and whose code is the copy.
+
+        A search path in the environment would not do: jobs and Ray's processes wipe it.
+        """
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        python = folder / "bin" / "python"
+        asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
+        site = subprocess.check_output([python, "-c", asked], text=True).strip()
+        paths = [str(self.root), sysconfig.get_path("purelib")]
+        (Path(site) / "copy.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
+        for program in (Path(sys.executable).parent / "rayjobs",):
+            if program.exists():
+                text = program.read_text(encoding="utf-8").split("\n", 1)[1]
+                copied = folder / "bin" / program.name
+                copied.write_text(f"#!{python}\n{text}", encoding="utf-8")
+                copied.chmod(0o755)
+        return python
+
+    def write(self, file: str, text: str) -> None:
+        """Change a file; its time is always another one, so that no stale bytecode is used."""
+        path = self.root / file
+        path.write_text(text, encoding="utf-8")
+        self._stamp_s += 10
+        os.utime(path, (self._stamp_s, self._stamp_s))
+
+    def outcomes(self, tests: Iterable[str]) -> dict[str, str]:
+        """Run tests; return `passed`, `failed`, `error` or `skipped` for each that was found."""
+        report = self.root / "prove-report.xml"
+        report.unlink(missing_ok=True)
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYTEST_ADDOPTS")
+        }
+        command = [
+            *(str(self.python), "-m", "pytest", "-q", "-p", "no:cacheprovider"),
+            *(f"--timeout={TEST_TIMEOUT_S}", f"--junitxml={report}", "-o", "junit_family=xunit1"),
+            *tests,
+        ]
+        try:
+            subprocess.run(
+                command,
+                cwd=self.root,
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                timeout=RUN_TIMEOUT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return {}
+        return _read(report) if report.exists() else {}
+
+
+def _read(report: Path) -> dict[str, str]:
+    found = {}
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        test = f"{case.get('file')}::{case.get('name')}"
+        kinds = {child.tag for child in case}
+        # A failed call counts whatever its fixtures say afterwards.
+        outcome = next(
+            (kind for kind in ("failure", "error", "skipped") if kind in kinds), "passed"
+        )
+        found[test] = "failed" if outcome == "failure" else outcome
+    return found
+
+
+def of(outcomes: dict[str, str], test: str) -> str:
+    """Return a test's outcome; a test without its parameters stands for all of them.
+
+    `failed` if one of them failed: a handler may be needed by some alone.
+    """
+    seen = {
+        found for name, found in outcomes.items() if name == test or name.startswith(f"{test}[")
+    }
+    order = ("failed", "error", "passed", "skipped")
+    return next((outcome for outcome in order if outcome in seen), "not run")
+
+
+def prove(copy: Copy, mutant: Mutant) -> str:
+    """Return an empty text when every test of the mutant turns red, else what is wrong."""
+    path = copy.root / mutant.file
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutant.old) != 1:
+        return f"its text stands {text.count(mutant.old)} times in {mutant.file}"
+    copy.write(mutant.file, text.replace(mutant.old, mutant.new))
+    try:
+        outcomes = copy.outcomes(mutant.tests)
+    finally:
+        copy.write(mutant.file, text)
+    wrong = {test: of(outcomes, test) for test in mutant.tests}
+    return "; ".join(f"{test} {how}" for test, how in wrong.items() if how != "failed")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prove all mutants, or those of the named faults; 1 when one survives."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
+    parser.add_argument("--list", action="store_true", help="only say what there is")
+    options = parser.parse_args(arguments)
+    mutants = [
+        mutant
+        for mutant in load(ROOT / MUTANTS)
+        if not options.faults or mutant.fault in options.faults
+    ]
+    if options.list:
+        for mutant in mutants:
+            print(mutant.name, *mutant.tests, sep="\n       ")
+        return 0
+    folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
+    survived = 0
+    try:
+        copy = Copy(folder)
+        tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+        before = copy.outcomes(tests)
+        sound = {test: of(before, test) for test in tests}
+        for mutant in mutants:
+            started_s = time.monotonic()
+            odd = [f"{test} {sound[test]}" for test in mutant.tests if sound[test] != "passed"]
+            problem = f"without the change: {'; '.join(odd)}" if odd else prove(copy, mutant)
+            survived += bool(problem)
+            took = f"{time.monotonic() - started_s:6.1f} s"
+            print(f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}", flush=True)
+            if problem:
+                print(f"                    {problem}", flush=True)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"prove: {len(mutants) - survived} of {len(mutants)} handlers are proven")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
