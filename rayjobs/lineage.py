@@ -45,7 +45,11 @@ def refuse_without(job: Job) -> None:
 
 
 def primary_metric(
-    points: Sequence[MetricPoint], run: str, name: str, value: float | None = None
+    store: Store,
+    points: Sequence[MetricPoint],
+    run: str,
+    name: str,
+    value: float | None = None,
 ) -> float:
     """Return the value of a run's metric that a model is chosen by: `value`, else the last one.
 
@@ -64,7 +68,9 @@ def primary_metric(
             f"the last {name} of run {run} is {logged.last}: it diverged after its best, "
             f"so its files are no model"
         )
-    if chosen not in logged.values:
+    # A sweep may have judged by a point that a retry's points hide by now.
+    ever = metrics.series(store.metrics(run, name=name, all_attempts=True))[name]
+    if chosen not in ever.values:
         raise UsageError(
             f"run {run} has not logged {name} = {chosen:g}; its last is {logged.last:g}"
         )

@@ -70,7 +70,7 @@ def register(
     points = store.metrics(job.id)
     primary = None
     if primary_metric is not None:
-        found = lineage.primary_metric(points, job.id, primary_metric, value)
+        found = lineage.primary_metric(store, points, job.id, primary_metric, value)
         primary = {"name": primary_metric, "value": found}
     chosen = modelfiles.choose(store, opened.blobs, job, path or name)
     kept, _ = store.put_model(
