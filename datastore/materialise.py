@@ -137,13 +137,13 @@ def release(materialised: Materialised) -> None:
         mounts.release(Path(materialised.mount_folder), materialised.mount_token)
 
 
-def hold(materialised: Materialised, owner: ProcessIdentity | None, part: str) -> None:
+def hold(materialised: Materialised, owner: ProcessIdentity, part: str) -> None:
     """Let one more process answer for the input's mount, until `release`.
 
     `part` names what the process is, so that a later one of the same part takes its place.
-    Nothing happens for what is not mounted, for a mount that is gone, and without an owner.
+    Nothing happens for what is not mounted, and for a mount that is gone.
     """
-    if materialised.mount_folder and owner is not None:
+    if materialised.mount_folder:
         mounts.hold(Path(materialised.mount_folder), f"{materialised.mount_token}-{part}", owner)
 
 

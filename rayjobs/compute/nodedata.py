@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from datastore.errors import DatastoreError
-from datastore.processes import ProcessIdentity
+from datastore.processes import ProcessIdentity, boot_id
 from datastore.progress import Progress, human_bytes, line_of
 from rayjobs import jobdata
 from rayjobs.errors import PrepareError
@@ -217,7 +217,7 @@ class NodeData:
         from datastore.materialise import hold
 
         for held in self._held(root):
-            hold(held, ProcessIdentity.of(pid), "host")
+            hold(held, ProcessIdentity(pid, start_time, boot_id()), "host")
 
     def take_over(self, root: Path) -> None:
         """Hold the mounts of an attempt that an earlier agent prepared."""

@@ -1,0 +1,87 @@
+"""The storage of a job's data goes away: the job fails with class `data`, and leaves nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from datastore import Datastore
+from datastore.mountfiles import mount_points
+from rayjobs.failures import FailureClass
+from rayjobs.spec import Input
+from rayjobs.states import JobState
+from tests.jobs import Jobs, until
+from tests.storage.profile import aws_profile  # noqa: F401
+from tests.storage.proxy import Proxy
+from tests.storage.server import S3Server, s3_server  # noqa: F401
+
+pytestmark = [pytest.mark.ray, pytest.mark.storage]
+
+FILES = 12  # more than a mount fetches ahead
+
+READS = """
+import os, sys, time
+from rayjobs import Run
+folder = Run.get_context().input_datasets["big"]
+names = sorted(os.listdir(folder))
+open(os.path.join(folder, names[0]), "rb").read()
+print("first", flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+for name in names:
+    open(os.path.join(folder, name), "rb").read()
+print("everything", flush=True)
+"""
+
+
+def test_a_server_killed_while_a_job_reads_is_a_failure_of_class_data(
+    jobs: Jobs,
+    s3_server: S3Server,  # noqa: F811
+    aws_profile: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    with Proxy(s3_server.port) as proxy:
+        given = s3_server.record().settings
+        store = Datastore.register_s3(
+            jobs.workspace,
+            "photos",
+            given["bucket"],
+            prefix=given["prefix"],
+            endpoint=proxy.endpoint,
+            profile=aws_profile,
+            connect_timeout_s=10,
+            attempts=1,
+        )
+        (tmp_path / "big").mkdir()
+        for number in range(FILES):
+            (tmp_path / "big" / f"{number:02d}.bin").write_bytes(os.urandom(100_000))
+        store.upload(tmp_path / "big", "big", show_progress=False)
+        reads = {
+            "inputs": {"big": Input(source="photos/big")},
+            "arguments": (str(tmp_path / "go"),),
+            "retries": {"data": 0},
+        }
+        job = jobs.submit(READS, **reads)
+        jobs.says(job, b"first")
+        root = jobs.root(job)
+        mounted = [point for point in mount_points() if "/data/mounts/" in point]
+        assert mounted
+        proxy.stop()
+        (tmp_path / "go").touch()
+        failed = jobs.wait(job, JobState.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.failure_class is FailureClass.DATA, failed.failure
+    assert "input 'big' could not be read" in failed.failure.message
+    assert proxy.endpoint in failed.failure.message
+    assert failed.failure.rank == 0
+    assert b"everything" not in jobs.log(job)
+    until(lambda: not root.exists(), "the attempt's folder is gone")
+    until(lambda: not set(mounted) & mount_points(), "the mount is gone")
+
+    late = jobs.submit(READS, **reads)
+    failed = jobs.wait(late, JobState.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.failure_class is FailureClass.DATA
+    assert "input 'big'" in failed.failure.message
