@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayjobs import driverlog
+from rayjobs import driverlog, mergedlogs
 from rayjobs.errors import NotFoundError
 from rayjobs.paths import AttemptPaths, driver_log_name
 from rayjobs.records import Job
@@ -22,6 +22,7 @@ LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
 POLL_S = 0.05
 
 _ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
+_DRIVER = re.compile(r"^azureml-logs/70_driver_log(?:_(\d+))?\.txt$")
 _NODE = re.compile(r"^node-\d+/")
 
 
@@ -102,13 +103,23 @@ class Logs:
         """Return the last lines of a log, see `read`."""
         return driverlog.last_lines(self.chunks(name), lines)
 
-    def merged(self) -> Iterator[bytes]:
-        """Yield the lines of all ranks' logs, rank after rank, each with ``[rank N]`` before it."""
+    def merged(self, *, fold: bool = True) -> Iterator[bytes]:
+        """Yield the lines of all ranks' logs, each with its ranks before it: ``[rank 0]``.
+
+        Args:
+            fold: Show what several ranks printed once (see `mergedlogs`); otherwise rank after
+                rank.
+        """
+        ranks = {}
         for name in self.names():
-            match = re.match(r"azureml-logs/70_driver_log(?:_(\d+))?\.txt$", name)
+            match = _DRIVER.match(name)
             if match:
-                prefix = f"[rank {match[1] or 0}] ".encode()
-                yield from prefixed(self.chunks(name), prefix)
+                ranks[int(match[1] or 0)] = name
+        if fold and len(ranks) > 1:
+            yield from mergedlogs.merged({rank: self.chunks(ranks[rank]) for rank in ranks})
+            return
+        for rank in sorted(ranks):
+            yield from prefixed(self.chunks(ranks[rank]), f"[rank {rank}] ".encode())
 
     def driver_name(self, rank: int) -> str:
         """Return the name of a rank's driver log."""

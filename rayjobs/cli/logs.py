@@ -19,6 +19,7 @@ Examples:
   rayjobs logs -f 1f3c             until the job ends
   rayjobs logs -n 50 1f3c          the last 50 lines
   rayjobs logs --rank 3 1f3c
+  rayjobs logs --rank all 1f3c     what several print alike is shown once
   rayjobs logs --failed 1f3c       the lines that matter of a failed job
   rayjobs logs 1f3c logs/train.txt
   rayjobs logs 1f3c > out.bin      byte for byte
@@ -30,10 +31,10 @@ Examples:
 @click.argument("name", required=False, metavar="[FILE]")
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="The last N lines only.")
-@click.option("--rank", metavar="N|all", help="Of this process [0]; all: of each, one by one.")
+@click.option("--rank", metavar="N|all", help="Of this process [0]; all: of all, equal lines once.")
 @click.option("--failed", is_flag=True, help="Only the lines that tell why it failed.")
 @click.option("--list", "list_names", is_flag=True, help="List the logs there are.")
-@click.option("--raw", is_flag=True, help="Unchanged bytes on a terminal too; may garble it.")
+@click.option("--raw", is_flag=True, help="Bytes unchanged, ranks unmerged; may garble it.")
 @quiet_option("No stages on stderr.")
 @json_option
 @common_options
@@ -62,6 +63,7 @@ def logs(
     if number is None and follow:
         raise click.UsageError("--follow shows one process; name it by --rank N.")
     from rayjobs.cli.screen import Screen
+    from rayjobs.driverlog import last_lines
     from rayjobs.logs import Logs
 
     with settings.open() as workspace:
@@ -90,7 +92,9 @@ def logs(
         elif tail is not None and number is not None:
             parts = [of_job.tail(chosen, lines=tail)]
         else:
-            parts = of_job.merged() if number is None else of_job.chunks(chosen)
+            parts = of_job.merged(fold=not raw) if number is None else of_job.chunks(chosen)
+            if tail is not None and number is None:
+                parts = [last_lines(parts, tail)]
         if settings.as_json:
             for line in _lines(parts):
                 print_json_line({"job": found.id, "name": chosen, "line": line})

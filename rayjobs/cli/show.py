@@ -11,7 +11,9 @@ from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of,
 from rayjobs.cli.outlook import Outlook, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.failures import signal_name
 from rayjobs.jobdata import inputs_read
+from rayjobs.mergedlogs import rank_set
 from rayjobs.metrics import number_text, summaries
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
@@ -43,7 +45,7 @@ def show(settings: Settings, job: str) -> None:
         click.echo(facts(_head(settings, found, outlook)))
         sections = [
             _section("Runs", _spec_facts(found, inputs_read(workspace.store, found))),
-            *[_attempt(attempt) for attempt in attempts],
+            *[_attempt(attempt, found) for attempt in attempts],
             _failure(found),
             _metrics(workspace, found),
             _files(workspace, found),
@@ -137,11 +139,16 @@ def _section(title: str, pairs: list[tuple[str, str]]) -> str:
     return f"{title}\n{body}" if body else ""
 
 
-def _attempt(attempt: Attempt) -> str:
+def _attempt(attempt: Attempt, job: Job) -> str:
     nodes = []
+    shape = job.spec.distribution
     for host in attempt.hosts:
-        node = f"node {host.get('node', 0)}: {str(host.get('node_id', ''))[:12]}"
-        nodes.append(f"{node} pid {host.get('pid', '-')}")
+        number = int(host.get("node", 0))
+        node = f"node {number}"
+        if shape.world_size > 1:
+            first = number * shape.processes_per_node
+            node += f" ({rank_set(range(first, first + shape.processes_per_node))})"
+        nodes.append(f"{node}: {str(host.get('node_id', ''))[:12]} pid {host.get('pid', '-')}")
     failure = attempt.failure
     return _section(
         f"Attempt {attempt.number}",
@@ -152,11 +159,23 @@ def _attempt(attempt: Attempt) -> str:
             ("Took", attempt_times(attempt)),
             ("Allocation", attempt.allocation or ""),
             ("Where", "; ".join(nodes)),
+            ("Ranks", _ends(attempt) if shape.world_size > 1 else ""),
             ("Folder", str(attempt.hosts[0].get("root", "")) if attempt.hosts else ""),
             ("Cold start", attempt.cold_reason or ""),
             ("Failure", plain_text(failure.message) if failure else ""),
         ],
     )
+
+
+def _ends(attempt: Attempt) -> str:
+    """Return how each rank ended, ranks of one end together."""
+    ends: dict[str, list[int]] = {}
+    for record in attempt.exits:
+        for rank in record.get("ranks") or ():
+            number = rank.get("signal")
+            end = f"exit code {rank.get('exit_code')}" if number is None else signal_name(number)
+            ends.setdefault(end, []).append(int(rank["rank"]))
+    return "; ".join(f"{rank_set(sorted(ranks))}: {end}" for end, ranks in ends.items())
 
 
 def _failure(job: Job) -> str:

@@ -181,8 +181,23 @@ def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> N
     assert terminal.type("logs", job.id, "--rank", "1").out == "from 1\n"
     both = terminal.type("logs", job.id, "--rank", "all").out
     assert both == "[rank 0] from 0\n[rank 1] from 1\n"
+    last = terminal.type("logs", job.id, "--rank", "all", "-n", "1").out
+    assert last == "[rank 1] from 1\n"
     assert terminal.type("logs", job.id, "--rank", "2").code == 3
     assert terminal.type("logs", job.id, "--rank", "first").code == 2
+
+
+def test_what_ranks_print_alike_is_shown_once_unless_raw(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
+    for rank in (0, 1):
+        name = f"azureml-logs/70_driver_log_{rank}.txt"
+        queue.store_file(job, name, b"the same\n")
+    queue.finish(job)
+    assert terminal.type("logs", job.id, "--rank", "all").out == "[ranks 0-1] the same\n"
+    raw = terminal.type("logs", job.id, "--rank", "all", "--raw").out
+    assert raw == "[rank 0] the same\n[rank 1] the same\n"
+    shown = terminal.type("show", job.id).out
+    assert "1 × 2 (gloo)" in shown
 
 
 def test_logs_failed_prints_the_lines_that_matter(queue: Queue, terminal: Terminal) -> None:
