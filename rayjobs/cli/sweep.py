@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import getpass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,12 +13,11 @@ from rayjobs.cli.jobviews import job_json, short_id
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.cli.sweepviews import counts, find_sweep, kind_text, read_sweep, trial_json
 from rayjobs.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from rayjobs.store.base import Store
     from rayjobs.workspace_files import OpenWorkspace
-    from tuning.engine import SweepState
     from tuning.spec import SweepSpec
     from tuning.submitter import SubmittedSweep
 
@@ -172,25 +171,25 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
         found = workspace.store.sweeps(experiment=experiment, limit=limit)
         rows = []
         for one in found:
-            spec, state = _read(workspace.store, one.job.id)
+            spec, state = read_sweep(workspace.store, one.job.id)
             rows.append((one.job, spec, state))
     if settings.as_json:
-        print_json([{**job_json(job), **_counts(spec, state)} for job, spec, state in rows])
+        print_json([{**job_json(job), **counts(spec, state)} for job, spec, state in rows])
         return
     if not rows:
         settings.note("there are no sweeps; begin one by `rayjobs sweep create -f sweep.yaml`")
         return
     cells, colours = [], []
     for job, spec, state in rows:
-        counts = _counts(spec, state)
-        best = counts["best"]
+        found_so_far = counts(spec, state)
+        best = found_so_far["best"]
         cells.append(
             (
                 short_id(job),
                 job.display_name or job.spec.name,
                 str(job.state),
                 ago_text(job.submitted_at),
-                f"{counts['ended']}/{counts['total']}",
+                f"{found_so_far['ended']}/{found_so_far['total']}",
                 "-" if best is None else f"{spec.metric} = {best['value']:.6g}",
                 "" if job.state == "Completed" else " ".join(job.reason.split()),
             )
@@ -215,16 +214,16 @@ def show(settings: Settings, sweep_id: str) -> None:
     from tuning.watch import head_line
 
     with settings.open() as workspace:
-        found = _find(workspace.store, sweep_id)
-        spec, state = _read(workspace.store, found)
+        found = find_sweep(workspace.store, sweep_id)
+        spec, state = read_sweep(workspace.store, found)
         job = workspace.store.job(found)
     if settings.as_json:
         print_json(
             {
                 **job_json(job),
-                **_counts(spec, state),
+                **counts(spec, state),
                 "sweep": spec.model_dump(mode="json"),
-                "trials": [_trial_json(trial, spec) for trial in state.trials],
+                "trials": [trial_json(trial, spec) for trial in state.trials],
             }
         )
         return
@@ -238,8 +237,8 @@ def show(settings: Settings, sweep_id: str) -> None:
                 ("State", settings.style(str(job.state), state_colour(str(job.state)))),
                 ("Reason", " ".join(job.reason.split())),
                 ("Searches", f"{str(spec.goal).lower()} {spec.metric}"),
-                ("Sampling", _kind_text(spec.sampling.to_dict())),
-                ("Policy", _kind_text(spec.policy.to_dict())),
+                ("Sampling", kind_text(spec.sampling.to_dict())),
+                ("Policy", kind_text(spec.policy.to_dict())),
                 ("Trials", head_line(state, spec, now=SystemClock().now())),
                 ("Model", job.properties.get("model", "")),
             ]
@@ -262,7 +261,7 @@ def watch(settings: Settings, sweep_id: str) -> int:
     from rayjobs.cli.sweep_watch import stay
 
     with settings.open() as workspace:
-        found = _find(workspace.store, sweep_id)
+        found = find_sweep(workspace.store, sweep_id)
         return stay(settings, workspace, found, start_target=False)
 
 
@@ -279,8 +278,8 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
     from tuning.watch import parameters_text
 
     with settings.open() as workspace:
-        found = _find(workspace.store, sweep_id)
-        spec, state = _read(workspace.store, found)
+        found = find_sweep(workspace.store, sweep_id)
+        spec, state = read_sweep(workspace.store, found)
     valued = []
     for trial in state.trials:
         value = trial.best(spec.goal)
@@ -294,7 +293,7 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
         )
     chosen = valued[:top]
     if settings.as_json:
-        listed = [_trial_json(trial, spec) for _, trial in chosen]
+        listed = [trial_json(trial, spec) for _, trial in chosen]
         print_json(listed[0] if top == 1 else listed)
         return
     for value, trial in chosen:
@@ -324,8 +323,8 @@ def plot(settings: Settings, sweep_id: str, output: str) -> None:
     from tuning.plots import KINDS, write_png
 
     with settings.open() as workspace:
-        found = _find(workspace.store, sweep_id)
-        spec, state = _read(workspace.store, found)
+        found = find_sweep(workspace.store, sweep_id)
+        spec, state = read_sweep(workspace.store, found)
         short = short_id(workspace.store.job(found))
     what = {"name": spec.name, "metric": spec.metric, "goal": spec.goal}
     folder = Path(output)
@@ -353,7 +352,7 @@ def cancel(settings: Settings, sweep_id: str) -> None:
     from rayjobs.cli.waking import wake_quietly
 
     with settings.open() as workspace:
-        found = _find(workspace.store, sweep_id)
+        found = find_sweep(workspace.store, sweep_id)
         before = workspace.store.job(found)
         state = workspace.store.request_cancel(found, by=getpass.getuser())
         awake = state.is_final or wake_quietly(before.target, workspace.path)
@@ -369,79 +368,3 @@ def cancel(settings: Settings, sweep_id: str) -> None:
             f"target {before.target!r} does not run; the sweep ends once it does: "
             f"rayjobs target start {before.target}"
         )
-
-
-# -- shared ----------------------------------------------------------------------------------------
-
-
-def _find(store: Store, text: str) -> str:
-    """Return a sweep's id. Raises NotFoundError, also for a job that is none."""
-    return store.sweep(store.find(text).id).job.id
-
-
-def _read(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
-    from rayjobs.clock import SystemClock
-    from tuning.spec import parse_sweep
-    from tuning.table import load_state
-
-    found = store.sweep(sweep_id)
-    state = load_state(store, found.job, now=SystemClock().now())
-    return parse_sweep(found.spec, where=f"sweep {sweep_id}"), state
-
-
-def _counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
-    from rayjobs.clock import SystemClock
-    from tuning.results import summary
-
-    found = summary(state, spec, now=SystemClock().now())
-    best_found = None
-    if found.best is not None:
-        best_found = {
-            "trial": found.best.number,
-            "job": found.best.job_id,
-            "value": found.best_value,
-            "parameters": dict(found.best.parameters),
-        }
-    return {
-        "metric": spec.metric,
-        "goal": str(spec.goal),
-        "total": found.total,
-        "ended": found.completed + found.stopped + found.failed,
-        "completed": found.completed,
-        "stopped": found.stopped,
-        "failed": found.failed,
-        "running": found.running,
-        "eta_s": found.eta_s,
-        "best": best_found,
-    }
-
-
-def _trial_json(trial: Any, spec: SweepSpec) -> dict[str, Any]:
-    import json
-
-    from rayjobs.store.sweeps import reports_text
-
-    return {
-        "number": trial.number,
-        "job": trial.job_id,
-        "state": str(trial.state),
-        "parameters": dict(trial.parameters),
-        "best": trial.best(spec.goal),
-        # Texts where JSON has no number.
-        "reports": json.loads(reports_text(trial.values)),
-        "diverged": trial.diverged,
-        "reason": trial.reason,
-        "started_at": trial.started_at,
-        "ended_at": trial.ended_at,
-    }
-
-
-def _kind_text(data: dict[str, Any]) -> str:
-    """Return a sampling or policy on one line: its kind, then its settings."""
-    flat = {**data, **data.get("properties", {})} if "properties" in data else data
-    rest = [
-        f"{key}={value}"
-        for key, value in flat.items()
-        if key not in ("type", "parameters", "properties") and value is not None
-    ]
-    return f"{data.get('type', '')} {', '.join(rest)}".strip()

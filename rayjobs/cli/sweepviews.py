@@ -1,0 +1,87 @@
+"""Sweeps as JSON and as text: what `rayjobs sweep` prints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayjobs.store.base import Store
+    from tuning.engine import SweepState
+    from tuning.spec import SweepSpec
+    from tuning.trials import TrialRecord
+
+
+def find_sweep(store: Store, text: str) -> str:
+    """Return a sweep's id. Raises NotFoundError, also for a job that is none."""
+    return store.sweep(store.find(text).id).job.id
+
+
+def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
+    """Return a sweep's definition and its trial table as it is now."""
+    from rayjobs.clock import SystemClock
+    from tuning.spec import parse_sweep
+    from tuning.table import load_state
+
+    found = store.sweep(sweep_id)
+    state = load_state(store, found.job, now=SystemClock().now())
+    return parse_sweep(found.spec, where=f"sweep {sweep_id}"), state
+
+
+def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
+    """Return how a sweep stands in numbers, and its best trial, as JSON data."""
+    from rayjobs.clock import SystemClock
+    from tuning.results import summary
+
+    found = summary(state, spec, now=SystemClock().now())
+    best_found = None
+    if found.best is not None:
+        best_found = {
+            "trial": found.best.number,
+            "job": found.best.job_id,
+            "value": found.best_value,
+            "parameters": dict(found.best.parameters),
+        }
+    return {
+        "metric": spec.metric,
+        "goal": str(spec.goal),
+        "total": found.total,
+        "ended": found.completed + found.stopped + found.failed,
+        "completed": found.completed,
+        "stopped": found.stopped,
+        "failed": found.failed,
+        "running": found.running,
+        "eta_s": found.eta_s,
+        "best": best_found,
+    }
+
+
+def trial_json(trial: TrialRecord, spec: SweepSpec) -> dict[str, Any]:
+    """Return a trial as JSON data."""
+    import json
+
+    from rayjobs.store.sweeps import reports_text
+
+    return {
+        "number": trial.number,
+        "job": trial.job_id,
+        "state": str(trial.state),
+        "parameters": dict(trial.parameters),
+        "best": trial.best(spec.goal),
+        # Texts where JSON has no number.
+        "reports": json.loads(reports_text(trial.values)),
+        "diverged": trial.diverged,
+        "reason": trial.reason,
+        "started_at": trial.started_at,
+        "ended_at": trial.ended_at,
+    }
+
+
+def kind_text(data: dict[str, Any]) -> str:
+    """Return a sampling or policy on one line: its kind, then its settings."""
+    flat = {**data, **data.get("properties", {})} if "properties" in data else data
+    rest = [
+        f"{key}={value}"
+        for key, value in flat.items()
+        if key not in ("type", "parameters", "properties") and value is not None
+    ]
+    return f"{data.get('type', '')} {', '.join(rest)}".strip()
