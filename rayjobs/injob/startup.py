@@ -21,6 +21,8 @@ _OPENBLAS_SETTERS = (
     "scipy_openblas_set_num_threads64_",
 )
 
+_blas_libraries: list[ctypes.CDLL] = []
+
 
 def restore_signals(*, as_python: bool) -> None:
     """Set every signal as a process finds it at its start.
@@ -75,11 +77,19 @@ def replace_environment(env: Mapping[str, str]) -> None:
     time.tzset()
 
 
+def prepare() -> None:
+    """Do once, in the process that will be forked, what `refresh` would else do in every fork.
+
+    Call it after the last import: what it touches is then touched by no fork any more.
+    """
+    importlib.invalidate_caches()
+    _blas_libraries.extend(_loaded_libraries("openblas"))
+
+
 def refresh(env: Mapping[str, str]) -> None:
-    """Undo what a fork inherits and a fresh interpreter would not have."""
+    """Undo what a fork of a prepared process inherits and a fresh interpreter would not have."""
     replace_environment(env)
     kernel.set_name("python")
-    importlib.invalidate_caches()
     gc.enable()
     _renew_main_thread()
     _reseed()
@@ -128,7 +138,7 @@ def _set_thread_counts(env: Mapping[str, str]) -> None:
         torch.set_num_threads(min(count, most))
     blas_count = _count(env, "OPENBLAS_NUM_THREADS") or count
     if blas_count:
-        for library in _loaded_libraries("openblas"):
+        for library in _blas_libraries:
             for name in _OPENBLAS_SETTERS:
                 setter = getattr(library, name, None)
                 if setter is not None:

@@ -45,6 +45,7 @@ class Warm:
         self._listener = control.listen(options.socket)
         self._inode = os.stat(options.socket).st_ino
         leaving.forget_finalizers()
+        startup.prepare()
         # Whatever is alive now is alive for good: a collection in a rank need not copy its pages.
         gc.collect()
         gc.freeze()
