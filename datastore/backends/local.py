@@ -137,7 +137,8 @@ class LocalBackend:
                 "be there."
             )
         try:
-            next(iter(os.scandir(self.root)), None)
+            with os.scandir(self.root) as entries:
+                next(entries, None)
         except OSError as error:
             raise self._explain(error, "") from error
 

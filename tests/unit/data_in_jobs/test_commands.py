@@ -1,0 +1,146 @@
+"""The commands for datastores and data, as typed, with mistakes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Terminal, terminal  # noqa: F401
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    (tmp_path / "src" / "a.txt").write_text("a")
+    (tmp_path / "src" / "deep" / "b.txt").write_text("bb")
+    (tmp_path / "train.py").write_text("print(1)")
+    return tmp_path
+
+
+def test_data_goes_there_and_back(terminal: Terminal, folder: Path) -> None:  # noqa: F811
+    done = terminal.type("data", "put", "src", "workspaceblobstore/src")
+    assert (done.code, done.out) == (0, "2 files (3 B) are in workspaceblobstore/src\n")
+    assert "upload: 2/2 files" in done.err
+    listed = terminal.type("data", "ls", "workspaceblobstore/src", "--json")
+    assert json.loads(listed.out) == [
+        {"path": "src/a.txt", "size": 1},
+        {"path": "src/deep", "size": None},
+    ]
+    done = terminal.type("data", "get", "workspaceblobstore/src", "back", "-q", "--json")
+    assert (done.code, done.err, len(json.loads(done.out)["files"])) == (0, "", 2)
+    assert (folder / "back" / "deep" / "b.txt").read_text() == "bb"
+    done = terminal.type("data", "get", "workspaceblobstore/src/a.txt", "one", "-q")
+    assert (folder / "one" / "a.txt").read_text() == "a"
+
+
+def test_versions_are_registered_listed_and_fetched(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
+    assert json.loads(terminal.type("data", "ls", "--json").out) == []
+    register = ("data", "register", "src", "workspaceblobstore/src", "-q")
+    assert terminal.type(*register, "--tag", "a=b").out == "dataset src:1 has 2 files (3 B)\n"
+    again = terminal.type(*register)
+    assert (again.code, again.out) == (2, "")
+    assert "--new-version" in again.err
+    assert "create_new_version" not in again.err
+    done = terminal.type("data", "register", "src", "workspaceblobstore/src/a.txt", "--new-version")
+    assert done.code == 0
+    assert "register: 1/1 files" in done.err
+    (listed,) = json.loads(terminal.type("data", "ls", "--json").out)
+    assert (listed["name"], listed["version"], listed["files"]) == ("src", 2, 1)
+    assert "src" in terminal.type("data", "ls").out
+    assert len(json.loads(terminal.type("data", "ls", "dataset:src", "--json").out)) == 2
+    shown = json.loads(terminal.type("data", "show", "src:1", "--json").out)
+    assert (shown["tags"], shown["versions"]) == ({"a": "b"}, [1, 2])
+    assert [one["path"] for one in shown["entries"]] == ["a.txt", "deep/b.txt"]
+    assert "a.txt" in terminal.type("data", "show", "src").out
+    terminal.type("data", "get", "dataset:src:1", "back", "-q")
+    assert (folder / "back" / "deep" / "b.txt").read_text() == "bb"
+
+
+def test_datastores_are_added_checked_and_forgotten(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    assert terminal.type("datastore", "add", "here", "new").code == 2
+    assert terminal.type("datastore", "add", "here", "new", "--create").code == 0
+    assert terminal.type("datastore", "add", "here", "src").code == 2
+    done = terminal.type("datastore", "add", "here", "src", "--overwrite", "--default", "--json")
+    assert json.loads(done.out)["default"] is True
+    listed = json.loads(terminal.type("datastore", "ls", "--json").out)
+    assert [(one["name"], one["default"]) for one in listed] == [
+        ("here", True),
+        ("workspaceblobstore", False),
+    ]
+    assert terminal.type("datastore", "check").out.split() == [
+        *("here", "ok"),
+        *("workspaceblobstore", "ok"),
+    ]
+    (folder / "src").rename(folder / "moved")
+    checked = terminal.type("datastore", "check", "here")
+    assert checked.code == 3
+    assert "does not exist" in checked.out
+    assert terminal.type("datastore", "rm", "here").code == 0
+    assert terminal.type("datastore", "rm", "here").code == 3
+    assert (folder / "moved" / "a.txt").exists()
+
+
+def test_a_bucket_is_added_with_names_of_credentials_only(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PHOTOS_KEY", "the-key")
+    monkeypatch.setenv("PHOTOS_SECRET", "the-secret")
+    done = terminal.type(
+        *("datastore", "add", "photos", "s3://bucket/prefix", "--no-check"),
+        *("--access-key-env", "PHOTOS_KEY", "--secret-key-env", "PHOTOS_SECRET"),
+        *("--endpoint", "http://127.0.0.1:9"),
+    )
+    assert done.code == 0
+    shown = terminal.type("datastore", "ls")
+    assert "$PHOTOS_KEY, $PHOTOS_SECRET" in shown.out
+    assert "s3://bucket/prefix at http://127.0.0.1:9" in shown.out
+    assert "the-secret" not in terminal.type("datastore", "ls", "--json").out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("data", "put", "src", "nowhere/x"), 3, "there is workspaceblobstore"),
+        (("data", "put", "nothing", "workspaceblobstore/x"), 2, "nothing does not exist"),
+        (("data", "ls", "workspaceblobstore/nope"), 3, "nothing at 'nope'"),
+        (("data", "get", "workspaceblobstore/nope", "x"), 3, "nothing at 'nope'"),
+        (("data", "register", "x", "workspaceblobstore/nope"), 3, "nothing at 'nope'"),
+        (("data", "show", "nope"), 3, "no dataset is called 'nope'"),
+        (("datastore", "add", "a b", "src"), 2, "datastore name"),
+        (("datastore", "add", "x", "src", "--profile", "p"), 2, "--profile"),
+    ],
+)
+def test_mistakes_are_said(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+    words: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
+    done = terminal.type(*words)
+    assert (done.code, done.out) == (code, "")
+    assert said in done.err
+
+
+def test_a_dry_run_shows_the_pinned_version(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
+    terminal.type("data", "register", "src", "workspaceblobstore/src", "-q")
+    shown = terminal.type("submit", "train.py", "--input", "a=dataset:src:download", "--dry-run")
+    assert shown.code == 0, shown.err
+    assert "dataset:src:1 (download)" in shown.out
