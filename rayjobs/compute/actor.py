@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 NAMESPACE = "rayjobs"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 180.0
 ACTIVITY_EVERY_S = 5.0
 
 

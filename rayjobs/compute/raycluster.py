@@ -33,7 +33,7 @@ from rayjobs.errors import RayjobsError, UnreachableError
 from rayjobs.policy import Shape
 
 NAMESPACE = "rayjobs"
-AGENT_START_S = 60.0
+AGENT_START_S = 180.0
 
 
 class RayCluster:
