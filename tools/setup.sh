@@ -77,7 +77,14 @@ key=$({
     "$python" -VV
 } | sha256sum | cut -d' ' -f1)
 
+# Where nothing writes compiled modules (PYTHONDONTWRITEBYTECODE, a read-only tree), every command
+# would compile them anew: half a second each time. A failure here costs nothing but that.
+compiled() {
+    "$VENV/bin/python" -m compileall -q "$@" >/dev/null || true
+}
+
 if [[ -x $VENV/bin/python && -x $VENV/bin/rayjobs && -f $STAMP && $(<"$STAMP") == "$key" ]]; then
+    compiled rayjobs tuning datastore
     exit 0
 fi
 rm -f "$STAMP"
@@ -114,6 +121,14 @@ else
     again "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
         -r requirements/dev.txt -e .
 fi
+
+packages=$("$VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+commands=()
+for name in annotated_types click pathspec platformdirs psutil pydantic pydantic_core rich rich_click \
+    sqlalchemy typing_extensions.py typing_inspection yaml zstandard; do
+    [[ -e $packages/$name ]] && commands+=("$packages/$name")
+done
+compiled rayjobs tuning datastore "${commands[@]}"
 
 printf '%s\n' "$key" >"$STAMP"
 say "ready: .venv/bin/rayjobs"
