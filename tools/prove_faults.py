@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 import tomllib
@@ -85,7 +84,8 @@ class Copy:
         python = folder / "bin" / "python"
         asked = "import sysconfig; print(sysconfig.get_path('purelib'))"
         site = subprocess.check_output([python, "-c", asked], text=True).strip()
-        paths = [str(self.root), sysconfig.get_path("purelib")]
+        packages = [path for path in sys.path if path.endswith("site-packages")]
+        paths = [str(self.root), *packages]
         (Path(site) / "copy.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
         for program in (Path(sys.executable).parent / "rayjobs",):
             if program.exists():
@@ -117,18 +117,21 @@ class Copy:
             *tests,
         ]
         try:
-            subprocess.run(
+            done = subprocess.run(
                 command,
                 cwd=self.root,
                 env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 timeout=RUN_TIMEOUT_S,
                 check=False,
             )
         except subprocess.TimeoutExpired:
             return {}
-        return _read(report) if report.exists() else {}
+        if not report.exists():
+            print(done.stdout.decode(errors="replace")[-2000:], flush=True)
+            return {}
+        return _read(report)
 
 
 def _read(report: Path) -> dict[str, str]:

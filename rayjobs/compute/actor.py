@@ -82,10 +82,18 @@ class TargetActor:
     def _run(self) -> None:
         try:
             asyncio.run(self._serve())
+            if self._engine is not None and self._engine.is_superseded:
+                self._leave()
         except BaseException as error:
             self._error = error
             log.exception("the target actor's engine ended")
             self._ready.set()
+
+    def _leave(self) -> None:
+        """End this process for good, so that its name is free for a start."""
+        import ray
+
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
 
     async def _serve(self) -> None:
         from rayjobs.compute.gauges import Gauges

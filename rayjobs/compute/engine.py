@@ -60,6 +60,7 @@ class Engine:
         self.recovered: dict[str, Served] = {}
         self._ownerless: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
+        self.is_superseded = False
         self._note = note
         self._wake = asyncio.Event()
         self._stopping = False
@@ -125,7 +126,7 @@ class Engine:
     async def turn(self) -> None:
         """Do one round: take over, cancels, decisions, starts, tidying."""
         await self.board.refresh()
-        if await self._is_superseded():
+        if await self._look_for_successor():
             return
         self._forsake_removed()
         await recover(self)
@@ -281,7 +282,7 @@ class Engine:
                 known[0].canceled.set()
 
     # -- what nobody looks after -----------------------------------------------------------------
-    async def _is_superseded(self) -> bool:
+    async def _look_for_successor(self) -> bool:
         """Stop for good when a newer actor has claimed a workspace: two must never act."""
         if self.epoch is None:
             return False
@@ -297,6 +298,7 @@ class Engine:
             for task in drives:
                 task.cancel()
             await asyncio.gather(*drives, return_exceptions=True)
+            self.is_superseded = True
             self.stop()
             return True
         return False

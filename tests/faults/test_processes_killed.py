@@ -82,6 +82,20 @@ def test_the_target_actor(jobs: Jobs, local_target: LocalTarget) -> None:
     assert jobs.log(waiting.job) == b"up\ndone\n"
 
 
+def test_an_actor_whose_workspace_another_one_claimed(
+    jobs: Jobs, local_target: LocalTarget
+) -> None:
+    waiting = Waiting(jobs)
+    old = actor_pid(local_target)
+    jobs.store.claim_target("local", epoch="of another actor")
+    until(lambda: not psutil.pid_exists(old), "the one that was replaced leaves")
+    after = jobs.submit("print('served again')")  # starts the target anew, which claims it back
+    waiting.end()
+    assert jobs.wait(waiting.job, JobState.COMPLETED).attempt == 1
+    jobs.wait(after, JobState.COMPLETED)
+    assert actor_pid(local_target) != old
+
+
 def test_a_cancel_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
     waiting = Waiting(jobs)
     old = actor_pid(local_target)
