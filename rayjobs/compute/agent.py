@@ -19,6 +19,8 @@ from rayjobs.paths import TargetPaths
 
 log = logging.getLogger(__name__)
 
+PRUNE_EVERY_S = 86400.0
+
 
 def agent_name(target: str, node_id: str) -> str:
     """Return the name under which Ray knows a node's agent."""
@@ -34,6 +36,7 @@ class NodeAgent:
         self._node_id = node_id
         self._node = Node(target, Path(home))
         self._ports = HeldPorts()
+        self._prune_at_s = 0.0
         self._pruning: asyncio.Future[list[Path]] | None = None
 
     async def hello(self) -> dict[str, Any]:
@@ -41,7 +44,9 @@ class NodeAgent:
         import ray
 
         self._node.warm_up()
-        if self._pruning is None:
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._prune_at_s:
+            self._prune_at_s = now_s + PRUNE_EVERY_S
             self._pruning = asyncio.ensure_future(asyncio.to_thread(self._node.prune))
         return {
             "node_id": self._node_id,
