@@ -24,6 +24,9 @@ _LOUD = re.compile(
     r"|\w(?:Error|Exception)\b",
     re.IGNORECASE,
 )
+# Before each line of a traceback once a process group is made. Source: torch.distributed's
+# excepthook.
+_RANK = re.compile(r"^\[rank\d+\]: ?")
 _ATTEMPT = re.compile(r"^.*/attempts/.+?/work/")
 _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
 
@@ -68,7 +71,7 @@ def _lines(tail: bytes) -> list[str]:
     for line in text.split("\n"):
         # What a progress bar has overwritten was not seen at the end either.
         seen = line.rstrip("\r").rpartition("\r")[2]
-        plain = plain_text(seen).rstrip()
+        plain = _RANK.sub("", plain_text(seen)).rstrip()
         cut = len(plain) > LONGEST_LINE
         lines.append(plain[:LONGEST_LINE] + "…" if cut else plain)
     return lines
