@@ -21,7 +21,7 @@ from rayjobs.states import JobState
 from rayjobs.submitting import submit
 from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 Fact = TypeVar("Fact")
 
 

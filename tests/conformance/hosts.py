@@ -21,7 +21,7 @@ from rayjobs.injob import plan as plans
 from rayjobs.launch import hostclient
 
 Found = TypeVar("Found")
-DEADLINE_S = 90.0
+DEADLINE_S = 150.0
 PACKAGE_HOME = str(Path(rayjobs.__file__).resolve().parent.parent)
 _serial = itertools.count()
 

@@ -19,7 +19,7 @@ from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
 from tests.fakes.cluster import FakeAgent, FakeCluster
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class World:

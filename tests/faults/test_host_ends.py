@@ -94,7 +94,7 @@ def test_record_is_answered_from_memory_until_the_disk_has_room(
             "    while file.write(b'x' * 512):\n        pass\n"
         )
         attempt = Attempt.make(short_path, fill, root=disk / "a").start(warm)
-        record = asyncio.run(attempt.host.wait(timeout_s=60))
+        record = asyncio.run(attempt.host.wait(timeout_s=150))
         assert record["outcome"] == "failed"
         assert hostclient.read_exit_record(str(attempt.root)) is None
         assert attempt.identity is not None and is_alive(attempt.identity)

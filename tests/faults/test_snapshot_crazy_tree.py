@@ -157,7 +157,7 @@ def test_all_unreadable_paths_are_named_at_once(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(source)],
             preexec_fn=_without_rights if os.geteuid() == 0 else None,
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=180,
         )  # fmt: skip
         if done.returncode == 77:
             pytest.skip("root here may not give up its right to read everything")
@@ -167,7 +167,7 @@ def test_all_unreadable_paths_are_named_at_once(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, "-c", PROGRAM, str(source)],
             preexec_fn=_without_rights if os.geteuid() == 0 else None,
-            capture_output=True, text=True, timeout=60,
+            capture_output=True, text=True, timeout=180,
         )  # fmt: skip
         assert "2 paths" in done.stdout, done.stderr
         assert "one.py (Permission denied)" in done.stdout

@@ -25,7 +25,7 @@ from tests.contract.store_contract import bring, submit
 
 ROOT = Path(__file__).parents[2]
 OLD_STORE = ROOT / "tests" / "assets" / "stores" / "version-1.db"
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 HOLDER = """
 import os, signal, sqlite3, sys

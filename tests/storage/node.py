@@ -10,7 +10,7 @@ from datastore import mounts
 from datastore.materialise import mounts_root
 from datastore.mountfiles import generations, mount_points
 
-DEADLINE_S = 60.0
+DEADLINE_S = 150.0
 
 
 def wait_for(fact: Callable[[], bool], what: str) -> None:

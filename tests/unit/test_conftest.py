@@ -62,7 +62,7 @@ def _run_inner(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=220,
         check=False,
     )
     for kept in re.findall(r"files of this run are kept in (/tmp/rj-\w+)", done.stdout):

@@ -26,7 +26,7 @@ def _heavy_modules_after(code: str) -> list[str]:
         f"print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=180, check=False
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
@@ -100,7 +100,7 @@ def test_no_shipped_file_is_ignored_by_git() -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     if listing.returncode != 0:  # not a git checkout: an unpacked sdist holds what was shipped

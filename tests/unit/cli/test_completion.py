@@ -25,7 +25,7 @@ def completed(words: str, *, shell: str = "bash") -> list[str]:
         env={**os.environ, **variables, "_RAYJOBS_COMPLETE": f"{shell}_complete"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stderr == ""
@@ -46,7 +46,7 @@ def test_bash_takes_the_script(terminal: Terminal) -> None:
         ["bash", "-c", f"{script}\ncomplete -p rayjobs"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert "complete" in done.stdout

@@ -27,7 +27,7 @@ def rayjobs(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "rayjobs", *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 
@@ -118,7 +118,7 @@ def test_everyday_commands_import_nothing_heavy(
         encoding="utf-8",
         errors="replace",
         cwd=tmp_path,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.stderr.splitlines()[-1] == "0"
@@ -221,7 +221,7 @@ def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=180,
             check=False,
         )
     assert done.returncode == 1
@@ -250,7 +250,7 @@ def test_what_was_registered_for_the_end_runs_before_the_fast_exit(tmp_path: Pat
         "program.leave(7)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=180, check=False
     )
     assert (done.returncode, done.stdout, mark.exists()) == (7, "said\n", True)
 
@@ -265,7 +265,7 @@ def test_threads_at_work_are_waited_for(tmp_path: Path) -> None:
         "threading.Timer(0.2, go.set).start()\n"
         "program.leave(5)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], timeout=180, check=False)
     assert (done.returncode, mark.exists()) == (5, True)
 
 

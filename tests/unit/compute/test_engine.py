@@ -194,8 +194,9 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
         here.agent.end(job.id, 1, exit_code=0, proven=False)
         await here.state(job, JobState.COMPLETED)
         await here.until(lambda: [held for held in here.engine.allocations.all if held.draining])
-        (row,) = here.store.allocations("local")
-        assert row.state is AllocationState.DRAINING
+        await here.until(
+            lambda: here.store.allocations("local")[0].state is AllocationState.DRAINING
+        )
         here.agent.instant = 0
         after = here.submit()
         await here.state(after, JobState.COMPLETED)

@@ -154,7 +154,7 @@ def test_a_warm_interpreter_that_does_not_listen_yet_is_ended(
         [sys.executable, "-c", "import time; time.sleep(600)", "--socket", str(socket)]
     ) as importing:
         headstop.stop_head(Place("local", home), say=lambda _text: None)
-        assert importing.wait(timeout=30) == -signal.SIGTERM
+        assert importing.wait(timeout=120) == -signal.SIGTERM
 
 
 def test_the_keeper_is_small() -> None:

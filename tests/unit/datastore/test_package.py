@@ -28,7 +28,7 @@ def modules_after(statements: str) -> set[str]:
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=True,
         cwd=Path(datastore.__file__).parent.parent,
     )

@@ -284,7 +284,7 @@ def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:
         [sys.executable, "-S", "-E", "-c", code, package],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 0, done.stderr

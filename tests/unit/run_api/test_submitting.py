@@ -404,7 +404,7 @@ def test_submitting_imports_nothing_heavy(tmp_path: Path, source: Path) -> None:
         [sys.executable, "-c", code, str(tmp_path / "w"), str(source)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

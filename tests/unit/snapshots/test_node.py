@@ -73,7 +73,7 @@ def test_processes_that_come_together_unpack_once(
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=60)
+        process.communicate(timeout=180)
     assert [process.returncode for process in processes] == [0, 0, 0]
     assert (tmp_path / "opened").read_text() == "opened\n"
 

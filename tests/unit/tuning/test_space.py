@@ -64,7 +64,7 @@ def test_draws_are_the_same_in_another_process() -> None:
         "print(space.sample(seed=3, number=1))"
     )
     printed = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
     ).stdout
     here = parse_space({"--lr": ["loguniform", [-9, -2]]}).sample(seed=3, number=1)
     assert str(here["--lr"]) in printed

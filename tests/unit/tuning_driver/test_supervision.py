@@ -18,7 +18,7 @@ from rayjobs.compute.drivers import Drivers, resolve
 from rayjobs.states import JobState
 from tests.unit.tuning_driver.world import World
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 class Started:
