@@ -1,7 +1,7 @@
-"""The demo of ``make demo``: one job on real digits, typed as a user would type it.
+"""The demo of ``make demo``: data in, a job that resumes, a sweep, the best model registered.
 
 Each line that begins with ``$`` is a command that can be typed by hand; everything else is what
-it prints. Results stay in ``build/demo/``; nothing keeps running.
+it prints. Results stay in ``demo-output/``; nothing keeps running.
 """
 
 from __future__ import annotations
@@ -15,10 +15,32 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "build" / "demo"
+RESULTS = ROOT / "demo-output"
 COMMAND = Path(sys.executable).with_name("rayjobs")
+PATIENCE_S = 300.0  # a wait that takes longer is a fault, not slowness
+
+SWEEP = """\
+name: digits
+job:
+  script: train.py
+  source_directory: ../examples/mnist
+  arguments: [--epochs, "3", --data-dir, $AZUREML_DATAREFERENCE_data]
+  inputs: {data: "dataset:digits"}
+sampling:
+  type: random
+  seed: 7
+  parameters:
+    --lr: {loguniform: [-7, -1]}
+    --batch-size: {choice: [32, 64, 128]}
+policy: {type: bandit, slack_factor: 0.1, delay_evaluation: 1}
+metric: accuracy
+goal: maximize
+limits: {total: 12, concurrent: 2}
+register_as: digits
+"""
 
 
 def tell(text: str) -> None:
@@ -26,24 +48,23 @@ def tell(text: str) -> None:
     print(f"\n\033[1m{text}\033[0m" if sys.stdout.isatty() else f"\n# {text}", flush=True)
 
 
-def type_(*words: str, show: bool = True) -> str:
-    """Run a command of rayjobs and show it; return what it printed if it is not shown."""
-    if show:
-        print(f"$ rayjobs {shlex.join(words)}", flush=True)
-    done = subprocess.run(
-        [str(COMMAND), *words],
-        cwd=ROOT,
-        check=False,
-        text=True,
-        stdout=None if show else subprocess.PIPE,
-    )
+def type_(*words: str) -> None:
+    """Run a command of rayjobs as a user would type it."""
+    print(f"$ rayjobs {shlex.join(words)}", flush=True)
+    done = subprocess.run([str(COMMAND), *words], cwd=ROOT, check=False)
     if done.returncode != 0:
         raise SystemExit(f"rayjobs {shlex.join(words)} exited with {done.returncode}")
-    return done.stdout or ""
+
+
+def ask(*words: str) -> str:
+    """Return what a command prints."""
+    return subprocess.run(
+        [str(COMMAND), *words], cwd=ROOT, check=True, text=True, stdout=subprocess.PIPE
+    ).stdout.strip()
 
 
 def main() -> None:
-    """Tell the story."""
+    """Tell the story, and leave nothing running whatever happens."""
     began = time.monotonic()
     shutil.rmtree(RESULTS, ignore_errors=True)
     RESULTS.mkdir(parents=True)
@@ -52,7 +73,9 @@ def main() -> None:
     os.environ["RAYJOBS_HOME"] = str(home)
     os.environ["RAYJOBS_WORKSPACE"] = str(RESULTS / "workspace")
     try:
-        story()
+        data()
+        training()
+        sweep()
     finally:
         tell("Stop the target: nothing is left running")
         subprocess.run([str(COMMAND), "target", "stop", "local", "--force"], cwd=ROOT, check=False)
@@ -60,36 +83,86 @@ def main() -> None:
     print(f"\nThe demo took {time.monotonic() - began:.0f} s. Results: {RESULTS}", flush=True)
 
 
-def story() -> None:
-    """Submit, watch, look at what is stored."""
-    tell("Train a CNN on 4,000 real handwritten digits, as a job on Ray")
-    job = type_("submit", "examples/mnist/train.py", "-q", "--", "--epochs", "3", show=False)
-    job = job.strip()
-    print(f"$ rayjobs submit examples/mnist/train.py -q -- --epochs 3\n{job}", flush=True)
-    tell("Its lines, live")
+def data() -> None:
+    """Store 5,000 real digits and give them a name and a version."""
+    tell("1. Data: 5,000 real handwritten digits become version 1 of a dataset")
+    folder = RESULTS / "digits"
+    prepare = ROOT / "examples" / "mnist" / "prepare_data.py"
+    subprocess.run([sys.executable, str(prepare), str(folder)], check=True)
+    type_("data", "put", str(folder), "workspaceblobstore/digits")
+    type_("data", "register", "digits", "workspaceblobstore/digits")
+
+
+def training() -> None:
+    """Train on the mounted data, be killed, and go on from the newest checkpoint."""
+    tell("2. A job: train on the dataset, be killed in the middle, go on from the checkpoint")
+    words = ["submit", "examples/mnist/train.py", "-q", "--input", "data=dataset:digits"]
+    words += ["--retries", "1", "--", "--epochs", "5"]
+    words += ["--data-dir", "$AZUREML_DATAREFERENCE_data"]
+    print(f"$ rayjobs {shlex.join(words)}", flush=True)
+    job = ask(*words)
+    print(job, flush=True)
+    pid = rank_after(job, "epoch 2/5")
+    os.kill(pid, 9)
+    print(f"(the script was just ended by kill -9 {pid}, in its third epoch)", flush=True)
     type_("logs", "-f", job)
     type_("wait", job)
-    tell("What is known of it")
+    tell("What is known of it, what it measured, what it stored")
     type_("show", job)
-    tell("What it measured")
     type_("metrics", job, "--plot", str(RESULTS / "metrics.png"))
-    tell("What it stored")
-    type_("files", job)
-    type_("download", job, "--output", str(RESULTS / "files"))
-    metrics = json.loads(type_("metrics", job, "--json", show=False))
-    accuracy = final_value(metrics, "accuracy")
-    print(f"\naccuracy on 1,000 digits it has not seen: {accuracy:.3f}", flush=True)
-    if not accuracy > 0.9:
-        raise SystemExit(f"accuracy {accuracy} is not what this network reaches")
-    if not (RESULTS / "metrics.png").stat().st_size:
-        raise SystemExit("the plot is empty")
+    type_("download", job, "outputs/model.pt", "--output", str(RESULTS / "model.pt"))
+    attempts = json.loads(ask("show", job, "--json"))["attempts"]
+    expect(len(attempts) == 2, "the job was to be tried twice")
+    expect("resumed after epoch" in ask("logs", job), "the second attempt was to resume")
+    points = [value for value in metric(job, "accuracy") if value is not None]
+    expect(len(points) == 5, f"five epochs without gap or double, not {points}")
+    expect(points[-1] > 0.9, f"an accuracy of {points[-1]} is not what this network reaches")
+    print(f"\naccuracy on 1,000 digits it has not seen: {points[-1]:.3f}", flush=True)
 
 
-def final_value(metrics: object, name: str) -> float:
-    """Return the last value of a metric from what ``metrics --json`` printed."""
-    assert isinstance(metrics, dict)
-    values = metrics["metrics"][name] if "metrics" in metrics else metrics[name]
-    return float(values[-1] if isinstance(values, list) else values)
+def sweep() -> None:
+    """Search twelve settings with early stopping, and register the best model."""
+    tell("3. A sweep: 12 settings, hopeless ones stopped early, the best model registered")
+    file = RESULTS / "sweep.yaml"
+    file.write_text(SWEEP)
+    print(SWEEP, flush=True)
+    type_("sweep", "create", "-f", str(file), "--attach")
+    name = json.loads(ask("sweep", "ls", "--json"))["sweeps"][0]["id"]
+    type_("sweep", "show", name)
+    type_("sweep", "plot", name, "--output", str(RESULTS))
+    tell("The best model, and where it comes from")
+    type_("model", "ls")
+    type_("model", "lineage", "digits:1")
+    type_("model", "alias", "digits:1", "champion")
+    type_("model", "download", "digits@champion", "--output", str(RESULTS / "champion"))
+
+
+def rank_after(job: str, line: str) -> int:
+    """Return the pid of the job's script once it has printed `line`."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        shown: dict[str, Any] = json.loads(ask("show", job, "--json"))
+        hosts = [host for attempt in shown["attempts"] for host in attempt["hosts"]]
+        if hosts and "pid" in hosts[-1]:
+            log = Path(hosts[-1]["root"]) / "log" / "driver_0.log"
+            if log.exists() and line in log.read_text():
+                children = Path(f"/proc/{hosts[-1]['pid']}/task/{hosts[-1]['pid']}/children")
+                return int(children.read_text().split()[0])
+        time.sleep(0.1)
+    raise SystemExit(f"{job} never printed {line!r}")
+
+
+def metric(job: str, name: str) -> list[float | None]:
+    """Return a metric's values from what ``metrics --json`` prints."""
+    found = json.loads(ask("metrics", job, "--json"))
+    values = found["metrics"][name]
+    return [point["value"] if isinstance(point, dict) else point for point in values]
+
+
+def expect(fact: bool, what: str) -> None:
+    """Fail the demo where the story is not what happened."""
+    if not fact:
+        raise SystemExit(f"the demo went wrong: {what}")
 
 
 if __name__ == "__main__":
