@@ -387,6 +387,7 @@ class Node:
                 proven = again.proven_dead
             return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
         if end:
+            self._data.stop(order)
             proof = await asyncio.to_thread(end_leftovers, plan["marker"], None, SETTLE_GRACE_S)
             if proof.proven_dead:
                 await asyncio.to_thread(self._data.release, Path(plan["root"]))
