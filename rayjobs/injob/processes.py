@@ -59,8 +59,11 @@ def marked(marker: str, *, without: Iterable[int] = ()) -> list[ProcessStat]:
     left_out = set(without)
     found = []
     for pid in all_pids():
+        # Most processes have no such variable, and are looked at no further.
+        if pid in left_out or not has_marker(pid, marker):
+            continue
         # The stat is read before and after: a pid reused in between must not be reported.
-        before = None if pid in left_out else stat_of(pid)
+        before = stat_of(pid)
         if before is None or before.is_dead or not has_marker(pid, marker):
             continue
         after = stat_of(pid)
