@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -233,6 +234,8 @@ def _input(text: str) -> tuple[str, dict[str, str]]:
     before, colon, mode = source.rpartition(":")
     if colon and mode in MODES:
         return name, {"source": before, "mode": mode}
+    if colon and difflib.get_close_matches(mode, MODES, n=1):
+        raise ValueError(f"asks for the mode {mode!r}; the modes are {', '.join(MODES)}")
     return name, {"source": source}
 
 

@@ -118,6 +118,7 @@ def test_a_bucket_is_added_with_names_of_credentials_only(
         (("data", "get", "workspaceblobstore/nope", "x"), 3, "nothing at 'nope'"),
         (("data", "register", "x", "workspaceblobstore/nope"), 3, "nothing at 'nope'"),
         (("data", "show", "nope"), 3, "no dataset is called 'nope'"),
+        (("submit", "train.py", "--input", "a=workspaceblobstore/src:moun"), 2, "mount, download"),
         (("datastore", "add", "a b", "src"), 2, "datastore name"),
         (("datastore", "add", "x", "src", "--profile", "p"), 2, "--profile"),
     ],
