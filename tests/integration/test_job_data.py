@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from datastore import Dataset, Datastore
+from rayjobs import Experiment, OutputFileDatasetConfig, ScriptRunConfig, Workspace
 from rayjobs.failures import FailureClass
 from rayjobs.jobdata import inputs_read
 from rayjobs.spec import Input, Output, Registration
@@ -86,6 +87,52 @@ def test_a_job_reads_what_is_pinned_and_stores_what_it_makes(jobs: Jobs, tmp_pat
     assert Dataset.get_by_name(jobs.workspace, "made").version == 1
     root = jobs.root(job)
     until(lambda: not root.exists(), "the attempt's folder is gone")
+
+
+PRINTS = """
+import os, sys
+from rayjobs import Run
+files, folder, out, direct = sys.argv[1:]
+print(sorted(os.listdir(files)), sorted(os.listdir(folder)))
+with open(os.path.join(out, "kept.txt"), "w") as file, open(os.path.join(out, "not"), "w"):
+    file.write("kept")
+dataset = Run.get_context().input_datasets["table"]
+print(dataset.id == direct, dataset.version, dataset.take(1).to_pandas_dataframe().shape)
+"""
+
+
+def test_objects_of_the_python_api_arrive_as_paths(jobs: Jobs, tmp_path: Path) -> None:
+    workspace = Workspace(path=jobs.workspace.path)
+    store = workspace.get_default_datastore()
+    fill(store, tmp_path / "source")
+    table = Dataset.Tabular.from_delimited_files((store, "data/table.csv"))
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(PRINTS)
+    out = OutputFileDatasetConfig("out", (store, "out/{run-id}")).as_upload(source_globs="*.txt")
+    config = ScriptRunConfig(
+        tmp_path / "code",
+        "train.py",
+        [
+            Dataset.File.from_files((store, "data/train/**/*.txt"))
+            .as_named_input("some")
+            .as_mount(),
+            store.path("data"),  # without a name: one of hexadecimal digits
+            out,
+            table.register(workspace, "scores").as_named_input("table"),
+        ],
+    )
+    run = Experiment(workspace, "test").submit(config)
+    run.wait_for_completion()
+    (log,) = run.get_details_with_logs()["logFiles"].values()
+    assert "['a.txt', 'deep'] ['table.csv', 'train']" in log
+    assert "True 1 (1, 2)" in log
+    assert [file.path for file in store.files(f"out/{run.id}")] == [f"out/{run.id}/kept.txt"]
+    used = {
+        one["consumptionDetails"]["inputName"]: one for one in run.get_details()["inputDatasets"]
+    }
+    assert used["some"]["dataset"]["version"].startswith("sha256:")
+    assert used["table"]["dataset"]["version"] == "scores:1"
+    workspace.close()
 
 
 def test_data_that_is_gone_at_the_start_is_a_failure_of_class_data(
