@@ -69,7 +69,11 @@ class BlobStore(Protocol):
         ...
 
     def exists(self, key: str) -> bool:
-        """Return whether the key holds something."""
+        """Return whether the key holds something.
+
+        What does is then kept for an hour at least, also if nothing refers to it: a caller that
+        stores nothing since it is there already goes on to refer to it.
+        """
         ...
 
     def size(self, key: str) -> int:
@@ -153,7 +157,15 @@ class FolderBlobs:
 
     def exists(self, key: str) -> bool:
         """See `BlobStore.exists`."""
-        return self._path(key).is_file()
+        path = self._path(key)
+        try:
+            os.utime(path)  # `rayjobs prune` leaves what was touched lately
+        except PermissionError:
+            pass  # another user's workspace, or a read-only one: nothing is pruned from here
+        except OSError as error:
+            if error.errno != errno.EROFS:
+                return False
+        return path.is_file()
 
     def size(self, key: str) -> int:
         """See `BlobStore.size`."""
@@ -205,7 +217,7 @@ class FolderBlobs:
                     size, found = _copy(source, sink)
                     _check(digest, found, what)
                     key, target = place(found)
-                    if keep and target.is_file():
+                    if keep and self.exists(key):
                         return Blob(key, size, found)
                     sink.flush()
                     os.fsync(sink.fileno())

@@ -162,6 +162,15 @@ class OwnFolder:
                 removed.spared += 1
         return removed
 
+    def remove_if_empty(self, relative: str) -> bool:
+        """Remove a folder with nothing in it; False when there is something, or no folder."""
+        try:
+            with self._parent_of(relative) as (parent, name):
+                os.rmdir(name, dir_fd=parent)
+        except (OSError, UnsafeDeletionError):
+            return False
+        return True
+
     @contextmanager
     def _told(self, relative: str, removed: Removed) -> Iterator[None]:
         """Note why something stays; what is not there is fine."""

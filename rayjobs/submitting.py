@@ -75,6 +75,7 @@ def submit(
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
+        NotFoundError: the workspace has no such `snapshot`.
         CannotBePlacedError: the target can never hold it.
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
@@ -87,6 +88,7 @@ def submit(
         named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
         checked = replace(bare, spec=named)
         digest, packed_warnings = snapshot, ()
+        check_snapshot(workspace, snapshot)
     warnings = [*checked.warnings, *packed_warnings]
     job, created = workspace.store.submit(
         pack_start(workspace, checked.spec),
@@ -153,6 +155,22 @@ def resume(
         idempotency_key=idempotency_key,
         wake=wake,
     )
+
+
+def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
+    """Return if the workspace has a snapshot, which is not pruned for an hour then.
+
+    Raises:
+        NotFoundError: it was pruned.
+    """
+    from rayjobs import snapshots
+
+    if not workspace.blobs.exists(snapshots.blob_key(digest)):
+        raise NotFoundError(
+            f"the workspace has no snapshot {digest} any more: it was pruned with its job. Submit "
+            f"the source directory anew; `--resume-from JOB` goes on from a job's checkpoint",
+            snapshot=digest,
+        )
 
 
 def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:

@@ -107,8 +107,10 @@ class NodeSnapshots:
                 raise
 
     def _is_whole(self, key: str) -> bool:
+        note = self.root / f"{key}.json"
         try:
-            noted = json.loads((self.root / f"{key}.json").read_bytes())
+            os.utime(note)  # `rayjobs prune` leaves what was used lately
+            noted = json.loads(note.read_bytes())
             return bool(noted["boot_id"] == _boot_id()) and (self.root / key).is_dir()
         except (OSError, ValueError, KeyError, TypeError):
             return False  # not there, or torn by a crash: unpack it again

@@ -31,6 +31,7 @@ from rayjobs.states import JobState
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from datastore.catalogue import Catalogue
     from rayjobs.spec import JobSpec
+    from rayjobs.store.pruning import PruneView
 
 
 class Store(Protocol):
@@ -418,6 +419,25 @@ class Store(Protocol):
     @property
     def catalogue(self) -> Catalogue:
         """The records of datastores and datasets; raises the errors of `datastore.errors`."""
+        ...
+
+    # -- pruning ---------------------------------------------------------------------------------
+    def prune_view(self) -> PruneView:
+        """Return who refers to which stored files, as one state of the store."""
+        ...
+
+    def prune_files(self, jobs: Sequence[str]) -> frozenset[str]:
+        """Take the files of finished jobs out; return those jobs.
+
+        One that an unfinished job resumes from or waits for by now is left as it is.
+        """
+        ...
+
+    def prune_records(self, jobs: Sequence[str]) -> frozenset[str]:
+        """Take finished jobs out with all that belongs to them; return them.
+
+        One that an unfinished job or a model refers to is left as it is.
+        """
         ...
 
     # -- the store itself ----------------------------------------------------------------------

@@ -14,13 +14,16 @@ from rayjobs.store.connection import Database
 from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.jobs import JobsPart
 from rayjobs.store.models import ModelsPart
+from rayjobs.store.pruning import PruningPart
 from rayjobs.store.runs import RunsPart
 from rayjobs.store.sweeps import SweepsPart
 
 BUSY_TIMEOUT_S = 10.0
 
 
-class SqlStore(JobsPart, AttemptsPart, AllocationsPart, RunsPart, SweepsPart, ModelsPart):
+class SqlStore(
+    JobsPart, AttemptsPart, AllocationsPart, RunsPart, SweepsPart, ModelsPart, PruningPart
+):
     """A `Store` in a SQLite file, which is created, or upgraded, when it is opened.
 
     Safe from threads, processes and forks. Submits and final states are on the disk (fsync)

@@ -1,0 +1,215 @@
+"""`rayjobs prune`: remove what finished jobs stored, by age, number and size."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.output import ago_text, print_json, size_text, table
+from rayjobs.cli.params import Duration
+from rayjobs.cli.settings import Settings, common_options, json_option
+
+if TYPE_CHECKING:
+    from rayjobs.prune import Plan, Rules, Unit
+    from rayjobs.safe_delete import Removed
+    from rayjobs.scratch import ScratchPlan
+
+MOST_SHOWN = 20
+_KINDS = {
+    "attempt": "folders of attempts that have ended",
+    "snapshot": "unpacked snapshots",
+    "data": "cached inputs",
+}
+
+EPILOG = """\b
+Examples:
+  rayjobs prune --dry-run                    what ended more than 30 days ago
+  rayjobs prune --older-than 7d --keep 20
+  rayjobs prune --max-size 50GiB --yes       the oldest, until the rest fits
+  rayjobs prune --scratch --dry-run          also what is left on this machine
+
+Jobs that are not finished, and what they resume from or wait for, the files of
+registered models, and data in datastores always stay. Without --records, jobs
+keep their rows: state, history and metrics.
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--dry-run", is_flag=True, help="Only show what would go, and how much.")
+@click.option(
+    "--older-than",
+    "older_than_s",
+    type=Duration(),
+    help="Jobs that ended longer ago (30d where no other rule is given).",
+)
+@click.option(
+    "--keep",
+    type=click.IntRange(min=0),
+    help="The newest so many finished jobs stay; alone: all others go.",
+)
+@click.option("--max-size", help="The oldest jobs go, until stored files take no more than this.")
+@click.option(
+    "--scratch",
+    is_flag=True,
+    help="Also this machine's leftovers: attempt folders, unpacked snapshots, cached inputs.",
+)
+@click.option("--records", is_flag=True, help="Jobs lose their rows, too: ls forgets them.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal.")
+@json_option
+@common_options
+@click.pass_obj
+def prune(
+    settings: Settings,
+    dry_run: bool,
+    older_than_s: float | None,
+    keep: int | None,
+    max_size: str | None,
+    scratch: bool,
+    records: bool,
+    yes: bool,
+) -> int:
+    """Remove stored files of finished jobs that nothing needs; show them first.
+
+    A sweep goes or stays with all its trials.
+    """
+    if not (dry_run or yes) and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(
+            "off a terminal nothing is removed without --yes; look first with --dry-run"
+        )
+    from rayjobs import prune as stored
+    from rayjobs import scratch as node
+    from rayjobs.paths import home
+    from rayjobs.safe_delete import Removed
+    from rayjobs.workspace_files import WorkspaceFiles, locate
+
+    rules = _rules(older_than_s, keep, max_size, records)
+    with contextlib.ExitStack() as stack:
+        workspace, made, leftovers = None, None, None
+        if not scratch or WorkspaceFiles(locate(settings.workspace)).record.exists():
+            workspace = stack.enter_context(settings.open())
+            if not dry_run:
+                stack.enter_context(stored.pruning(workspace))
+            made = stored.plan(workspace, rules)
+        if scratch:
+            leftovers = node.plan(
+                home(),
+                workspace=workspace.path if workspace else None,
+                older_than_s=stored.DEFAULT_AGE_S if older_than_s is None else older_than_s,
+            )
+        if not settings.as_json:
+            _show(settings, made, leftovers, dry_run)
+        removed = None
+        if not dry_run and _is_wanted(made, leftovers, yes):
+            removed = Removed()
+            if workspace is not None and made is not None:
+                removed.add(stored.apply(workspace, made))
+            if leftovers is not None:
+                removed.add(node.apply(leftovers))
+    return _report(settings, made, leftovers, removed)
+
+
+def _rules(
+    older_than_s: float | None, keep: int | None, max_size: str | None, records: bool
+) -> Rules:
+    from rayjobs.prune import DEFAULT_AGE_S, Rules
+    from rayjobs.units import parse_size
+
+    if older_than_s is None and max_size is None:
+        older_than_s = DEFAULT_AGE_S if keep is None else 0.0
+    return Rules(
+        older_than_s=older_than_s,
+        max_bytes=None if max_size is None else int(parse_size(max_size, unit=1)),
+        keep=keep or 0,
+        records=records,
+    )
+
+
+def _is_wanted(made: Plan | None, leftovers: ScratchPlan | None, yes: bool) -> bool:
+    """Return whether to go on; asks where nobody said so. With nothing to do: no."""
+    if not ((made and (made.units or made.going)) or (leftovers and leftovers.items)):
+        return False
+    return yes or click.confirm("Remove this?", err=True)
+
+
+def _show(
+    settings: Settings, made: Plan | None, leftovers: ScratchPlan | None, dry_run: bool
+) -> None:
+    would = "would be removed" if dry_run else "to be removed"
+    if made is not None:
+        rows = [
+            (
+                unit.id.rpartition("_")[2],
+                unit.name,
+                str(len(unit.jobs)),
+                ago_text(unit.ended_at),
+                str(unit.rows),
+                size_text(made.size_of(unit)),
+            )
+            for unit in made.units[:MOST_SHOWN]
+        ]
+        if rows:
+            click.echo(table(rows, ("ID", "NAME", "JOBS", "ENDED", "FILES", "SIZE")))
+        if len(made.units) > MOST_SHOWN:
+            click.echo(f"… and {len(made.units) - MOST_SHOWN} more")
+        if made.unreferenced:
+            click.echo(f"{len(made.unreferenced)} stored files that no job refers to")
+        for job, why in sorted(made.stays.items()):
+            settings.note(f"{job} stays: {why}")
+        if made.fresh:
+            settings.note(
+                f"{made.fresh} files stay since they were used within the last hour; a later "
+                f"prune takes them"
+            )
+        click.echo(
+            f"stored files {would}: {size_text(made.bytes)}; {size_text(made.bytes_left)} stay"
+        )
+    if leftovers is not None:
+        for kind in ("attempt", "snapshot", "data"):
+            items = [item for item in leftovers.items if item.kind == kind]
+            if items:
+                size = size_text(sum(item.bytes for item in items))
+                click.echo(f"{_KINDS[kind]}: {len(items)}, {size}")
+        for sentence in leftovers.kept:
+            settings.note(f"stays: {sentence}")
+        click.echo(f"scratch {would}: {size_text(leftovers.bytes)} in {leftovers.root}")
+
+
+def _report(
+    settings: Settings,
+    made: Plan | None,
+    leftovers: ScratchPlan | None,
+    removed: Removed | None,
+) -> int:
+    for sentence in removed.kept if removed else ():
+        settings.note(sentence)
+    if settings.as_json:
+        print_json(
+            {
+                "removed": None if removed is None else asdict(removed),
+                "jobs": [] if made is None else [_unit(made, unit) for unit in made.units],
+                "unreferenced": 0 if made is None else len(made.unreferenced),
+                "bytes": 0 if made is None else made.bytes,
+                "bytes_left": 0 if made is None else made.bytes_left,
+                "stays": {} if made is None else made.stays,
+                "scratch": None if leftovers is None else [asdict(one) for one in leftovers.items],
+            }
+        )
+    elif removed is not None:
+        click.echo(f"removed {removed.files} files, {size_text(removed.bytes)}")
+    return Exit.FAILED if removed is not None and removed.kept else Exit.DONE
+
+
+def _unit(made: Plan, unit: Unit) -> dict[str, Any]:
+    return {
+        "id": unit.id,
+        "name": unit.name,
+        "jobs": unit.jobs,
+        "ended_at": unit.ended_at,
+        "files": unit.rows,
+        "bytes": made.size_of(unit),
+    }

@@ -1,0 +1,171 @@
+"""What `rayjobs prune` asks of the store: who refers to which files, and rows that may go."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rayjobs.states import FINAL, JobState
+from rayjobs.store.part import Part
+from rayjobs.store.rows import optional_time
+
+PRUNED_EVENT = "pruned"
+
+_FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
+
+# A spec is text, and parsing a hundred thousand of them takes longer than all the rest.
+JOBS = """
+SELECT id, kind, parent, name, state, ended_at, snapshot,
+    CASE WHEN spec LIKE '%"resume_from":"%' THEN spec END AS resuming
+FROM jobs ORDER BY serial
+"""
+UNFINISHED = f"SELECT id, spec FROM jobs WHERE state NOT IN ({_FINAL})"  # noqa: S608 - constants
+FILES = "SELECT job, blob, size FROM files"
+MODELS = "SELECT run, files FROM models WHERE deleted_at IS NULL"
+
+COUNT_FILES = "SELECT COUNT(*), COALESCE(SUM(size), 0) FROM files WHERE job = :job"
+DELETE_FILES = "DELETE FROM files WHERE job = :job"
+RECORDS = (
+    "DELETE FROM attempts WHERE job = :job",
+    "DELETE FROM events WHERE job = :job",
+    "DELETE FROM files WHERE job = :job",
+    "DELETE FROM metrics WHERE job_serial = (SELECT serial FROM jobs WHERE id = :job)",
+    "DELETE FROM trials WHERE sweep = :job",
+    "DELETE FROM sweeps WHERE job = :job",
+    "DELETE FROM allocations WHERE job = :job AND state = 'released'",
+    "DELETE FROM jobs WHERE id = :job",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrunableJob:
+    """A job as far as pruning looks at it.
+
+    Attributes:
+        resume_from: The spec's.
+        files: Key in the blob store → size in bytes.
+    """
+
+    id: str
+    name: str
+    kind: str
+    parent: str | None
+    state: JobState
+    ended_at: datetime | None
+    snapshot: str | None
+    resume_from: str | None
+    files: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruneView:
+    """One state of the store.
+
+    Attributes:
+        jobs: All of them, in order of submission.
+        needed: Jobs that unfinished ones name (to resume from, to wait for).
+        models: Per version: the run that it came from, and the keys of its files.
+    """
+
+    jobs: tuple[PrunableJob, ...]
+    needed: frozenset[str]
+    models: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+class PruningPart(Part):
+    """Rows that prune reads and removes."""
+
+    def prune_view(self) -> PruneView:
+        """See `Store.prune_view`."""
+        with self._database.read() as connection:
+            rows = connection.execute(JOBS).fetchall()
+            files: dict[str, dict[str, int]] = {}
+            for job, blob, size in connection.execute(FILES):
+                files.setdefault(job, {})[blob] = size
+            needed = _needed(connection)
+            models = connection.execute(MODELS).fetchall()
+        return PruneView(
+            jobs=tuple(
+                PrunableJob(
+                    id=row["id"],
+                    name=row["name"],
+                    kind=row["kind"],
+                    parent=row["parent"],
+                    state=JobState(row["state"]),
+                    ended_at=optional_time(row["ended_at"]),
+                    snapshot=row["snapshot"],
+                    resume_from=_resume_from(row["resuming"]),
+                    files=files.get(row["id"], {}),
+                )
+                for row in rows
+            ),
+            needed=frozenset(needed),
+            models=tuple(
+                (row["run"], tuple(one["blob"] for one in json.loads(row["files"])))
+                for row in models
+            ),
+        )
+
+    def prune_files(self, jobs: Sequence[str]) -> frozenset[str]:
+        """See `Store.prune_files`."""
+        now = self._now()
+        with self._database.write(durable=True) as connection:
+            pruned = self._may_go(connection, jobs)
+            for job in pruned:
+                number, size = connection.execute(COUNT_FILES, {"job": job}).fetchone()
+                if number:
+                    connection.execute(DELETE_FILES, {"job": job})
+                    self._event(
+                        connection,
+                        job,
+                        PRUNED_EVENT,
+                        f"its {number} stored files ({size} bytes) were pruned",
+                        now=now,
+                        attempt=0,
+                        data={"files": number, "bytes": size},
+                    )
+        return frozenset(pruned)
+
+    def prune_records(self, jobs: Sequence[str]) -> frozenset[str]:
+        """See `Store.prune_records`."""
+        with self._database.write(durable=True) as connection:
+            models = {row["run"] for row in connection.execute(MODELS)}
+            pruned = [job for job in self._may_go(connection, jobs) if job not in models]
+            for job in pruned:
+                for statement in RECORDS:
+                    connection.execute(statement, {"job": job})
+        return frozenset(pruned)
+
+    @staticmethod
+    def _may_go(connection: sqlite3.Connection, jobs: Sequence[str]) -> list[str]:
+        """Return those that are final, and that no unfinished job names, in this transaction."""
+        needed = _needed(connection)
+        states = {
+            job: connection.execute("SELECT state FROM jobs WHERE id = ?", (job,)).fetchone()
+            for job in jobs
+        }
+        return [
+            job
+            for job, row in states.items()
+            if row is not None and JobState(row["state"]).is_final and job not in needed
+        ]
+
+
+def _needed(connection: sqlite3.Connection) -> set[str]:
+    needed = set()
+    for row in connection.execute(UNFINISHED):
+        spec = json.loads(row["spec"])
+        if spec.get("resume_from"):
+            needed.add(str(spec["resume_from"]))
+        needed.update(str(one["job"]) for one in spec.get("depends_on") or ())
+    return needed
+
+
+def _resume_from(spec: str | None) -> str | None:
+    if spec is None:
+        return None
+    value = json.loads(spec).get("resume_from")
+    return None if value is None else str(value)
