@@ -21,16 +21,19 @@ def home() -> Path:
     return Path(platformdirs.user_data_dir("rayjobs"))
 
 
+def runtime_folder(of: Path | None = None) -> Path:
+    """Return the name of the folder that `runtime_dir` makes."""
+    root = of or home()
+    digest = hashlib.sha256(str(root).encode()).hexdigest()[:10]
+    return Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
+
+
 def runtime_dir(of: Path | None = None) -> Path:
     """Return a short folder (0700) for sockets: their paths may have 107 bytes at most.
 
     One per user and home, so that two homes never meet.
     """
-    root = of or home()
-    digest = hashlib.sha256(str(root).encode()).hexdigest()[:10]
-    folder = (
-        Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
-    )
+    folder = runtime_folder(of)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = folder.lstat()
     if info.st_uid != os.getuid() or (info.st_mode & 0o077):

@@ -45,6 +45,11 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
     },
+    "Housekeeping": {
+        "doctor": ("doctor:doctor", "Check this machine, the target and what was left behind."),
+        "prune": ("prune:prune", "Remove what old jobs stored."),
+        "db": ("db:db", "Upgrade, back up or check a workspace's store."),
+    },
     "Other": {
         "schema": ("schema:schema", "Print the JSON schema of job files."),
         "completion": ("completion:completion", "Print the completion script of a shell."),

@@ -1,0 +1,129 @@
+"""`rayjobs db`: upgrade, back up and check the store of a workspace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayjobs.cli.exits import Exit
+from rayjobs.cli.output import print_json, size_text
+from rayjobs.cli.settings import Settings, common_options, json_option
+
+if TYPE_CHECKING:
+    from rayjobs.store.care import Report
+
+EPILOG = """\b
+Examples:
+  rayjobs db check
+  rayjobs db backup ~/rayjobs-monday.db
+  rayjobs db upgrade
+"""
+
+
+@click.group(epilog=EPILOG)
+def db() -> None:
+    """Upgrade, back up or check a workspace's store (its file store.db).
+
+    Never copy store.db with cp while it is in use: what was written last stands in files
+    beside it.
+    """
+
+
+@db.command(epilog="\b\nExample:\n  rayjobs db check --json\n")
+@json_option
+@common_options
+@click.pass_obj
+def check(settings: Settings) -> int:
+    """Check that the store is whole, of this version, and on a disk of its own machine."""
+    from rayjobs.store import care
+
+    return _print(settings, care.check(_store(settings)))
+
+
+@db.command(epilog="\b\nExample:\n  rayjobs db backup ~/rayjobs-monday.db\n")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@json_option
+@common_options
+@click.pass_obj
+def backup(settings: Settings, file: Path) -> None:
+    """Write a whole copy of the store to FILE, while jobs go on.
+
+    The copy holds records and metrics. Stored files are in the folder blobs/ beside the store;
+    each is written once and never changed, so any tool may copy them, after this.
+    """
+    from rayjobs.store import care
+
+    target = file.expanduser().absolute()
+    care.backup(_store(settings), target)
+    size = target.stat().st_size
+    if settings.as_json:
+        print_json({"file": str(target), "bytes": size})
+    else:
+        click.echo(f"{target} is a whole copy ({size_text(size)})")
+
+
+@db.command(epilog="\b\nExample:\n  rayjobs db upgrade\n")
+@click.option("--no-backup", is_flag=True, help="Do not write a copy beside the store first.")
+@json_option
+@common_options
+@click.pass_obj
+def upgrade(settings: Settings, no_backup: bool) -> None:
+    """Bring the store to this version, keeping a copy of the old one beside it.
+
+    Older versions of rayjobs cannot use it any more after that.
+    """
+    from rayjobs.store import care
+
+    done = care.upgrade(_store(settings), keep_copy=not no_backup)
+    if settings.as_json:
+        print_json({"from": done.old, "to": done.new, "copy": done.copy and str(done.copy)})
+    elif done.old == done.new:
+        click.echo(f"the store has version {done.new} already")
+    else:
+        click.echo(f"upgraded from version {done.old} to {done.new}")
+        if done.copy is not None:
+            click.echo(f"the old one is kept in {done.copy}")
+
+
+def _store(settings: Settings) -> Path:
+    """Return the store's file without opening it, which would upgrade it.
+
+    Raises:
+        NotFoundError: there is none.
+    """
+    from rayjobs.errors import NotFoundError
+    from rayjobs.workspace_files import ENVIRONMENT, WorkspaceFiles, locate
+
+    files = WorkspaceFiles(locate(settings.workspace))
+    if not files.store.exists():
+        raise NotFoundError(
+            f"there is no store in {files.root}; submit a job there first, or name another "
+            f"workspace by --workspace or {ENVIRONMENT}"
+        )
+    return files.store
+
+
+def _print(settings: Settings, report: Report) -> int:
+    if settings.as_json:
+        print_json(
+            {
+                "file": str(report.path),
+                "version": report.version,
+                "bytes": report.bytes,
+                "is_whole": report.is_whole,
+                "file_system": report.file_system,
+                "problems": report.problems,
+                "warnings": report.warnings,
+            }
+        )
+    else:
+        click.echo(f"{report.path}: version {report.version}, {size_text(report.bytes)}")
+        for sentence in report.problems:
+            click.echo(settings.style("FAIL", "red") + f"  {sentence}")
+        for sentence in report.warnings:
+            click.echo(settings.style("WARN", "yellow") + f"  {sentence}")
+        if report.is_whole:
+            click.echo(settings.style("OK", "green") + "    SQLite finds no fault in it")
+    return Exit.FAILED if report.problems else Exit.DONE

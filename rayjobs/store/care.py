@@ -1,0 +1,215 @@
+"""Care of a store's file: check it, copy it whole, upgrade it on demand."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.durable import sync_folder
+from rayjobs.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.store.filesystem import SHARED, file_system_of
+from rayjobs.store.schema import VERSION, version_of
+
+BUSY_TIMEOUT_S = 10.0
+_MOST_FAULTS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a check found.
+
+    Attributes:
+        version: Of the schema; 0 for a file that is no store.
+        file_system: Its kind, e.g. "ext4"; empty where it cannot be told.
+        problems: What makes it unusable, with what to do.
+        warnings: What may become one.
+    """
+
+    path: Path
+    version: int
+    bytes: int
+    is_whole: bool
+    file_system: str
+    problems: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """What an upgrade did; `copy` is the store as it was before."""
+
+    old: int
+    new: int
+    copy: Path | None = None
+
+
+def check(path: Path) -> Report:
+    """Return how a store's file is; changes nothing, and takes any version.
+
+    Raises:
+        StoreBusyError: another process keeps it locked.
+    """
+    problems, warnings = [], []
+    version, faults = 0, ["it cannot be read"]
+    try:
+        with _opened(path, read_only=True) as connection:
+            version = version_of(connection)
+            faults = [
+                str(row[0])
+                for row in connection.execute(f"PRAGMA integrity_check({_MOST_FAULTS})")
+                if row[0] != "ok"
+            ]
+    except sqlite3.DatabaseError as error:
+        _raise_if_busy(error, path)
+        faults = [str(error)]
+    if faults:
+        problems.append(
+            f"it is damaged ({'; '.join(faults[:3])}). Put a backup in its place, with its -wal "
+            f"and -shm files removed; `rayjobs db backup` makes one"
+        )
+    elif version > VERSION:
+        problems.append(
+            f"its version is {version}, and this rayjobs knows versions up to {VERSION}. Upgrade "
+            f"rayjobs: pip install --upgrade rayjobs"
+        )
+    elif version == 0:
+        problems.append("it holds no records of rayjobs. Name another workspace")
+    elif version < VERSION:
+        warnings.append(
+            f"its version is {version}, and this rayjobs writes {VERSION}: the next command "
+            f"upgrades it. `rayjobs db upgrade` does it now and keeps a copy"
+        )
+    kind = file_system_of(path.parent)
+    if kind in SHARED:
+        warnings.append(
+            f"it lies on a network file system ({kind}), where SQLite's locks do not hold "
+            f"between machines: use it from this machine alone, or move the workspace to a local "
+            f"disk"
+        )
+    return Report(
+        path=path,
+        version=version,
+        bytes=_size(path),
+        is_whole=not faults,
+        file_system=kind,
+        problems=tuple(problems),
+        warnings=tuple(warnings),
+    )
+
+
+def backup(path: Path, to: Path) -> None:
+    """Write a whole copy of a store to `to` (0600) while others use it; any version will do.
+
+    The copy appears under its name once it is whole, checked and on the disk.
+
+    Raises:
+        UsageError: `to` exists, or its folder does not.
+        StoreError: the store is damaged, or the copy cannot be written.
+    """
+    if to.exists() or to.is_symlink():
+        raise UsageError(f"{to} exists; name a new file for the backup")
+    if not to.parent.is_dir():
+        raise UsageError(f"{to.parent} is no folder; create it first")
+    draft = to.with_name(f".{to.name}.{os.getpid()}.part")
+    try:
+        os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        with _opened(path, read_only=True) as source, _opened(draft) as copy:
+            source.backup(copy)
+            # One file, to be carried elsewhere: without the -wal and -shm of a store in use.
+            copy.execute("PRAGMA journal_mode = DELETE")
+            if copy.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+                raise StoreError(f"{path} is damaged; see `rayjobs db check`", path=str(path))
+        _sync(draft)
+        os.link(draft, to)  # unlike a rename it does not replace what came there meanwhile
+        sync_folder(to.parent)
+    except FileExistsError as error:
+        raise UsageError(f"{to} exists; name a new file for the backup") from error
+    except sqlite3.DatabaseError as error:
+        _raise_if_busy(error, path)
+        raise StoreError(f"{path} could not be copied to {to}: {error}", path=str(path)) from error
+    except OSError as error:
+        raise StoreError(f"{to} cannot be written: {error.strerror}", path=str(to)) from error
+    finally:
+        for left in (draft, *(draft.with_name(draft.name + end) for end in ("-wal", "-shm"))):
+            left.unlink(missing_ok=True)
+
+
+def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
+    """Bring a store to this code's version in one transaction.
+
+    Args:
+        keep_copy: Write ``store-version-N.db`` beside it first.
+
+    Raises:
+        StoreVersionError: it is newer.
+        StoreError: it is damaged, or no store; nothing was changed.
+    """
+    report = check(path)
+    if report.version > VERSION:
+        raise StoreVersionError(
+            f"the store {path} has version {report.version}, and this rayjobs knows versions up "
+            f"to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+            found=report.version,
+            known=VERSION,
+        )
+    if report.problems:
+        raise StoreError(f"the store {path} cannot be upgraded: {report.problems[0]}")
+    if report.version == VERSION:
+        return Upgrade(VERSION, VERSION)
+    copy = _free_name(path, report.version) if keep_copy else None
+    if copy is not None:
+        backup(path, copy)
+    from rayjobs.store.sql import SqlStore
+
+    SqlStore(path).close()  # opening upgrades
+    return Upgrade(report.version, VERSION, copy)
+
+
+def _free_name(path: Path, version: int) -> Path:
+    stem, number = f"{path.stem}-version-{version}", 1
+    found = path.with_name(f"{stem}.db")
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{stem}-{number}.db")
+    return found
+
+
+@contextlib.contextmanager
+def _opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connection]:
+    # A question mark or a percent sign of a folder's name must not be read as part of the URI.
+    uri = path.absolute().as_uri() + ("?mode=ro" if read_only else "")
+    connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def _raise_if_busy(error: sqlite3.DatabaseError, path: Path) -> None:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        raise StoreBusyError(
+            f"the store {path} is locked by another process for longer than "
+            f"{BUSY_TIMEOUT_S:g} s; see who has it open (`fuser -v {path}`), then repeat",
+            path=str(path),
+        ) from error
+
+
+def _size(path: Path) -> int:
+    total = 0
+    for one in (path, path.with_name(path.name + "-wal")):
+        with contextlib.suppress(FileNotFoundError):
+            total += one.stat().st_size
+    return total
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
