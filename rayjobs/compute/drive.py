@@ -363,7 +363,7 @@ class Drive:
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 proven &= bool((await agent.settle(order, end=True))["proven"])
-            except RayjobsError as error:
+            except Exception as error:
                 log.warning("what is left of %s is not known: %s", self.job.id, error)
                 proven = False
         return proven

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -186,9 +186,10 @@ class RayAgent:
             if isinstance(cause, RayjobsError):
                 raise cause from error
             raise AgentFaultError(f"{method} failed on the node: {cause or error!r}") from error
-        except (RayActorError, GetTimeoutError) as error:
+        except RayError as error:
+            # Whatever else Ray says of a call says nothing about the attempt: asked again.
             self.lost = True
-            raise AgentLostError(f"the node's agent is gone: {error}") from error
+            raise AgentLostError(f"the node's agent cannot be reached: {error}") from error
 
     async def hello(self) -> Mapping[str, Any]:
         """See `Agent.hello`."""
