@@ -17,8 +17,14 @@ _LAZY = {
     "Workspace": "rayjobs.workspace",
     "Experiment": "rayjobs.experiment",
     "ScriptRunConfig": "rayjobs.configs",
+    "RunConfiguration": "rayjobs.configs",
+    "MpiConfiguration": "rayjobs.configs",
+    "PyTorchConfiguration": "rayjobs.configs",
     "PyTorch": "rayjobs.estimators",
     "Estimator": "rayjobs.estimators",
+    "Gloo": "rayjobs.estimators",
+    "Mpi": "rayjobs.estimators",
+    "Nccl": "rayjobs.estimators",
     "JobSpec": "rayjobs.spec",
     "Model": "rayjobs.models",
     "checkpoint": "rayjobs.injob",
@@ -65,8 +71,14 @@ if TYPE_CHECKING:
     from datastore import FileDataset as FileDataset
     from datastore import OutputFileDatasetConfig as OutputFileDatasetConfig
     from datastore import TabularDataset as TabularDataset
+    from rayjobs.configs import MpiConfiguration as MpiConfiguration
+    from rayjobs.configs import PyTorchConfiguration as PyTorchConfiguration
+    from rayjobs.configs import RunConfiguration as RunConfiguration
     from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
     from rayjobs.estimators import Estimator as Estimator
+    from rayjobs.estimators import Gloo as Gloo
+    from rayjobs.estimators import Mpi as Mpi
+    from rayjobs.estimators import Nccl as Nccl
     from rayjobs.estimators import PyTorch as PyTorch
     from rayjobs.experiment import Experiment as Experiment
     from rayjobs.models import Model as Model

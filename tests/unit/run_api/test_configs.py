@@ -140,6 +140,10 @@ def test_a_pytorch_estimator_is_a_script_with_parameters() -> None:
         ({"process_count_per_node": 2, "distributed_backend": "GLOO"}, (1, 2, "gloo")),
         ({"node_count": 2, "distributed_training": Mpi(4)}, (2, 4, "mpi")),
         ({"node_count": 3, "distributed_training": Gloo()}, (3, 1, "gloo")),
+        (
+            {"node_count": 2, "process_count_per_node": 2, "distributed_training": Gloo()},
+            (2, 2, "gloo"),
+        ),
         ({"node_count": 2, "distributed_training": Nccl(), "use_gpu": True}, (2, 1, "nccl")),
         ({"distributed_training": MpiConfiguration(2, 2)}, (2, 2, "mpi")),
         ({"distributed_backend": "mpi"}, (1, 1, "mpi")),

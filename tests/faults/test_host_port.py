@@ -1,0 +1,70 @@
+"""The port where ranks meet: the attempt host holds it as long as the attempt lives."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from rayjobs.injob import masterport
+from tests.conformance.hosts import Attempt, warm
+
+__all__ = ["warm"]
+
+LISTENS = """
+import os, socket, time
+meeting = socket.socket()
+meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+meeting.bind(("", int(os.environ["MASTER_PORT"])))
+meeting.listen()
+print("listens", flush=True)
+time.sleep(600)
+"""
+
+
+def attempt_at(folder: Path, port: int) -> Attempt:
+    return Attempt.make(folder, LISTENS, master_port=port, env={"MASTER_PORT": str(port)})
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_rank_zero_listens_on_the_held_port(short_path: Path, warm: str, is_warm: bool) -> None:
+    """Off switch: bind without SO_REUSEADDR; or leave the descriptor open in the ranks."""
+    chosen, port = masterport.hold()
+    attempt = attempt_at(short_path, port)
+    attempt.start(warm) if is_warm else attempt.start_cold()
+    os.close(chosen)  # as the agent does, once the host has started
+    attempt.printed("listens")
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("", port))
+    rank = attempt.status()["ranks"][0]["pid"]
+    sockets = [
+        target
+        for one in Path(f"/proc/{rank}/fd").iterdir()
+        if (target := str(one.readlink())).startswith("socket:")
+    ]
+    assert len(sockets) == 1, sockets  # its own alone, not the host's
+    attempt.cancel(grace_s=0.0)
+    assert attempt.wait()["outcome"] == "canceled"
+
+
+def test_a_taken_port_is_the_queues_fault_not_the_scripts(short_path: Path, warm: str) -> None:
+    """Off switch: ignore the error of `masterport.hold`."""
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = int(taken.getsockname()[1])
+        record = attempt_at(short_path, port).start(warm).wait()
+    assert record["outcome"] == "host_error"
+    assert f"the port {port}" in record["reason"]
+    assert record["ranks"] == []
+
+
+def test_a_held_port_is_not_given_to_who_asks_for_any() -> None:
+    held = [masterport.hold() for _ in range(30)]
+    try:
+        assert len({port for _, port in held}) == len(held)
+    finally:
+        for descriptor, _ in held:
+            os.close(descriptor)
