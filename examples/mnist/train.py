@@ -35,7 +35,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=argume
 first_epoch, step = 1, 0
 newest = checkpoint.latest()
 if newest is not None:
-    state = torch.load(newest.path / "state.pt", weights_only=True)
+    state = torch.load(os.path.join(newest.path, "state.pt"), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first_epoch, step = state["epoch"] + 1, state["step"]
