@@ -6,6 +6,7 @@ import importlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from subprocess import SubprocessError
 
 from rayjobs.doctor.findings import Finding as Finding
 from rayjobs.doctor.findings import Level as Level
@@ -36,7 +37,7 @@ def examine(home: Path, workspace: Path | None) -> Iterator[Finding]:
             check: Callable[[Place], Iterable[Finding]] = getattr(loaded, name)
             try:
                 yield from check(place)
-            except (RayjobsError, OSError, ValueError) as error:
+            except (RayjobsError, OSError, ValueError, SubprocessError) as error:
                 yield Finding(
                     name.replace("_", " "),
                     Level.WARN,

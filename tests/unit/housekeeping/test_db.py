@@ -1,0 +1,151 @@
+"""The store's file: checked, copied whole while it is used, upgraded on demand."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from rayjobs.errors import StoreError, UsageError
+from rayjobs.store import care, schema
+from rayjobs.store.sql import SqlStore
+from tests.unit.cli.conftest import Queue, Terminal
+
+OLD_STORE = Path(__file__).parents[2] / "assets" / "stores" / "version-1.db"
+
+
+def old_workspace(home: Path) -> Path:
+    """Make a workspace with a store of the first version; return the store's file."""
+    folder = home / "w"
+    folder.mkdir()
+    (folder / "workspace.json").write_text('{"version": 1, "id": "a1", "name": "old"}\n')
+    return Path(shutil.copy(OLD_STORE, folder / "store.db"))
+
+
+def version_of(path: Path) -> int:
+    connection = sqlite3.connect(path)
+    try:
+        return schema.version_of(connection)
+    finally:
+        connection.close()
+
+
+def test_a_backup_has_what_was_written_last(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    job = queue.completed()
+    store = queue.workspace.path / "store.db"
+    # Written with the store open: still in the -wal file, which a plain copy would lack.
+    assert store.with_name("store.db-wal").stat().st_size > 0
+    done = terminal.type("db", "backup", str(tmp_path / "copy.db"))
+    assert done.code == 0
+    assert (tmp_path / "copy.db").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["copy.db"]
+    copy = SqlStore(tmp_path / "copy.db")
+    assert copy.job(job.id) == queue.workspace.store.job(job.id)
+    assert copy.metrics(job.id) == queue.workspace.store.metrics(job.id)
+    copy.close()
+
+
+def test_a_backup_while_others_write_is_one_state(queue: Queue, tmp_path: Path) -> None:
+    job = queue.submit()
+    connection = sqlite3.connect(queue.workspace.path / "store.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DELETE FROM jobs")
+    care.backup(queue.workspace.path / "store.db", tmp_path / "copy.db")
+    connection.execute("ROLLBACK")
+    connection.close()
+    copy = SqlStore(tmp_path / "copy.db")
+    assert copy.job(job.id).id == job.id
+    copy.close()
+
+
+def test_a_backup_replaces_nothing(queue: Queue, terminal: Terminal, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    for name in ("mine", "link"):
+        done = terminal.type("db", "backup", str(tmp_path / name))
+        assert done.code == 2 and "exists" in done.err
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert not (tmp_path / "nothing").exists()
+    with pytest.raises(UsageError, match="is no folder"):
+        care.backup(queue.workspace.path / "store.db", tmp_path / "no" / "x.db")
+
+
+def test_a_sound_store_passes_the_check(queue: Queue, terminal: Terminal) -> None:
+    queue.completed()
+    done = terminal.type("db", "check", "--json")
+    found = json.loads(done.out)
+    assert (done.code, found["is_whole"], found["problems"]) == (0, True, [])
+    assert found["version"] == schema.VERSION
+    assert "no fault" in terminal.type("db", "check").out
+
+
+def test_a_damaged_store_fails_the_check_and_no_backup_is_made(
+    own_home: Path, terminal: Terminal, tmp_path: Path
+) -> None:
+    path = old_workspace(own_home)
+    data = bytearray(path.read_bytes())
+    for page in range(2, len(data) // 4096):
+        data[page * 4096 : page * 4096 + 64] = b"\xff" * 64
+    path.write_bytes(data)
+    done = terminal.type("db", "check")
+    assert done.code == 1 and "damaged" in done.out
+    with pytest.raises(StoreError):
+        care.backup(path, tmp_path / "copy.db")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoreError, match="cannot be upgraded"):
+        care.upgrade(path)
+
+
+def test_what_is_no_store_fails_the_check(own_home: Path, terminal: Terminal) -> None:
+    path = old_workspace(own_home)
+    path.write_bytes(b"a letter, not a database\n" * 100)
+    assert terminal.type("db", "check").code == 1
+    path.unlink()
+    assert terminal.type("db", "check").code == 3
+
+
+def test_a_check_and_a_backup_leave_an_old_store_old(
+    own_home: Path, terminal: Terminal, tmp_path: Path
+) -> None:
+    path = old_workspace(own_home)
+    done = terminal.type("db", "check")
+    assert done.code == 0 and "rayjobs db upgrade" in done.out
+    assert terminal.type("db", "backup", str(tmp_path / "copy.db")).code == 0
+    assert (version_of(path), version_of(tmp_path / "copy.db")) == (1, 1)
+
+
+def test_an_upgrade_keeps_the_old_store_beside_it(own_home: Path, terminal: Terminal) -> None:
+    path = old_workspace(own_home)
+    done = terminal.type("db", "upgrade", "--json")
+    assert json.loads(done.out) == {
+        "from": 1,
+        "to": schema.VERSION,
+        "copy": str(path.with_name("store-version-1.db")),
+    }
+    assert version_of(path) == schema.VERSION
+    assert version_of(path.with_name("store-version-1.db")) == 1
+    assert "already" in terminal.type("db", "upgrade").out
+
+
+def test_a_newer_store_is_not_touched(own_home: Path, terminal: Terminal) -> None:
+    path = old_workspace(own_home)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 999")
+    connection.close()
+    done = terminal.type("db", "upgrade")
+    assert done.code == 5 and "upgrade rayjobs here" in done.err
+    assert terminal.type("db", "check").code == 1
+    assert version_of(path) == 999
+
+
+def test_a_store_on_a_network_disk_is_warned_of(
+    queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(care, "file_system_of", lambda _path: "nfs4")
+    done = terminal.type("db", "check")
+    assert done.code == 0 and "network file system (nfs4)" in done.out

@@ -1,0 +1,293 @@
+"""The doctor: what it finds, and that each finding says what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayjobs import scratch
+from rayjobs.doctor import (
+    CHECKS,
+    Finding,
+    Level,
+    Place,
+    capabilities,
+    examine,
+    leftovers,
+    network,
+    resources,
+    versions,
+)
+from rayjobs.injob import cgroups
+from rayjobs.paths import TargetPaths, runtime_dir
+from tests.unit.cli.conftest import Queue, Terminal
+
+HEAVY = ("ray", "torch", "pandas", "pyarrow", "rich", "sqlalchemy", "numpy", "alembic")
+
+
+@pytest.fixture
+def place(own_home: Path) -> Place:
+    (own_home / "h").mkdir(mode=0o700)
+    return Place(own_home / "h", None)
+
+
+def one(findings: Any) -> Finding:
+    [found] = list(findings)
+    return found  # type: ignore[no-any-return]
+
+
+def test_every_check_answers_and_what_is_not_well_has_a_remedy(
+    queue: Queue, own_home: Path
+) -> None:
+    found = list(examine(own_home / "h", queue.workspace.path))
+    assert len(found) > sum(map(len, CHECKS.values()))
+    for finding in found:
+        assert finding.text and "could not be checked" not in finding.text
+        assert finding.level is Level.OK or finding.remedy, finding
+
+
+def test_a_check_that_breaks_is_a_finding(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_place: Place) -> None:
+        raise OSError("no such luck")
+
+    monkeypatch.setattr(resources, "disks", broken)
+    found = [finding for finding in examine(place.home, None) if finding.topic == "disks"]
+    assert [finding.level for finding in found] == [Level.WARN]
+    assert "no such luck" in found[0].text
+
+
+def test_the_command_exits_with_1_when_something_fails(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def examined(level: Level) -> Any:
+        return lambda _home, _workspace: iter([Finding("disk", level, "full", "Free some.")])
+
+    monkeypatch.setattr("rayjobs.doctor.examine", examined(Level.FAIL))
+    done = terminal.type("doctor")
+    assert done.code == 1
+    assert done.out == "FAIL  disk: full\n      → Free some.\n"
+    assert json.loads(terminal.type("doctor", "--json").out)[0]["level"] == "FAIL"
+    monkeypatch.setattr("rayjobs.doctor.examine", examined(Level.WARN))
+    assert terminal.type("doctor").code == 0
+
+
+def test_the_command_imports_nothing_heavy(queue: Queue) -> None:
+    code = (
+        "import sys\n"
+        "from rayjobs.cli.main import run\n"
+        "run(['doctor', '--json'])\n"
+        f"print('heavy:', *[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stderr.splitlines()[-1] == "heavy:"
+    topics = {finding["topic"] for finding in json.loads(done.stdout)}
+    assert {"versions", "ending jobs", "memory limits", "ports", "clock", "cgroups"} <= topics
+
+
+def test_what_is_tried_leaves_no_cgroup(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = f"{os.getpid()}-tried"  # of this test alone: others may be trying, too
+    monkeypatch.setattr(capabilities.secrets, "token_hex", lambda _length: name)
+    list(capabilities.ending(place))
+    list(capabilities.memory(place))
+    assert not [path for mount in cgroups.mounts() for path in Path(mount.own).glob(f"*{name}*")]
+
+
+# -- versions --------------------------------------------------------------------------------------
+
+
+def test_a_missing_ray_fails(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "installed", lambda name: "" if name == "ray" else "1")
+    assert one(versions.programs(place)).level is Level.FAIL
+
+
+def test_a_newer_store_fails_and_an_older_one_is_warned_of(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, own_home: Path
+) -> None:
+    place = Place(own_home / "h", queue.workspace.path)
+    assert one(versions.store(place)).level is Level.OK
+    for known, level in ((versions.VERSION - 1, Level.FAIL), (versions.VERSION + 1, Level.WARN)):
+        monkeypatch.setattr(versions, "VERSION", known)
+        assert one(versions.store(place)).level is level
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize(
+    ("view", "level"),
+    [
+        (("stopped", ""), Level.OK),
+        (("running", "0.0.1"), Level.WARN),
+        (("running", "99.0"), Level.FAIL),
+        (("lost", ""), Level.WARN),
+    ],
+)
+def test_a_target_that_does_not_fit_is_told(
+    view: tuple[str, str], level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        versions.targets,
+        "target_status",
+        lambda _name, home: SimpleNamespace(state=view[0], version=view[1]),
+    )
+    assert one(versions.target(place)).level is level
+
+
+# -- capabilities ----------------------------------------------------------------------------------
+
+
+def test_without_cgroups_the_lesser_ways_are_named(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
+    killing, limit = one(capabilities.ending(place)), one(capabilities.memory(place))
+    assert (killing.level, killing.data["kind"]) == (Level.WARN, "subreaper")
+    assert (limit.level, limit.data["kind"]) == (Level.WARN, "watch")
+
+
+def test_without_fuse_the_reason_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    found = one(capabilities.fuse(place))
+    assert found.level is Level.WARN and "DATASTORE_NO_FUSE" in found.text
+
+
+# -- network ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("address", "loopback"), [("127.0.0.1", True), ("0.0.0.0", False)])
+def test_listening_ports_are_found_with_their_address(address: str, loopback: bool) -> None:
+    with socket.socket() as server:
+        server.bind((address, 0))
+        server.listen()
+        port = server.getsockname()[1]
+        assert (address, port) in network.listening([os.getpid()])
+        assert network.is_loopback(address) is loopback
+    assert (address, port) not in network.listening([os.getpid()])
+
+
+def test_a_head_without_a_token_fails(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (runtime_dir(place.home) / "r").mkdir()
+    monkeypatch.setattr(
+        network.localhead, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
+    )
+    assert one(network.ports(place)).level is Level.OK
+    monkeypatch.setattr(network, "_is_open", lambda _pid: True)
+    found = one(network.ports(place))
+    assert found.level is Level.FAIL and "without a token" in found.text
+
+
+def test_a_token_that_others_can_read_fails(place: Place) -> None:
+    token = TargetPaths.of("local", under=place.home).token
+    token.parent.mkdir(parents=True)
+    token.write_text("secret")
+    token.chmod(0o644)
+    [found] = [one for one in network.tokens(place) if one.level is Level.FAIL]
+    assert f"chmod 600 {token}" in found.remedy
+    assert "secret" not in found.text
+    token.chmod(0o600)
+    assert all(one.level is Level.OK for one in network.tokens(place))
+
+
+# -- resources -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("free", "level"), [(10 * 2**30, Level.OK), (2**30, Level.WARN), (2**20, Level.FAIL)]
+)
+def test_a_disk_that_fills_up_is_told(
+    free: int, level: Level, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = SimpleNamespace(
+        f_bavail=free // 4096,
+        f_frsize=4096,
+        f_blocks=20 * 2**30 // 4096,
+        f_files=10**6,
+        f_favail=10**6,
+    )
+    monkeypatch.setattr(resources.os, "statvfs", lambda _path: room)
+    [found] = [one for one in resources.disks(place) if one.topic == "disk of home"]
+    assert found.level is level
+
+
+def test_records_from_the_future_are_told(queue: Queue, own_home: Path) -> None:
+    job = queue.submit()
+    with queue.workspace.store._database.write() as connection:  # type: ignore[attr-defined]
+        connection.execute(
+            "UPDATE jobs SET changed_at = '2999-01-01T00:00:00.000000Z' WHERE id = ?", (job.id,)
+        )
+    found = one(resources.clock(Place(own_home / "h", queue.workspace.path)))
+    assert found.level is Level.WARN and "2999" in found.text
+
+
+def test_a_clock_that_was_moved_is_told() -> None:
+    now = resources.time.time(), resources.time.clock_gettime(resources.time.CLOCK_BOOTTIME)
+    assert resources.steadiness(*now).level in (Level.OK, Level.WARN)  # another may move it
+    assert resources.steadiness(now[0] - 3600, now[1]).level is Level.WARN
+
+
+def test_the_kernel_says_whether_it_follows_ntp() -> None:
+    assert resources.is_synchronised() in (True, False, None)
+
+
+# -- leftovers -------------------------------------------------------------------------------------
+
+
+def test_a_process_without_its_host_is_found(place: Place) -> None:
+    folder = place.home / "node" / "attempts" / "job_1_ab" / "a1"
+    folder.mkdir(parents=True)
+    marker = f"rj-doctor-{os.getpid()}"
+    (folder / "plan.json").write_text(json.dumps({"marker": marker}))
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, "RAYJOBS_MARKER": marker})
+    try:
+        while marker not in scratch.living_markers():  # until its exec; pytest's limit ends it
+            assert child.poll() is None
+        found = one(leftovers.processes(place))
+        assert (found.level, found.data["markers"]) == (Level.WARN, {marker: [child.pid]})
+    finally:
+        child.kill()
+        child.wait()
+    assert one(leftovers.processes(place)).level is Level.OK
+
+
+def test_attempt_folders_without_a_live_job_are_found(queue: Queue, own_home: Path) -> None:
+    place = Place(own_home / "h", queue.workspace.path)
+    assert one(leftovers.attempts(place)).level is Level.OK
+    folder = place.home / "node" / "attempts" / "gone_1_ab" / "a1"
+    folder.mkdir(parents=True)
+    os.utime(folder, (0, 0))
+    found = one(leftovers.attempts(place))
+    assert found.level is Level.WARN and "prune --scratch" in found.remedy
+    assert folder.exists()
+
+
+def test_stale_sockets_and_rays_folder_are_found(place: Place) -> None:
+    folder = runtime_dir(place.home)
+    (folder / "r").mkdir()
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(folder / "host-1.sock"))
+        server.listen()
+        assert one(leftovers.sockets(place)).level is Level.OK
+    found = one(leftovers.sockets(place))
+    assert found.data["sockets"] == [str(folder / "host-1.sock")]
+    assert one(leftovers.ray_folder(place)).level is Level.WARN
+
+
+def test_empty_cgroups_are_found(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "rayjobs-rj-x").mkdir()
+    monkeypatch.setattr(
+        "rayjobs.injob.cgroups.mounts", lambda: [SimpleNamespace(own=str(tmp_path))]
+    )
+    found = one(leftovers.control_groups(place))
+    assert found.level is Level.WARN and str(tmp_path / "rayjobs-rj-x") in found.remedy

@@ -1,0 +1,187 @@
+"""Scratch of a machine: what ended attempts, old snapshots and unused inputs left."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rayjobs import scratch
+from rayjobs.clock import to_text
+from rayjobs.records import Job
+from rayjobs.snapshots import NodeSnapshots
+from rayjobs.states import JobState
+from tests.unit.housekeeping.conftest import DAY_S, Runs, age
+
+KEY = "ab" * 32
+
+
+@pytest.fixture
+def node(own_home: Path) -> Path:
+    folder = own_home / "h" / "node"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def plan(runs: Runs, *, older_than_s: float = DAY_S) -> scratch.ScratchPlan:
+    home = Path(os.environ["RAYJOBS_HOME"])
+    return scratch.plan(home, workspace=runs.workspace.path, older_than_s=older_than_s)
+
+
+def attempt_of(node: Path, job_id: str, marker: str = "rj-none") -> Path:
+    """Make an attempt's folder with a link out of it."""
+    folder = node / "attempts" / job_id / "a1"
+    (folder / "work").mkdir(parents=True)
+    (folder / "plan.json").write_text(json.dumps({"job": job_id, "marker": marker}))
+    (folder / "work" / "data").symlink_to("/")
+    return folder
+
+
+def ended_long_ago(runs: Runs, job: Job) -> Job:
+    """Let a finished job have ended some hours ago."""
+    then = to_text(datetime.now(UTC) - timedelta(hours=5))
+    with runs.store._database.write() as connection:  # type: ignore[attr-defined]
+        connection.execute("UPDATE jobs SET ended_at = ? WHERE id = ?", (then, job.id))
+    return job
+
+
+def set_back(path: Path, seconds: float = 2 * DAY_S) -> None:
+    then = time.time() - seconds
+    for one in (path, *path.iterdir()):
+        os.utime(one, (then, then), follow_symlinks=False)
+
+
+def test_attempts_of_finished_jobs_go(runs: Runs, node: Path) -> None:
+    job = ended_long_ago(runs, runs.finished("old"))
+    attempt_of(node, job.id)
+    made = plan(runs)
+    assert [(item.kind, item.name) for item in made.items] == [("attempt", f"attempts/{job.id}/a1")]
+    scratch.apply(made)
+    assert list((node / "attempts").iterdir()) == []
+
+
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.RUNNING])
+def test_attempts_of_other_jobs_stay(state: JobState, runs: Runs, node: Path) -> None:
+    job = runs.submit()
+    if state is JobState.RUNNING:
+        runs.queue.start(job)
+    set_back(attempt_of(node, job.id))
+    assert plan(runs, older_than_s=0.0).items == []
+
+
+def test_an_agent_is_left_the_time_to_clean_up_itself(runs: Runs, node: Path) -> None:
+    attempt_of(node, runs.finished("just-now").id)
+    assert plan(runs, older_than_s=0.0).items == []
+
+
+def test_attempts_that_nobody_knows_go_when_they_are_old(runs: Runs, node: Path) -> None:
+    folder = attempt_of(node, "other_1_ab")
+    assert plan(runs).items == []
+    set_back(folder)
+    assert len(plan(runs).items) == 1
+
+
+def test_no_unknown_attempt_goes_while_a_workspace_cannot_be_read(
+    runs: Runs, node: Path, tmp_path: Path
+) -> None:
+    set_back(attempt_of(node, "other_1_ab"))
+    (tmp_path / "workspace.json").write_text("{")
+    record = node.parent / "targets" / "local" / "workspaces" / "1.json"
+    record.parent.mkdir(parents=True)
+    record.write_text(json.dumps({"path": str(tmp_path)}))
+    assert plan(runs).items == []
+
+
+def test_an_attempt_with_a_living_process_stays(runs: Runs, node: Path) -> None:
+    job = ended_long_ago(runs, runs.finished("old"))
+    marker = f"rj-{os.getpid()}-{time.monotonic_ns()}"
+    folder = attempt_of(node, job.id, marker)
+    child = subprocess.Popen(["sleep", "600"], env={**os.environ, "RAYJOBS_MARKER": marker})
+    try:
+        deadline = time.monotonic() + 60
+        while marker not in scratch.living_markers() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        made = plan(runs)
+        assert made.items == []
+        assert "still run" in made.kept[0]
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    made = plan(runs)
+    scratch.apply(made)
+    assert not folder.exists()
+
+
+def snapshot_of(node: Path) -> Path:
+    folder = node / "snapshots" / KEY
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("print(1)\n")
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    (node / "snapshots" / f"{KEY}.json").write_text(json.dumps({"boot_id": boot}))
+    return folder
+
+
+def test_unpacked_snapshots_go_when_nobody_used_them_for_long(runs: Runs, node: Path) -> None:
+    folder = snapshot_of(node)
+    assert plan(runs).items == []
+    age(node)
+    scratch.apply(plan(runs))
+    assert not folder.exists()
+    assert not folder.with_name(f"{KEY}.json").exists()
+
+
+def test_a_snapshot_that_is_used_after_the_plan_stays(runs: Runs, node: Path) -> None:
+    folder = snapshot_of(node)
+    age(node)
+    made = plan(runs)
+
+    def open_blob() -> Path:
+        raise AssertionError("it is there")
+
+    assert NodeSnapshots(node / "snapshots").ensure(f"sha256:{KEY}", open_blob) == folder
+    assert scratch.apply(made).spared == 1
+    assert (folder / "train.py").exists()
+
+
+def test_a_snapshot_that_is_being_copied_stays(runs: Runs, node: Path) -> None:
+    folder = snapshot_of(node)
+    age(node)
+    made = plan(runs)
+    with (node / "snapshots" / f"{KEY}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert scratch.apply(made).spared == 1
+    assert (folder / "train.py").exists()
+
+
+def test_cached_inputs_go_when_no_job_has_them(runs: Runs, node: Path, tmp_path: Path) -> None:
+    objects = node / "data" / "cache" / "objects" / "ab"
+    objects.mkdir(parents=True)
+    for name in ("unused", "linked", "used-later"):
+        (objects / name).write_bytes(b"x" * 10)
+        (objects / f"{name}.seal").write_text("[]")
+    os.link(objects / "linked", tmp_path / "input")
+    age(node)
+    made = plan(runs)
+    assert sorted(item.name.rpartition("/")[2] for item in made.items) == ["unused", "used-later"]
+    os.link(objects / "used-later", tmp_path / "later")
+    scratch.apply(made)
+    assert sorted(path.name for path in objects.iterdir()) == [
+        "linked",
+        "linked.seal",
+        "used-later",
+        "used-later.seal",
+    ]
+
+
+def test_a_scratch_that_is_a_link_is_refused(runs: Runs, node: Path, tmp_path: Path) -> None:
+    node.rmdir()
+    node.symlink_to(tmp_path)
+    with pytest.raises(Exception, match="is a link"):
+        plan(runs)
