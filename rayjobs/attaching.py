@@ -91,8 +91,11 @@ def end_text(job: Job) -> str:
 
 
 def raise_for_end(job: Job) -> None:
-    """Raise JobFailedError when a job ended otherwise than Completed; its lines are in it."""
-    if job.state is JobState.COMPLETED:
+    """Raise JobFailedError when a job Failed; its lines are in it.
+
+    Source: Azure ML v1, where a canceled run is no error of ``wait_for_completion``.
+    """
+    if job.state is not JobState.FAILED:
         return
     text = end_text(job)
     if job.failure is not None and job.failure.lines:

@@ -14,7 +14,10 @@ _AT_START = (
     "OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "VECLIB_",
 )  # fmt: skip
 _SET_BY_CALL = frozenset({"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
-_HARMLESS = frozenset({"OPENBLAS_THREAD_TIMEOUT", "LANGUAGE"})
+# The last two are done by call in a fork: rank.begin.
+_HARMLESS = frozenset(
+    {"OPENBLAS_THREAD_TIMEOUT", "LANGUAGE", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"}
+)
 
 # Read when the package is imported, so they matter only when it is preloaded.
 _AT_IMPORT = {

@@ -99,7 +99,7 @@ def test_script_in_a_subfolder_imports_its_neighbour(short_path: Path, warm: str
         "import sys; sys.exit((1, 2))",
         "import sys; sys.exit(256 + 7)",
         "raise SystemExit",
-        "import os; print('lost'); os._exit(5)",
+        "import os; print('lost', end=''); os._exit(5)",
         "import os; print('kept', flush=True); os.abort()",
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
@@ -199,3 +199,14 @@ def test_warm_interpreter_has_started_no_threads_and_touched_no_device(
     )
     attempt = Attempt.make(short_path, source)
     assert run("warm", attempt, torch_warm) == (0, b"1\nFalse False\n")
+
+
+def test_a_line_is_in_the_log_as_soon_as_it_is_whole(tmp_path: Path, warm: str) -> None:
+    """The one difference that is wanted: a log is read while it is written."""
+    text = "import os\nprint('whole')\nprint('part', end='')\nos._exit(0)\n"
+    attempt = Attempt.make(tmp_path, text)
+    for way in WAYS:
+        _, output = run(way, attempt, warm)
+        assert output == b"whole\n", way
+        for name in ("log/driver_0.log", "exit.json", "host.json"):
+            (attempt.root / name).unlink()

@@ -44,7 +44,6 @@ facts = {
     "stdout": [
         sys.stdout.encoding,
         sys.stdout.errors,
-        sys.stdout.line_buffering,
         sys.stdout.write_through,
         sys.stdout.name,
         sys.stdout.mode,

@@ -324,8 +324,8 @@ def test_a_cancel_is_idempotent(run: JobRun) -> None:
     run.cancel()
     run.cancel()
     assert run.get_status() == "Canceled"
-    with pytest.raises(JobFailedError, match="Canceled"):
-        run.wait_for_completion()
+    details = run.wait_for_completion()  # as in Azure ML v1: a canceled run is no error
+    assert details["status"] == "Canceled"
 
 
 def test_files_are_listed_and_downloaded(
