@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, median
-from benchmarks.head import own_folder
+from benchmarks.head import own_folder, until
 from datastore import Datastore, MemoryCatalogue
 from datastore.inputs import resolve_input
 from datastore.materialise import materialise, release
+from rayjobs.compute.localhead import command_of
+from rayjobs.injob.processes import all_pids
 from tests.storage import server as s3
 
 FILES = 8
@@ -71,6 +73,7 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
             way(to)
             if number:  # the first round imports the clients and fills the server's caches
                 speeds[name].append(mib / (time.monotonic() - began))
+            until(lambda below=to: not _is_served(below), f"the mount below {to} ends")  # type: ignore[misc]
             shutil.rmtree(to, ignore_errors=True)
     own = median(speeds["ours"])
     peer = max(("pyarrow.fs", "s3fs"), key=lambda name: median(speeds[name]))
@@ -86,6 +89,12 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
             share=0.5,
         ),
     ]
+
+
+def _is_served(folder: Path) -> bool:
+    """Whether a mount keeper lives below the folder; it unmounts and tidies up as it ends."""
+    wanted = os.fsencode(f"{folder}/")
+    return any(wanted in command_of(pid) for pid in all_pids() if pid != os.getpid())
 
 
 def _read_all(folder: Path) -> None:

@@ -36,7 +36,13 @@ def own_folder() -> Iterator[Path]:
     finally:
         os.environ.clear()
         os.environ.update(before)
-        shutil.rmtree(folder, ignore_errors=True)
+        until(lambda: _remove(folder), f"{folder} can be removed")
+
+
+def _remove(folder: Path) -> bool:
+    # A process on its way out (a mount keeper) may write its last file meanwhile.
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 @dataclass(frozen=True)
