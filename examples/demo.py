@@ -127,7 +127,7 @@ def sweep() -> None:
     file.write_text(SWEEP)
     print(SWEEP, flush=True)
     type_("sweep", "create", "-f", str(file), "--attach")
-    name = json.loads(ask("sweep", "ls", "--json"))["sweeps"][0]["id"]
+    name = json.loads(ask("sweep", "ls", "--json"))[0]["id"]
     type_("sweep", "show", name)
     type_("sweep", "plot", name, "--output", str(RESULTS))
     tell("The best model, and where it comes from")

@@ -54,10 +54,11 @@ def begin(script: str, arguments: Sequence[str]) -> str:
         sys.orig_argv = [sys.executable, script, *arguments]
     # A log is read while it is written, and its script may be ended at any moment: each line
     # goes out when it is whole, as on a terminal.
-    if sys.stdout is not None:
-        sys.stdout.reconfigure(line_buffering=True)
+    out: Any = sys.stdout
+    if out is not None:
+        out.reconfigure(line_buffering=True)
         if os.environ.get("PYTHONUNBUFFERED"):
-            sys.stdout.reconfigure(write_through=True)
+            out.reconfigure(write_through=True)
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         sys.dont_write_bytecode = True
     try:
