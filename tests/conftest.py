@@ -30,7 +30,7 @@ WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HORO
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 GROUPS = ("ray", "storage")  # markers whose tests share one server, hence one xdist worker
 LEFTOVER_DEADLINE_S = float(os.environ.get("TEST_LEFTOVER_DEADLINE_S", "30"))
-RAY_TEST_TIMEOUT_S = 360
+SERVER_TEST_TIMEOUT_S = 600
 
 settings.register_profile(
     "rayjobs",
@@ -101,9 +101,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if item.get_closest_marker(group) and not item.get_closest_marker("xdist_group"):
                 item.add_marker(pytest.mark.xdist_group(group))
                 break
-        # Whichever test is the first of these waits for Ray, which a busy machine makes slow.
-        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
-            item.add_marker(pytest.mark.timeout(RAY_TEST_TIMEOUT_S))
+        # The first of these tests waits for the server, which a busy machine makes slow.
+        is_grouped = any(item.get_closest_marker(group) for group in GROUPS)
+        if is_grouped and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SERVER_TEST_TIMEOUT_S))
     items.sort(key=lambda item: not item.get_closest_marker("ray"))
 
 

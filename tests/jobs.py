@@ -64,12 +64,20 @@ class Jobs:
 
     def wait(self, job: Job, state: JobState | None = None, **more: Any) -> Job:
         """Return the job once it is final (or in `state`); a wrong end is shown with its log."""
-        until(
-            lambda: self.job(job).state.is_final or self.job(job).state is state,
-            f"{job.id} ends (or is {state}); it is {self.job(job).state}",
-            **more,
-        )
-        found = self.job(job)
+
+        def reached() -> Job | None:
+            now = self.job(job)
+            return now if now.state.is_final or now.state is state else None
+
+        try:
+            found = until(reached, f"{job.id} ends (or is {state})", **more)
+        except AssertionError as error:
+            now = self.job(job)
+            raise AssertionError(
+                f"{error}; it is {now.state} ({now.reason}), attempt {now.attempt}: "
+                f"{[event.message for event in self.store.events(job.id)][-8:]}"
+            ) from None
+        assert found is not None
         if state is not None:
             assert found.state is state, (found.state, found.reason, self.log(job))
         return found
@@ -112,13 +120,21 @@ class Jobs:
             return stream.read()
 
     def nothing_left(self, job: Job) -> None:
-        """Wait until no process of any attempt of the job lives."""
+        """Wait until no process and no scratch of any attempt of the job is left.
+
+        Not for jobs whose files could not be stored: their scratch stays for people to save.
+        """
         for attempt in self.store.attempts(job.id):
             for host in attempt.hosts:
                 until(
                     lambda marker=host["marker"]: not find_leftovers(marker),  # type: ignore[misc]
                     f"nothing of {job.id} lives",
                 )
+                if "root" in host:
+                    until(
+                        lambda root=host["root"]: not Path(root).exists(),  # type: ignore[misc]
+                        f"the scratch {host['root']} is gone",
+                    )
 
 
 @pytest.fixture

@@ -212,8 +212,9 @@ def test_ctrl_c_detaches_and_the_job_goes_on(project: Path) -> None:
     terminal.press(b"\x03")
     assert terminal.close() == 130
     assert b"rayjobs cancel" in terminal.shown
-    [job] = json.loads(rayjobs("ls", "--json").stdout)
-    assert job["state"] == "Running"
+    deadline = time.monotonic() + DEADLINE_S
+    while (job := json.loads(rayjobs("ls", "--json").stdout)[0])["state"] != "Running":
+        assert time.monotonic() < deadline, job
 
     after = submit("train.py", "--after", job["short_id"])
     deadline = time.monotonic() + DEADLINE_S

@@ -42,7 +42,7 @@ def test_chromium_draws_every_plot(tmp_path: Path) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert shown.returncode == 0, shown.stderr[-2000:]

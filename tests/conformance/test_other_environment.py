@@ -35,7 +35,7 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The interpreter of an empty environment whose packages all clash with ours."""
     folder = tmp_path_factory.mktemp("env")
     command = [sys.executable, "-m", "venv", "--without-pip", str(folder)]
-    subprocess.run(command, check=True, timeout=120)
+    subprocess.run(command, check=True, timeout=200)
     (packages,) = folder.glob("lib/python*/site-packages")
     for name in REFUSED:
         (packages / f"{name}.py").write_text("raise ImportError('another version')\n")

@@ -677,7 +677,7 @@ class StoreContract:
     # -- properties --------------------------------------------------------------------------
 
     def test_no_order_of_calls_breaks_the_table(self, store: Store) -> None:
-        @settings(max_examples=200)
+        @settings(max_examples=60)
         @given(st.lists(CALLS, max_size=25))
         def holds(calls: list[tuple[str, JobState, int]]) -> None:
             check_order(store, calls)

@@ -7,7 +7,7 @@ import pytest
 from rayjobs.states import JobState
 from tests.jobs import Jobs, until, wake
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(180)]
+pytestmark = pytest.mark.ray
 
 STAGES = (
     JobState.QUEUED,

@@ -28,7 +28,7 @@ def test_killed_at_each_step_of_a_save(tmp_path: Path, step: int) -> None:
         [sys.executable, killed_saving.__file__, str(tmp_path), str(step)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
         env={**os.environ, "PYTHONPATH": str(Path(checkpoint.__file__).parents[2])},
     )

@@ -13,6 +13,8 @@ from tests.conformance.hosts import Attempt, warm
 
 __all__ = ["warm"]
 
+pytestmark = pytest.mark.timeout(600)  # some wait for several ends, each of them patiently
+
 LISTENS = """
 import os, socket, time
 meeting = socket.socket()

@@ -20,12 +20,24 @@ from tuning.trials import TrialState
 pytestmark = pytest.mark.ray
 
 TRIALS = 12
+# A trial ends once its turn has come, so the driver is in the middle when it is killed.
 SCRIPT = """
-import sys
+import itertools, os, sys, time
 from rayjobs import Run
 run = Run.get_context()
 for step in range(5):
     run.log("accuracy", float(sys.argv[2]) * (step + 1), step=step)
+
+def take(number):
+    try:
+        os.close(os.open(os.path.join(FOLDER, str(number)), os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+turn = next(number for number in itertools.count() if take(number))
+while not os.path.exists(os.path.join(FOLDER, "go-%d" % turn)):
+    time.sleep(0.02)
 """
 
 
@@ -39,7 +51,9 @@ def test_a_killed_driver_repeats_and_loses_no_trial(jobs: Jobs, tmp_path: Path, 
     dice = random.Random(seed)
     source = tmp_path / "source"
     source.mkdir()
-    (source / "train.py").write_text(SCRIPT)
+    turns = tmp_path / "turns"
+    turns.mkdir()
+    (source / "train.py").write_text(f"FOLDER = {str(turns)!r}\n{SCRIPT}")
     spec = parse_sweep(
         {
             "name": "killed",
@@ -59,10 +73,12 @@ def test_a_killed_driver_repeats_and_loses_no_trial(jobs: Jobs, tmp_path: Path, 
     for ended in (dice.randrange(1, 5), dice.randrange(6, 10)):
         # A driver that has begun to work, and not the one that was killed before.
         until(lambda: [pid for pid in pids(jobs, sweep) if pid not in killed], "it has a driver")
+        allow(turns, ended)
         wait_for_ends(jobs, sweep, ended)
         newest = pids(jobs, sweep)[-1]
         kill(newest)
         killed.append(newest)
+    allow(turns, TRIALS)
     until(lambda: jobs.store.job(sweep).state.is_final, "the sweep has ended")
 
     parent, trials = jobs.store.job(sweep), load_trials(jobs.store, sweep)
@@ -80,6 +96,12 @@ def test_a_killed_driver_repeats_and_loses_no_trial(jobs: Jobs, tmp_path: Path, 
     assert all(len(trial.values) == 5 for trial in trials)
     lost: list[Any] = [event for event in jobs.store.events(sweep) if event.kind == "driver_lost"]
     assert len(lost) >= 2
+
+
+def allow(turns: Path, count: int) -> None:
+    """Let the first `count` trials end."""
+    for number in range(count):
+        (turns / f"go-{number}").touch()
 
 
 def wait_for_ends(jobs: Jobs, sweep: str, count: int) -> None:

@@ -114,7 +114,7 @@ def _grpc_answer(port: int) -> str:
     ) as channel:
         for method in GRPC_METHODS:
             try:
-                channel.unary_unary(method)(b"", timeout=20)
+                channel.unary_unary(method)(b"", timeout=60)
             except grpc.RpcError as exc:
                 if exc.code() == grpc.StatusCode.UNAUTHENTICATED:
                     known = True
@@ -126,7 +126,7 @@ def _grpc_answer(port: int) -> str:
 
 
 def _http(port: int, path: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    connection = http.client.HTTPConnection(host, port, timeout=20)
+    connection = http.client.HTTPConnection(host, port, timeout=60)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
@@ -168,10 +168,16 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
 
 def test_http_ports_on_loopback_want_the_token(local_target: LocalTarget) -> None:
     asked = 0
-    for listener in _listeners(Path(local_target.head.temp_dir)):
+    folder = Path(local_target.head.temp_dir)
+    for listener in _listeners(folder):
         if not listener.is_loopback:
             continue
-        status, _ = _http(listener.port, "/api/jobs/", listener.address.removeprefix("::ffff:"))
+        try:
+            status, _ = _http(listener.port, "/api/jobs/", listener.address.removeprefix("::ffff:"))
+        except (http.client.HTTPException, OSError):
+            if listener in _listeners(folder):
+                raise
+            continue  # it ended meanwhile, or closed its port
         assert status == 401, listener
         asked += 1
     assert asked >= 3
@@ -217,7 +223,11 @@ def test_token_is_in_no_command_environment_record_or_log(local_target: LocalTar
             for name in names:
                 path = Path(folder, name)
                 if path.is_file() and path != local_target.paths.token:
-                    assert token not in path.read_bytes(), path
+                    try:
+                        content = path.read_bytes()
+                    except FileNotFoundError:
+                        continue  # Ray rotates and removes files meanwhile
+                    assert token not in content, path
 
 
 def test_start_said_what_it_did(local_target: LocalTarget) -> None:

@@ -132,6 +132,6 @@ def test_a_client_is_not_shared_with_a_forked_process(s3_server: S3Server, tmp_p
     subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(record.to_json())],
         check=True,
-        timeout=100,
+        timeout=200,
         cwd=Path(datastore.__file__).parent.parent,
     )

@@ -154,9 +154,9 @@ def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: 
         (held,) = here.engine.allocations.all
         assert held.draining
         here.agent.settled = {"state": "ended", "proven": True}
-        await here.until(lambda: here.engine.allocations.all == [])
-        assert here.cluster.groups == {}
-        assert here.store.allocations("local") == []
+        await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
+        await here.until(lambda: here.cluster.groups == {}, "its group is removed")
+        await here.until(lambda: here.store.allocations("local") == [], "its row says so")
 
     play(scene, tmp_path)
 
@@ -340,7 +340,7 @@ def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
             assert ("stop", job.id, 1) in here.agent.calls
             assert ("settle-end", job.id, 1) in here.agent.calls
         await here.until(lambda: here.cluster.groups == {}, "its group is gone")
-        assert here.engine.allocations.all == []
+        await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
 
     play(scene, tmp_path)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayjobs.errors import NotFoundError, SpecError
@@ -71,6 +71,7 @@ SPECS = st.builds(
 )
 
 
+@settings(max_examples=20)  # a spec of this size takes long to make up
 @given(spec=SPECS, with_defaults=st.booleans())
 def test_a_spec_survives_writing_and_reading(spec: JobSpec, with_defaults: bool) -> None:
     text = dump_spec(spec, with_defaults=with_defaults)
@@ -79,6 +80,7 @@ def test_a_spec_survives_writing_and_reading(spec: JobSpec, with_defaults: bool)
     assert JobSpec.model_validate_json(spec.to_json()) == spec
 
 
+@settings(max_examples=15)
 @given(spec=SPECS)
 def test_merging_nothing_changes_nothing(spec: JobSpec) -> None:
     data = spec.model_dump(mode="json")

@@ -212,17 +212,17 @@ def test_a_backup_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
     store.close()
 
 
-def test_ten_thousand_jobs_are_listed_whole(tmp_path: Path) -> None:
+def test_thousands_of_jobs_are_listed_whole(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     submit(store, JobSpec(script="a.py", tags={"a": "b"}))
     with sqlite3.connect(tmp_path / "store.db") as connection:
         names = [row[1] for row in connection.execute("PRAGMA table_info(jobs)")]
         columns = ", ".join(name for name in names if name not in ("serial", "id"))
         connection.execute(
-            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)"
+            "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 2999)"
             f" INSERT INTO jobs (id, {columns}) SELECT 'job_' || i, {columns} FROM n, jobs"
         )
     connection.close()
-    assert len(store.jobs()) == len(store.job_rows()) == 10_000
-    assert [job.serial for job in store.jobs(limit=2)] == [10_000, 9_999]
+    assert len(store.jobs()) == len(store.job_rows()) == 3_000
+    assert [job.serial for job in store.jobs(limit=2)] == [3_000, 2_999]
     store.close()
