@@ -57,7 +57,6 @@ class TargetActor:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._written: dict[str, Any] = {}
-        self._is_retired = False
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -139,8 +138,11 @@ class TargetActor:
         }
         if asked["op"] == "retire":
             return {**me, **await self._retire(engine, force=bool(asked.get("force")))}
-        if self._is_retired:
-            return {"ok": False, "error": "the target is being stopped"}
+        if asked["op"] == "resume":
+            engine.resume()
+            return me
+        if engine.is_retired:
+            return {"ok": False, "stopping": True, "error": "the target is being stopped"}
         if asked["op"] == "wake":
             path = asked.get("workspace")
             if path:
@@ -155,13 +157,16 @@ class TargetActor:
         return {"ok": False, "error": f"no operation {asked['op']!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
-        """Take no more jobs, so that none slips in before the head is stopped."""
-        self._is_retired = True  # before looking: a wake from here on is refused
+        """Start no more jobs, so that none slips in before the head is stopped.
+
+        Asked again it begins its time anew; by itself it ends (see `Engine.retire`).
+        """
+        engine.retire()  # before looking: a wake from here on is refused
         waiting = await engine.board.waiting()
         jobs = [*engine.drives, *(served.key(job.id) for served, job in waiting)]
         sweeps = engine.drivers.count if engine.drivers is not None else 0
         if (jobs or sweeps) and not force:
-            self._is_retired = False
+            engine.resume()
             return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
         return {"busy": bool(jobs or sweeps)}
 

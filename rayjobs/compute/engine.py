@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 POLL_S = 1.0
 # Idle groups and drained ones are looked at this often.
 TIDY_S = 2.0
+# A stop that was begun is over by then, renewed, or will never end: its keeper died.
+RETIRED_S = 60.0
 
 
 class Engine:
@@ -64,6 +66,7 @@ class Engine:
         self._note = note
         self._wake = asyncio.Event()
         self._stopping = False
+        self._retired_until_s: float | None = None
         self._tidied_s = clock.monotonic_s()
 
     # -- from outside ----------------------------------------------------------------------------
@@ -74,6 +77,24 @@ class Engine:
     def stop(self) -> None:
         """End the loop after its turn; attempts go on without it."""
         self._stopping = True
+        self._wake.set()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the target is being stopped: no job or sweep is started then."""
+        until_s = self._retired_until_s
+        return until_s is not None and self.clock.monotonic_s() < until_s
+
+    def retire(self) -> None:
+        """Start nothing for `RETIRED_S`, in which whoever stops the target ends it, or asks again.
+
+        Attempts that run go on and are looked after.
+        """
+        self._retired_until_s = self.clock.monotonic_s() + RETIRED_S
+
+    def resume(self) -> None:
+        """Start jobs again: the stop was refused, or failed."""
+        self._retired_until_s = None
         self._wake.set()
 
     def status(self) -> dict[str, Any]:
@@ -133,7 +154,7 @@ class Engine:
         live = await self.board.live()
         self._pass_on_cancels(live)
         await self._take_up_ownerless(live)
-        if self.drivers is not None:
+        if self.drivers is not None and not self.is_retired:
             await self.drivers.look(self.board)
         waiting = [
             (served, job)
@@ -159,6 +180,8 @@ class Engine:
     async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}
         candidates = [await self._candidate(served, job) for served, job in waiting]
+        if self.is_retired:  # asked last of all: from here on nothing else gets its turn
+            return
         rooms = self.allocations.rooms(self.nodes)
         decisions = policy.decide(candidates, rooms)
         self.decisions = {decision.key: decision for decision in decisions}

@@ -23,6 +23,7 @@ from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.paths import NodePaths, TargetPaths, runtime_dir
 
 RETIRE_ANSWER_S = 20.0
+SHORT_ANSWER_S = 5.0
 HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
 SETTLE_S = 3.0
 POLITE_S = 5.0
@@ -58,7 +59,8 @@ class Place:
 def retire(place: Place, *, force: bool) -> None:
     """Ask the actor to take no more jobs.
 
-    From its yes on it refuses wakes, so no job can slip in between this and the end of the head.
+    From its yes on it refuses wakes and starts nothing, so no job can slip in between this and the
+    end of the head. That lasts a minute: `resume` ends it earlier, where the stop failed.
 
     Raises:
         TargetError: jobs are queued or running, and `force` is off (`jobs` lists them).
@@ -79,6 +81,27 @@ def retire(place: Place, *, force: bool) -> None:
         "is queued waits for the next start.",
         jobs=jobs,
     )
+
+
+def resume(place: Place) -> None:
+    """Let the actor, if there is still one, start jobs again: the stop failed."""
+    with contextlib.suppress(TimeoutError):  # it does so by itself a little later
+        wakeclient.ask(place.socket, {"op": "resume"}, timeout_s=SHORT_ANSWER_S)
+
+
+@contextlib.contextmanager
+def retired(place: Place, *, force: bool) -> Iterator[None]:
+    """Keep the actor from starting jobs for the block, which stops it; see `retire`.
+
+    Raises:
+        TargetError: as `retire`; what the block raises is passed on.
+    """
+    retire(place, force=force)
+    try:
+        yield
+    except BaseException:
+        resume(place)
+        raise
 
 
 def _refusal(place: Place, force: bool) -> tuple[bool, list[str]]:
@@ -105,7 +128,9 @@ def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
     Raises:
         TargetError: a process could not be ended; the head's record is kept then.
     """
-    _end_attempts(place, say)
+    if _end_attempts(place, say):
+        with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
+            wakeclient.ask(place.socket, {"op": "retire", "force": True}, timeout_s=SHORT_ANSWER_S)
     say("stopping Ray")
     clear_ray(place)
     _end_warm(place)
@@ -195,8 +220,8 @@ def _end_ray(place: Place, folder: Path) -> None:
         end(alive, polite_s=0.0)
 
 
-def _end_attempts(place: Place, say: Callable[[str], None]) -> None:
-    """End attempts that still run on this machine, through their hosts."""
+def _end_attempts(place: Place, say: Callable[[str], None]) -> bool:
+    """End attempts that still run on this machine, through their hosts; False if none did."""
     hosts = list(_living_hosts(place))
     if hosts:
         say(f"ending {len(hosts)} running attempt{'s' if len(hosts) > 1 else ''}")
@@ -209,6 +234,7 @@ def _end_attempts(place: Place, say: Callable[[str], None]) -> None:
         if marker:
             left = [identity_of(stat.pid) for stat in marked(marker)]
             end([found for found in left if found is not None], polite_s=0.0)
+    return bool(hosts)
 
 
 def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:

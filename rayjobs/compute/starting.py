@@ -25,11 +25,16 @@ from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
 from rayjobs.paths import TargetPaths, runtime_dir
 
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 600.0  # the keeper tries several times on a busy machine
 POLL_S = 0.05
+STOPPING_POLL_S = 0.2
 WAKE_ANSWER_S = 2.0
 PATIENT_ANSWER_S = 15.0
 SPAWN_LIMIT = 3
+
+
+class BeingStoppedError(TargetError):
+    """The target is there, and is being stopped."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +71,17 @@ def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
     The workspace is registered first: a target started later serves it.
 
     Returns:
-        False when `ensure_target` has something to do: nobody listens, or an actor of an older
-        rayjobs. True for one that listens and is slow to answer: it looks by itself as well.
+        False when `ensure_target` has something to do: nobody listens, an actor that is being
+        stopped, or one of an older rayjobs. True for one that listens and is slow to answer: it
+        looks by itself as well.
     """
     register_workspace(TargetPaths.of(name, under=home), workspace)
     try:
         answer = _answer(Place(name, home), workspace, WAKE_ANSWER_S)
     except TimeoutError:
         return True
+    except BeingStoppedError:
+        return False
     return answer is not None and not must_replace(
         str(answer.get("version", "")), rayjobs.__version__
     )
@@ -103,9 +111,13 @@ def ensure_target(
     place = Place(name, home)
     if workspace is not None:
         register_workspace(place.paths, workspace)
-    answer = _patient_answer(place, workspace, time.monotonic() + timeout_s)
+    deadline = time.monotonic() + timeout_s
+    answer = _patient_answer(place, workspace, deadline, on_stage)
     was_started = answer is None
     if answer is None:
+        if record.is_local:
+            with start_lock(place.paths):
+                pass  # a user's stop that goes on holds it until nothing of the target is left
         begin = _start_local if record.is_local else _start_attached
         answer = begin(place, workspace, on_stage, timeout_s)
     elif must_replace(str(answer.get("version", "")), rayjobs.__version__):
@@ -241,20 +253,42 @@ def _log_file(place: Place, name: str) -> Path:
 
 
 def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
+    """Return what the target answers; None when nobody listens.
+
+    Raises:
+        TimeoutError: somebody listens and does not answer in time.
+        BeingStoppedError: it is there, and takes no jobs any more.
+    """
     request: dict[str, Any] = {"op": "ping"}
     if workspace is not None:
         request = {"op": "wake", "workspace": str(workspace), "version": rayjobs.__version__}
     answer = wakeclient.ask(place.socket, request, timeout_s=limit_s)
+    if answer is not None and answer.get("stopping"):
+        raise BeingStoppedError(f"target {place.name!r} is being stopped")
     return answer if answer is not None and answer.get("ok") else None
 
 
 def _patient_answer(
-    place: Place, workspace: Path | str | None, deadline: float
+    place: Place,
+    workspace: Path | str | None,
+    deadline: float,
+    on_stage: Callable[[str], None] = lambda _text: None,
 ) -> dict[str, Any] | None:
-    """Ask until there is an answer or nobody listens: a busy machine makes an actor slow."""
+    """Ask until there is an answer or nobody listens: a busy machine makes an actor slow.
+
+    One that is being stopped is waited for until it is gone, or serves again.
+    """
+    is_told = False
     while True:
         try:
             return _answer(place, workspace, PATIENT_ANSWER_S)
+        except BeingStoppedError as exc:
+            if not is_told:
+                on_stage(f"{exc.message}; waiting for that, then starting it again")
+            is_told = True
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(STOPPING_POLL_S)
         except TimeoutError as exc:
             if time.monotonic() >= deadline:
                 raise TargetError(

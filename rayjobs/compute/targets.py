@@ -26,7 +26,7 @@ from rayjobs.compute.targetrecord import (
 )
 from rayjobs.compute.tokencheck import check_token, read_token
 from rayjobs.errors import TargetError, UsageError
-from rayjobs.injob.identity import send_signal
+from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.paths import home as default_home
 
 STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
@@ -213,8 +213,8 @@ def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
     folder = localhead.ray_folder(place.home)
     ran = place.paths.head.exists() or any(True for _ in localhead.processes_of(folder))
     if ran:
-        headstop.retire(place, force=force)
-        headstop.stop_head(place, say=on_stage)
+        with headstop.retired(place, force=force):
+            headstop.stop_head(place, say=on_stage)
     else:
         headstop.remove_files(place)
     return ran
@@ -225,16 +225,18 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
     request = ids.token(4)
     answer = keeper.answer_path(place.paths)
     answer.unlink(missing_ok=True)
-    localhead.write_private(
-        keeper.request_path(place.paths), json.dumps({"id": request, "force": force})
-    )
+    wanted = json.dumps({"id": request, "force": force})
+    localhead.write_private(keeper.request_path(place.paths), wanted)
     on_stage(f"stopping target {place.name}")
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    signaled = False
+    signaled: Identity | None = None
     while time.monotonic() < deadline:
-        owner = None if signaled else keeper.keeper_of(place.paths)
-        if owner is not None:
-            signaled = send_signal(owner, SIGUSR1)  # it would look within a second anyway
+        owner = keeper.keeper_of(place.paths)
+        if owner is not None and owner != signaled:
+            if signaled is not None:  # that one died with the request in its hands
+                localhead.write_private(keeper.request_path(place.paths), wanted)
+            send_signal(owner, SIGUSR1)  # it would look within a second anyway
+            signaled = owner
         said = localhead.read_json(answer)
         if said is not None and said.get("id") == request:
             if said.get("error"):
@@ -255,9 +257,9 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
 
 
 def _stop_attached(place: Place, force: bool, on_stage: Stages) -> bool:
-    headstop.retire(place, force=force)
-    on_stage(f"ending the actor of target {place.name}")
-    starting.run_starter(place, "end", on_stage=on_stage)
+    with headstop.retired(place, force=force):
+        on_stage(f"ending the actor of target {place.name}")
+        starting.run_starter(place, "end", on_stage=on_stage)
     headstop.remove_files(place)
     return True
 

@@ -1,0 +1,143 @@
+"""A target that is being stopped starts nothing, is waited for, and comes back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rayjobs
+from rayjobs.compute import engine, headstop, starting, wakeclient
+from rayjobs.compute.actor import TargetActor
+from rayjobs.compute.headstop import Place
+from rayjobs.errors import TargetError
+from tests.fakes.world import World, play
+from tests.unit.compute.actor_double import answering
+
+STOPPING = {"ok": False, "stopping": True, "error": "the target is being stopped"}
+SERVING = {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
+
+
+@pytest.fixture
+def place(short_path: Path) -> Iterator[Place]:
+    place = Place("local", short_path / "h")
+    yield place
+    headstop.remove_files(place)
+
+
+def _actor(world: World) -> TargetActor:
+    """An actor of the world's engine, without Ray."""
+    actor = TargetActor.__new__(TargetActor)
+    actor.epoch = "e1"
+    actor._engine = world.engine
+    return actor
+
+
+# --- the engine and its actor --------------------------------------------------------------------
+
+
+def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        turns: list[int] = []
+        here.engine._note = lambda facts: turns.append(facts["waiting"])
+        here.engine.retire()
+        job = here.submit()
+        await here.until(lambda: turns.count(1) >= 2, "it looked at the queue twice")
+        assert not here.engine.drives
+        assert not here.agent.calls
+        here.engine.resume()
+        await here.launched(job)
+
+    play(scene, tmp_path)
+
+
+def test_a_target_whose_stop_was_given_up_serves_again_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RETIRED_S", 0.5)
+
+    async def scene(here: World) -> None:
+        here.engine.retire()
+        job = here.submit()
+        await here.launched(job)
+        assert not here.engine.is_retired
+
+    play(scene, tmp_path)
+
+
+def test_the_actor_says_that_it_is_being_stopped(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        actor = _actor(here)
+        assert (await actor._answer({"op": "retire", "force": False}))["ok"]
+        for operation in ("wake", "ping", "status"):
+            assert await actor._answer({"op": operation}) == STOPPING
+        assert (await actor._answer({"op": "retire", "force": True}))["ok"]
+        assert (await actor._answer({"op": "resume"}))["ok"]
+        assert (await actor._answer({"op": "ping"}))["ok"]
+
+    play(scene, tmp_path)
+
+
+def test_a_refused_stop_retires_nothing(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        refused = await _actor(here)._answer({"op": "retire", "force": False})
+        assert not refused["ok"]
+        assert refused["busy"]
+        assert not here.engine.is_retired
+
+    play(scene, tmp_path)
+
+
+# --- who stops it --------------------------------------------------------------------------------
+
+
+def test_a_stop_that_fails_lets_the_target_serve_again(place: Place) -> None:
+    with answering(place.socket, lambda _: SERVING) as asked:
+        with (
+            pytest.raises(TargetError, match="could not be ended"),
+            headstop.retired(place, force=False),
+        ):
+            raise TargetError("these processes could not be ended: 7")
+        assert [request["op"] for request in asked] == ["retire", "resume"]
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+def test_a_wake_of_a_stopping_target_leaves_something_to_do(place: Place, tmp_path: Path) -> None:
+    with answering(place.socket, lambda _: STOPPING):
+        assert not starting.wake("local", home=place.home, workspace=tmp_path)
+
+
+def test_a_client_waits_for_a_target_whose_stop_was_given_up(place: Place) -> None:
+    answers = iter([STOPPING, STOPPING])
+    stages: list[str] = []
+    with answering(place.socket, lambda _: next(answers, SERVING)):
+        status = starting.ensure_target("local", home=place.home, on_stage=stages.append)
+    assert (status.epoch, status.was_started) == ("e1", False)
+    assert stages == ["target 'local' is being stopped; waiting for that, then starting it again"]
+
+
+def test_a_client_starts_a_target_again_once_its_stop_is_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages: list[str] = []
+
+    def start(_place: Place, *_: Any) -> dict[str, Any]:
+        stages.append("started")
+        return SERVING
+
+    def ask(_path: Path, _request: dict[str, Any], **_: Any) -> dict[str, Any] | None:
+        return next(answers)
+
+    answers = iter([STOPPING, STOPPING, None])
+    monkeypatch.setattr(wakeclient, "ask", ask)
+    monkeypatch.setattr(starting, "_start_local", start)
+    status = starting.ensure_target("local", home=place.home, on_stage=stages.append)
+    assert status.was_started
+    assert stages[-1] == "started"
+    assert "is being stopped" in stages[0]
