@@ -23,12 +23,13 @@ from pathlib import Path
 from rayjobs.compute import headstop, localhead, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
-from rayjobs.compute.progress import Progress
-from rayjobs.errors import RayjobsError
+from rayjobs.compute.progress import Progress, read
+from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.paths import TargetPaths
 
-START_LIMIT_S = 300.0  # Ray alone took 31 s on a busy machine
+START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
+START_TRIES = 3
 WATCH_EVERY_S = 1.0
 ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
 RESTARTS = 3  # within RESTARTS_WITHIN_S; then the keeper gives up and says why
@@ -90,6 +91,10 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
+class LateError(TargetError):
+    """A head did not come up in time; another try may succeed."""
+
+
 class Keeper:
     """One target's keeper; `run` returns when the head is stopped, or cannot be started."""
 
@@ -142,19 +147,36 @@ class Keeper:
             self._starter("replace")
 
     def _start_head(self) -> None:
-        # What an earlier life left (a power cut, a crash) would be in the way of this one.
-        with contextlib.suppress(RayjobsError):
-            headstop.clear_ray(self.place)
-        localhead.new_token(self.paths)
-        try:
-            self._starter("head")
-        except RayjobsError:
-            headstop.clear_ray(self.place)
-            headstop.remove_files(self.place, keep_progress=True)
-            raise
+        """Start Ray and the actor; a machine that is too busy for that is given `START_TRIES`."""
+        for number in range(1, START_TRIES + 1):
+            # What an earlier life left (a power cut, a crash) would be in the way of this one.
+            with contextlib.suppress(RayjobsError):
+                headstop.clear_ray(self.place)
+            localhead.new_token(self.paths)
+            try:
+                self._starter("head")
+                return
+            except RayjobsError as exc:
+                headstop.clear_ray(self.place)
+                stop_is_wanted = request_path(self.paths).exists()
+                if isinstance(exc, LateError) and number < START_TRIES and not stop_is_wanted:
+                    self._say(exc.message)
+                    self.progress.stage(
+                        f"Ray did not come up in time; trying again ({number + 1} of {START_TRIES})"
+                    )
+                    continue
+                if isinstance(exc, LateError):
+                    self.progress.failed(exc.message)
+                headstop.remove_files(self.place, keep_progress=True)
+                raise
 
     def _starter(self, what: str) -> None:
-        """Run the starter; raises with what it said when it fails."""
+        """Run the starter; raises with what it said when it fails.
+
+        Raises:
+            LateError: a head was not up in time; the clients are not told of a failure.
+            TargetError: it failed otherwise; the clients are told.
+        """
         self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.paths.log / "start.log"
         _shorten(log)
@@ -178,20 +200,26 @@ class Keeper:
         finally:
             os.close(descriptor)
         code = _wait(child, START_LIMIT_S)
+        if what == "head" and code in (None, localhead.EXIT_LATE):
+            said = self._last_of("late") or f"the starter was not done after {START_LIMIT_S:g} s"
+            raise LateError(
+                f"Ray did not come up in time for target {self.place.name!r}, as happens on a busy "
+                f"machine: {said.rstrip('.')}. Details are in {log}. "
+                f"{localhead.start_again(self.place.name)}"
+            )
         if code != 0:
             why = f"the starter ended with exit code {code}"
             if code is None:
                 why = f"the starter was not done after {START_LIMIT_S:g} s"
             message = f"target {self.place.name!r} did not start: {why}. See {log}."
-            if not self._failure_is_told():
+            if not self._last_of("failed"):
                 self.progress.failed(message)
             raise RayjobsError(message)
 
-    def _failure_is_told(self) -> bool:
-        from rayjobs.compute.progress import read
-
+    def _last_of(self, kind: str) -> str:
+        """Return what this start said last, if that was of the kind."""
         lines = [line for line in read(self.paths.progress) if line.start == self.progress.start]
-        return bool(lines) and lines[-1].kind == "failed"
+        return lines[-1].text if lines and lines[-1].kind == kind else ""
 
     # --- watching ---------------------------------------------------------------------------------
 
@@ -250,8 +278,8 @@ class Keeper:
 
     def _stop(self, *, force: bool, request: str) -> bool:
         try:
-            headstop.retire(self.place, force=force)
-            headstop.stop_head(self.place, say=self._say)
+            with headstop.retired(self.place, force=force):
+                headstop.stop_head(self.place, say=self._say)
         except RayjobsError as exc:
             self._say(exc.message)
             self._answer(request, error=exc.message)

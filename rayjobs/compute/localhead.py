@@ -23,6 +23,8 @@ from rayjobs.paths import TargetPaths, runtime_dir
 # session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store
 LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LOCAL = "local"
+EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
+RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
 
 # Settings of the user's shell that would change a head shared by all the user's workspaces.
 _DROPPED_PREFIXES = ("RAY_", "OMP_", "MKL_", "KMP_", "TORCH_")
@@ -172,6 +174,10 @@ def head_environment(
         "RAYJOBS_HOME": str(home),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_raylet_start_wait_time_s": str(RAY_UP_S),
+        "RAY_gcs_server_port_wait_time_s": str(RAY_UP_S),
+        "RAY_agent_register_timeout_ms": str(1000 * RAY_UP_S),
+        "RAY_worker_register_timeout_seconds": str(RAY_UP_S),
         # A fixed port by default: the second head of a machine would find it taken.
         "DASHBOARD_METRIC_PORT": str(free_port()),
         # Ray would end workers, which hold nothing, for the memory that ranks take.
@@ -180,6 +186,11 @@ def head_environment(
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         **auth_environment(token_path),
     }
+
+
+def start_again(name: str) -> str:
+    """Return the end of every message about a start that failed: what to do next."""
+    return f"Jobs that were submitted stay queued; run `rayjobs target start {name}`."
 
 
 def free_port() -> int:

@@ -14,7 +14,7 @@ class Line:
 
     Attributes:
         start: Which start it belongs to.
-        kind: "stage", "ready", "failed" or "stopped".
+        kind: "stage", "ready", "failed", "stopped", or "late": this try did not come up in time.
         text: For people.
     """
 
@@ -41,6 +41,10 @@ class Progress:
     def failed(self, text: str) -> None:
         """Say why the start ended without a target."""
         self._add("failed", text)
+
+    def late(self, text: str) -> None:
+        """Say why this try did not come up in time; the keeper decides whether there is another."""
+        self._add("late", text)
 
     def _add(self, kind: str, text: str) -> None:
         line = json.dumps({"start": self.start, "kind": kind, "text": text}) + "\n"

@@ -24,7 +24,7 @@ from rayjobs.compute.localhead import HeadRecord
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.progress import Progress
 from rayjobs.errors import RayjobsError, TargetError
-from rayjobs.injob.identity import identity_of, stat_of
+from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.paths import TargetPaths
 
 NAMESPACE = "rayjobs"
@@ -32,6 +32,13 @@ ACTOR_END_S = 60.0
 HOOK = "rayjobs.compute.raylaunch.without_client_server"
 # What Ray wrote last, where a start fails without a word.
 LOGS_TO_QUOTE = ("gcs_server.err", "raylet.err", "dashboard.err", "gcs_server.out", "raylet.out")
+LINES_TO_QUOTE = 100
+LINE_LIMIT = 300
+LOOK_EVERY_S = 0.5
+
+
+class LateError(TargetError):
+    """Ray did not come up in time, as happens on a busy machine: another try may succeed."""
 
 
 def without_client_server(parameters: Any, _is_head: bool) -> None:
@@ -46,7 +53,8 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
     """Start Ray's head, connect this process to it, and write `head.json`.
 
     Raises:
-        TargetError: Ray did not come up; the message holds what it said.
+        LateError: Ray did not come up in time; the message is what it said last.
+        TargetError: Ray refused to start; the message holds its reason.
     """
     paths = TargetPaths.of(name, under=home)
     settings = LocalSettings.read()
@@ -57,19 +65,30 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
 
     say(f"starting Ray on {ip} ({settings.cpus} CPUs, {settings.gpus} GPUs)")
     try:
-        start.main(
-            args=localhead.head_arguments(settings, ip=ip, folder=folder), standalone_mode=False
-        )
+        with patience_for_raylet(folder):
+            start.main(
+                args=localhead.head_arguments(settings, ip=ip, folder=folder),
+                standalone_mode=False,
+            )
         address = (folder / "ray_current_cluster").read_text(encoding="ascii").strip()
     except (Exception, SystemExit) as exc:
         traceback.print_exc()
+        sys.stderr.write(_quotes(folder))  # a stack in Ray's C++ says nothing to users
+        said = (_last_line(str(exc)) or type(exc).__name__)[:LINE_LIMIT]
+        if is_late(exc):
+            raise LateError(said) from exc
         raise TargetError(
-            f"Ray could not be started: {_last_line(str(exc)) or type(exc).__name__}"
-            f"{_quotes(folder)}"
+            f"Ray could not be started: {said.rstrip('.')}. Ray's own words are in "
+            f"{paths.log / 'start.log'}. {localhead.start_again(name)}"
         ) from exc
     finally:
         os.environ.pop("RAY_START_HOOK", None)
-    node, dashboard = connect(address)
+    try:
+        node, dashboard = connect(address)
+    except TargetError as exc:
+        traceback.print_exc()
+        sys.stderr.write(_quotes(folder))
+        raise LateError(exc.message) from exc
     record = HeadRecord(
         instance=ids.token(8),
         node_ip=ip,
@@ -90,6 +109,49 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
     return record
 
 
+def is_late(error: BaseException) -> bool:
+    """Whether Ray failed by being slow or by dying, and not by refusing what it was given."""
+    import click
+
+    refusals = (click.ClickException, ImportError, OSError, TypeError, ValueError)
+    return isinstance(error, (TimeoutError, ConnectionError)) or not isinstance(error, refusals)
+
+
+@contextlib.contextmanager
+def patience_for_raylet(folder: Path) -> Iterator[None]:
+    """Let a new raylet have `RAY_UP_S` to register, as long as it lives.
+
+    Ray gives it 30 s, a number in the middle of a function (`Node.__init__`) that no setting
+    changes; what it calls there in a loop is made to wait instead.
+    """
+    from ray._private import services
+
+    once = getattr(services, "get_node", None)
+    if once is None:  # another version of Ray: its own patience has to do
+        yield
+        return
+    deadline = time.monotonic() + localhead.RAY_UP_S
+
+    def patiently(gcs_address: str, node_id: str) -> Any:
+        while True:
+            try:
+                return once(gcs_address, node_id)
+            except RuntimeError as exc:
+                if not any(_comm(found) == "raylet" for found in localhead.processes_of(folder)):
+                    raise LateError("the raylet ended while it was starting") from exc
+                if time.monotonic() >= deadline:
+                    raise LateError(
+                        f"the raylet did not register within {localhead.RAY_UP_S} s"
+                    ) from exc
+            time.sleep(LOOK_EVERY_S)
+
+    services.get_node = patiently
+    try:
+        yield
+    finally:
+        services.get_node = once
+
+
 def connect(address: str) -> tuple[dict[str, Any], str]:
     """Connect this process to a cluster; return its head's node row and its dashboard's address.
 
@@ -103,6 +165,8 @@ def connect(address: str) -> tuple[dict[str, Any], str]:
             address=address, namespace=NAMESPACE, log_to_driver=False, logging_level="ERROR"
         )
         nodes = [node for node in ray.nodes() if node["Alive"]]
+        if not nodes:
+            raise RuntimeError("it has no living node")
     except Exception as exc:
         raise TargetError(
             f"the Ray cluster at {address} cannot be reached: {_last_line(str(exc))}. Check its "
@@ -116,10 +180,17 @@ def connect(address: str) -> tuple[dict[str, Any], str]:
 
 def start_actor(name: str, home: Path, say: Callable[[str], None]) -> None:
     """Create or find the target actor; returns when its wake socket answers."""
+    import ray
+
     from rayjobs.compute.actor import start_target_actor
 
     say("starting the target")
-    start_target_actor(name, str(home))
+    try:
+        start_target_actor(name, str(home))
+    except TargetError as exc:
+        if isinstance(exc.__cause__, ray.exceptions.GetTimeoutError):
+            raise LateError(_last_line(exc.message)[:LINE_LIMIT]) from exc
+        raise
 
 
 def end_actor(name: str) -> None:
@@ -142,7 +213,10 @@ def end_actor(name: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the starter; the exit code is 0 when the target answers (or ended, for `end`)."""
+    """Run the starter; the exit code is 0 when the target answers (or ended, for `end`).
+
+    It is `EXIT_LATE` when a head did not come up in time, which only the keeper is told.
+    """
     parser = argparse.ArgumentParser(prog="rayjobs.compute.raylaunch")
     parser.add_argument("home", type=Path)
     parser.add_argument("target")
@@ -152,7 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     paths = TargetPaths.of(options.target, under=options.home)
     progress = Progress(paths.progress, options.start)
-    with _failures_told(progress) as outcome:
+    with _failures_told(progress, is_head=options.what == "head") as outcome:
         if options.what == "head":
             start_head(options.home, options.target, progress.stage)
         else:
@@ -175,10 +249,18 @@ def main(argv: list[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _failures_told(progress: Progress) -> Iterator[list[int]]:
+def _failures_told(progress: Progress, *, is_head: bool) -> Iterator[list[int]]:
     """Turn any failure into one line that the waiting clients show."""
+    outcome: list[int] = []
     try:
-        yield []
+        yield outcome
+    except LateError as exc:
+        traceback.print_exc()
+        if is_head:
+            progress.late(exc.message)
+            outcome[:] = [localhead.EXIT_LATE]
+        else:
+            progress.failed(f"the target did not start in time: {exc.message}")
     except RayjobsError as exc:
         progress.failed(exc.message)
     except Exception as exc:
@@ -210,16 +292,22 @@ def _last_line(text: str) -> str:
     return lines[-1] if lines else ""
 
 
+def _comm(identity: Identity) -> str:
+    stat = stat_of(identity.pid)
+    return "" if stat is None else stat.comm
+
+
 def _quotes(folder: Path) -> str:
-    """Return the last words of Ray's own logs, or nothing."""
+    """Return the last words of Ray's own logs: they are removed with its folder."""
+    quoted = ""
     for name in LOGS_TO_QUOTE:
         try:
             text = (folder / "session_latest" / "logs" / name).read_text("utf-8", "replace")
         except OSError:
             continue
-        if lines := [line for line in text.splitlines() if line.strip()][-3:]:
-            return f"\nRay's {name} ends with:\n" + "\n".join(f"  {line[:300]}" for line in lines)
-    return ""
+        if lines := [line for line in text.splitlines() if line.strip()][-LINES_TO_QUOTE:]:
+            quoted += f"Ray's {name} ends with:\n" + "".join(f"  {line}\n" for line in lines)
+    return quoted
 
 
 if __name__ == "__main__":
