@@ -96,7 +96,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a small file at once, readable by its owner alone (0600)."""
+    """Replace a small file at once, readable by its owner alone (0600).
+
+    Raises:
+        OSError: it could not be written; it names the file also where the disk is full.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -104,8 +108,10 @@ def write_private(path: Path, text: str) -> None:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
         beside.replace(path)
-    except BaseException:
+    except BaseException as exc:
         beside.unlink(missing_ok=True)
+        if isinstance(exc, OSError) and exc.filename is None:  # so it is where a write fails
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
         raise
 
 

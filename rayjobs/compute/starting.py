@@ -28,6 +28,7 @@ from rayjobs.paths import TargetPaths, runtime_dir
 START_TIMEOUT_S = 600.0  # the keeper tries several times on a busy machine
 POLL_S = 0.05
 STOPPING_POLL_S = 0.2
+ROOM_BYTES = 2**16
 WAKE_ANSWER_S = 2.0
 PATIENT_ANSWER_S = 15.0
 SPAWN_LIMIT = 3
@@ -74,10 +75,15 @@ def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
         False when `ensure_target` has something to do: nobody listens, an actor that is being
         stopped, or one of an older rayjobs. True for one that listens and is slow to answer: it
         looks by itself as well.
+
+    Raises:
+        TargetError: the home cannot be written (its disk is full).
     """
-    register_workspace(TargetPaths.of(name, under=home), workspace)
+    place = Place(name, home)
+    with _files_written(place):
+        register_workspace(place.paths, workspace)
     try:
-        answer = _answer(Place(name, home), workspace, WAKE_ANSWER_S)
+        answer = _answer(place, workspace, WAKE_ANSWER_S)
     except TimeoutError:
         return True
     except BeingStoppedError:
@@ -105,8 +111,20 @@ def ensure_target(
 
     Raises:
         UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
-        TargetError: the start failed (with its reason), or was not done in `timeout_s`.
+        TargetError: the start failed (with its reason), was not done in `timeout_s`, or the home
+            cannot be written (its disk is full).
     """
+    with _files_written(Place(name, home)):
+        return _ensure(name, home, workspace, on_stage, timeout_s)
+
+
+def _ensure(
+    name: str,
+    home: Path,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+) -> TargetStatus:
     record = load_target(name, home=home)
     place = Place(name, home)
     if workspace is not None:
@@ -298,6 +316,28 @@ def _patient_answer(
 
 
 @contextlib.contextmanager
+def _files_written(place: Place) -> Iterator[None]:
+    """Say of a full disk, or a home that may not be written, where it is and what helps."""
+    try:
+        yield
+    except TimeoutError:
+        raise  # no file's: somebody listens and does not answer
+    except OSError as exc:
+        raise TargetError(
+            f"target {place.name!r} cannot be started: {exc.filename or place.home}: "
+            f"{exc.strerror or exc}. Make room there, or set RAYJOBS_HOME to a folder that can be "
+            f"written. {localhead.start_again(place.name)}"
+        ) from exc
+
+
+def _check_room(place: Place) -> None:
+    """Write and remove a file: a keeper on a full disk could not even say why it ended."""
+    probe = place.paths.root / f".room.{ids.token(4)}"
+    localhead.write_private(probe, "." * ROOM_BYTES)
+    probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
 def start_lock(paths: TargetPaths) -> Iterator[None]:
     """Let one client at a time start or replace what runs a target."""
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -362,6 +402,7 @@ def _start_local(
                             f"{place.paths.log}."
                         )
                     place.paths.progress.unlink(missing_ok=True)
+                    _check_room(place)
                     spawn(place, ids.token(4))
                 spawned += 1
         time.sleep(POLL_S)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -141,3 +142,26 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
     assert status.was_started
     assert stages[-1] == "started"
     assert "is being stopped" in stages[0]
+
+
+# --- a home on a full disk -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_registered", [False, True])
+def test_a_full_disk_is_told_with_its_path_and_what_helps(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_registered: bool
+) -> None:
+    if is_registered:
+        starting.register_workspace(place.paths, tmp_path)
+
+    def on_a_full_disk(descriptor: int, *_: Any, **__: Any) -> IO[str]:
+        os.close(descriptor)
+        return open("/dev/full", "w", encoding="ascii")
+
+    monkeypatch.setattr(os, "fdopen", on_a_full_disk)
+    with pytest.raises(TargetError) as caught:
+        starting.ensure_target("local", home=place.home, workspace=tmp_path)
+    assert f"{place.paths.root}/" in caught.value.message
+    assert "No space left on device. Make room there" in caught.value.message
+    assert caught.value.message.endswith("stay queued; run `rayjobs target start local`.")
+    assert caught.value.exit_code == 5
