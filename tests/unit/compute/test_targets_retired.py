@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import IO, Any
 import pytest
 
 import rayjobs
-from rayjobs.compute import engine, headstop, starting, wakeclient
+from rayjobs.compute import engine, headstop, keeper, starting, targets, wakeclient
 from rayjobs.compute.actor import TargetActor
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
+from rayjobs.injob.identity import Identity
 from tests.fakes.world import World, play
 from tests.unit.compute.actor_double import answering
 
@@ -104,6 +106,30 @@ def test_a_stop_that_fails_lets_the_target_serve_again(place: Place) -> None:
         ):
             raise TargetError("these processes could not be ended: 7")
         assert [request["op"] for request in asked] == ["retire", "resume"]
+
+
+def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first keeper takes the request and dies; the second one finishes the stop."""
+    keepers = [Identity(pid=number, start_time=1, boot_id="b") for number in (1, 2)]
+    request, answer = keeper.request_path(place.paths), keeper.answer_path(place.paths)
+    asked: list[str] = []
+
+    def signal_keeper(owner: Identity, _number: int) -> bool:
+        asked.append(json.loads(request.read_text())["id"])
+        request.unlink()
+        keepers.remove(owner)
+        if not keepers:
+            answer.write_text(json.dumps({"id": asked[-1], "error": ""}))
+        return True
+
+    monkeypatch.setattr(keeper, "keeper_of", lambda _paths: keepers[0] if keepers else None)
+    monkeypatch.setattr(keeper, "is_kept", lambda _paths: bool(keepers))
+    monkeypatch.setattr(targets, "send_signal", signal_keeper)
+    assert targets._stop_by_keeper(place, False, lambda _stage: None)
+    assert len(asked) == 2
+    assert asked[0] == asked[1]
 
 
 # --- clients -------------------------------------------------------------------------------------
