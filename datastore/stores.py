@@ -32,10 +32,12 @@ def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
     Raises:
         InvalidReference: `workspace` is neither.
     """
-    if isinstance(workspace, Catalogue):
-        return workspace
+    # The workspace first: to ask whether it is itself a catalogue would read its `datasets`, which
+    # asks for its catalogue.
     if isinstance(workspace, HasCatalogue):
         return workspace.catalogue
+    if isinstance(workspace, Catalogue):
+        return workspace
     raise InvalidReference(f"{workspace!r} is not a workspace: it has no catalogue of data.")
 
 
