@@ -29,7 +29,7 @@ from tests.local_target import (  # fixtures of all tests, and what cleans up af
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 GROUPS = ("ray", "storage")  # markers whose tests share one server, hence one xdist worker
-LEFTOVER_DEADLINE_S = float(os.environ.get("TEST_LEFTOVER_DEADLINE_S", "30"))
+LEFTOVER_DEADLINE_S = float(os.environ.get("TEST_LEFTOVER_DEADLINE_S", "60"))
 SERVER_TEST_TIMEOUT_S = 600
 
 settings.register_profile(

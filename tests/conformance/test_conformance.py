@@ -12,7 +12,7 @@ from tests.conformance.hosts import PACKAGE_HOME, Attempt, torch_warm, warm
 
 __all__ = ["torch_warm", "warm"]
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
 SCRIPTS = Path(__file__).parent / "scripts"
 WAYS = ("cold", "warm")
 

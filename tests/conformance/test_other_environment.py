@@ -12,6 +12,8 @@ import pytest
 from rayjobs.launch import hostclient
 from tests.conformance.hosts import Attempt, base_env
 
+pytestmark = pytest.mark.timeout(600)  # the first one makes an environment
+
 # Packages of ours that the user's environment has in a version we could not work with.
 REFUSED = ("pydantic", "sqlalchemy", "click", "ray", "psutil", "rich", "platformdirs", "fsspec")
 SOURCE = """

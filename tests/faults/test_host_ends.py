@@ -139,7 +139,7 @@ def test_log_beyond_its_cap_keeps_start_and_end_and_counts_the_rest(
         "        for line in range(10_000)))\n"
     )
     attempt = Attempt.make(short_path, source, log_cap_bytes=cap).start(warm)
-    record = attempt.wait(120)
+    record = attempt.wait(300)
     rank = record["ranks"][0]
     path = attempt.root / "log/driver_0.log"
     note = json.loads((attempt.root / "log/driver_0.holes.json").read_text())

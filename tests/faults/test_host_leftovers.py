@@ -164,7 +164,7 @@ def test_reused_pid_is_never_signalled(short_path: Path) -> None:
             assert end_leftovers("no-such-marker", str(strange), grace_s=0).proven_dead
             assert bystander.poll() is None
             assert send_signal(real, signal.SIGKILL)
-            bystander.wait(60)
+            bystander.wait(150)
             until(lambda: not send_signal(real, signal.SIGKILL), "the death to be seen")
         finally:
             bystander.kill()

@@ -25,6 +25,8 @@ from tests.contract.store_contract import bring, submit
 
 ROOT = Path(__file__).parents[2]
 OLD_STORE = ROOT / "tests" / "assets" / "stores" / "version-1.db"
+pytestmark = pytest.mark.timeout(600)  # some wait for several facts, each patiently
+
 DEADLINE_S = 150.0
 
 HOLDER = """

@@ -18,6 +18,7 @@ import pytest
 from rayjobs.compute import localhead
 from rayjobs.compute.tokencheck import check_token
 from rayjobs.injob.processes import all_pids
+from tests.jobs import until
 from tests.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
@@ -34,6 +35,7 @@ GRPC_METHODS = (
     "/ray.rpc.ReporterService/HealthCheck",
 )
 LISTEN = "0A"
+OF_RAY = {"gcs_server", "raylet", "dashboard"}
 
 
 @dataclass(frozen=True)
@@ -140,9 +142,12 @@ def _is_alive(pid: int) -> bool:
 
 
 def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: LocalTarget) -> None:
-    listeners = _listeners(Path(local_target.head.temp_dir))
-    processes = {listener.process for listener in listeners}
-    assert {"gcs_server", "raylet", "dashboard"} <= processes, processes
+    folder = Path(local_target.head.temp_dir)
+    until(
+        lambda: {listener.process for listener in _listeners(folder)} >= OF_RAY,
+        "all processes of Ray listen",
+    )
+    listeners = _listeners(folder)
     outside = [listener for listener in listeners if not listener.is_loopback]
     assert outside, "Ray is known to listen on all interfaces; the search does not see it"
     wrong = []
@@ -169,6 +174,7 @@ def test_every_port_is_on_loopback_or_refuses_or_is_documented(local_target: Loc
 def test_http_ports_on_loopback_want_the_token(local_target: LocalTarget) -> None:
     asked = 0
     folder = Path(local_target.head.temp_dir)
+    until(lambda: sum(one.is_loopback for one in _listeners(folder)) >= 3, "three HTTP servers")
     for listener in _listeners(folder):
         if not listener.is_loopback:
             continue

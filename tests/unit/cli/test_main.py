@@ -210,7 +210,7 @@ def test_a_reader_that_stops_is_no_error(queue: Queue) -> None:
         assert process.stdout.readline() == b"line\n"
         process.stdout.close()
         assert process.stderr.read() == b""
-        assert process.wait(60) == 141
+        assert process.wait(150) == 141
 
 
 def test_a_full_disk_behind_stdout_is_told(queue: Queue) -> None:
@@ -236,7 +236,7 @@ def test_ctrl_c_ends_a_wait_with_130(queue: Queue) -> None:
         assert process.stderr is not None
         assert process.stderr.readline() == "Queued\n"
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(150) == 130
         assert "Traceback" not in process.stderr.read()
     assert str(queue.workspace.store.job(job.id).state) == "Queued"
 

@@ -44,7 +44,7 @@ def target(answer: dict[str, Any] | None) -> Iterator[None]:
             yield
         finally:
             listening.shutdown(socket.SHUT_RDWR)
-            thread.join(30)
+            thread.join(150)
             for connection in held:
                 connection.close()
     assert not thread.is_alive()

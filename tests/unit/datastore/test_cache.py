@@ -33,7 +33,7 @@ class Server:
 
     def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
         if self.hold is not None:
-            assert self.hold.wait(30)
+            assert self.hold.wait(150)
         if self.down:
             to.write_bytes(self.files[file.path][:2])
             raise DatastoreUnavailable("down")
@@ -89,7 +89,7 @@ def test_many_who_ask_at_once_make_one_fetch(server: Server, tmp_path: Path) -> 
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(lambda: cache_at(tmp_path).ensure(entry, server)) for _ in range(8)]
         server.hold.set()
-        found = [future.result(60) for future in asked]
+        found = [future.result(150) for future in asked]
     assert server.given == ["a"]
     assert sum(cached.fetched for cached in found) == 1
 

@@ -45,10 +45,10 @@ def test_after_a_failure_nothing_new_begins() -> None:
     def work(number: int, stop: threading.Event) -> None:
         begun.append(number)
         if number == 0:
-            assert may_fail.wait(30)
+            assert may_fail.wait(150)
             raise ValueError("first")
         may_fail.set()
-        assert stop.wait(30)
+        assert stop.wait(150)
 
     with pytest.raises(ValueError, match="first"):
         for_each(list(range(50)), work, threads=2)

@@ -85,7 +85,7 @@ def test_following_yields_all_until_told_to_stop(tmp_path: Path) -> None:
 
     def write() -> None:
         path.write_bytes(b"one\n")
-        assert read_some.wait(60)
+        assert read_some.wait(150)
         with path.open("ab") as file:
             file.write(b"tw")
             file.flush()

@@ -169,7 +169,7 @@ def test_threads_and_forks_share_the_file(in_job: InJob) -> None:
         thread.join()
     code = "from rayjobs import Run\nfor i in range(100): Run.get_context().log('m', i)"
     children = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
-    assert [child.wait(60) for child in children] == [0, 0]
+    assert [child.wait(150) for child in children] == [0, 0]
     assert len(records(in_job)) == 1 + 4 * 200 + 2 * 100
 
 

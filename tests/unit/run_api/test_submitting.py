@@ -277,7 +277,7 @@ def test_waiting_shows_stages_and_output_to_the_end(
     thread = threading.Thread(target=act)
     thread.start()
     details = run.wait_for_completion(show_output=True)
-    thread.join(60)
+    thread.join(150)
     assert details["status"] == "Completed"
     assert details["logFiles"].keys() == {"azureml-logs/70_driver_log.txt"}
     shown = capsys.readouterr().out

@@ -94,7 +94,7 @@ def test_threads_that_come_together_unpack_once(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(200)
     assert opened == [1]
 
 

@@ -132,7 +132,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> N
     thread = threading.Thread(target=write_for_ever)
     thread.start()
     try:
-        assert inside.wait(60)
+        assert inside.wait(150)
         children = [in_a_child(lambda: submit(store) and None) for _ in range(5)]
         ends = [ended_well(child) for child in children]
     finally:
