@@ -20,7 +20,7 @@ from rayjobs.compute.board import Board
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
 from rayjobs.compute.wakeserver import WakeServer
-from rayjobs.errors import TargetError
+from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.paths import TargetPaths, short_socket
 from rayjobs.store.base import Store
 
@@ -118,9 +118,12 @@ class TargetActor:
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
         await server.start()
         self._ready.set()
+        warming = asyncio.ensure_future(_warm_up(engine)) if self._shares_machine else None
         try:
             await engine.run()
         finally:
+            if warming is not None:
+                warming.cancel()
             await server.stop()
 
     def _wake_engine(self) -> None:
@@ -195,6 +198,15 @@ class TargetActor:
                 self.paths.root / "activity.json",
                 {"busy": busy, "at": now_s, "pid": os.getpid()},
             )
+
+
+async def _warm_up(engine: Engine) -> None:
+    """Start the agent, and with it the warm interpreter, before the first job is placed."""
+    try:
+        for node in await engine.cluster.nodes():
+            await engine.cluster.agent(node.node_id)
+    except RayjobsError as error:
+        log.info("the agent was not started ahead: %s", error)
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
