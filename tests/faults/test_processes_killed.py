@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -12,6 +13,9 @@ import psutil
 import pytest
 
 from rayjobs.compute import starting, wakeclient
+from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.launch import hostclient
+from rayjobs.paths import runtime_dir
 from rayjobs.spec import Retries
 from rayjobs.states import JobState
 from tests.jobs import DEADLINE_S, Jobs, kill, until
@@ -177,19 +181,30 @@ def test_a_rank(jobs: Jobs) -> None:
 
 def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
     waiting = Waiting(jobs)
-    warm = [
-        process.pid
-        for process in psutil.process_iter(["pid", "cmdline"])
-        if any("injob/warm.py" in word for word in process.info["cmdline"] or [])
-        and str(local_target.home) in " ".join(process.info["cmdline"])
-    ]
-    assert warm
-    for pid in warm:
-        kill(pid)
+    warm = until(lambda: warm_interpreters(local_target), "the warm interpreter answers")
+    for identity in warm:
+        send_signal(identity, signal.SIGKILL)
+    for identity in warm:
+        until(lambda one=identity: not is_alive(one), "it is dead")  # type: ignore[misc]
     waiting.end()
-    jobs.wait(waiting.job, JobState.COMPLETED)
+    assert jobs.wait(waiting.job, JobState.COMPLETED).attempt == 1
     after = jobs.wait(jobs.submit("print('next')"), JobState.COMPLETED)
     assert jobs.attempt(after).cold_reason is None
+
+
+def warm_interpreters(local_target: LocalTarget) -> list[Identity]:
+    """Return the interpreters that fork hosts; hosts and ranks show the same command line."""
+    sockets = set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if any("injob/warm.py" in word for word in words) and "--socket" in words:
+            sockets.add(words[words.index("--socket") + 1])
+    home = str(local_target.home)
+    own = str(runtime_dir(local_target.home))
+    answers = [
+        asyncio.run(hostclient.ping_warm(one)) for one in sockets if one.startswith((home, own))
+    ]
+    return [one.identity for one in answers if one is not None]
 
 
 def test_the_client_that_submitted(jobs: Jobs, local_target: LocalTarget) -> None:
@@ -215,11 +230,7 @@ def test_the_client_that_submitted(jobs: Jobs, local_target: LocalTarget) -> Non
 
 def rank_pid(root: Path) -> int:
     """Return the pid of rank 0 from what its host answers."""
-    import asyncio
-
-    from rayjobs.launch.hostclient import HostConnection
-
-    connection = HostConnection.of(str(root))
+    connection = hostclient.HostConnection.of(str(root))
     assert connection is not None
     status = asyncio.run(connection.status(timeout_s=DEADLINE_S))
     return int(status["ranks"][0]["pid"])
