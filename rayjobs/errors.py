@@ -15,7 +15,7 @@ RayjobsError
 ├── TransitionError      the state table has no such step
 ├── SnapshotError        the source directory cannot be packed, or a snapshot is not whole
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
-└── JobFailedError       a job ended otherwise than Completed                exit code 1
+└── JobFailedError       a job failed                                       exit code 1
 """
 
 from __future__ import annotations
@@ -154,4 +154,4 @@ class PrepareError(RayjobsError):
 
 
 class JobFailedError(RayjobsError):
-    """A job ended otherwise than Completed (raised by ``wait_for_completion``)."""
+    """A job failed (raised by ``wait_for_completion``)."""

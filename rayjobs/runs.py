@@ -140,7 +140,7 @@ class JobRun(RunFiles, LoggingRun):
         ends the waiting and leaves the job.
 
         Raises:
-            JobFailedError: it ended otherwise than Completed, and `raise_on_error` is on.
+            JobFailedError: it Failed, and `raise_on_error` is on.
             TargetError: the target could not be started; the job stays queued.
         """
         try:

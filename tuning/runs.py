@@ -129,7 +129,7 @@ class HyperDriveRun(JobRun):
         the waiting and leaves the sweep.
 
         Raises:
-            JobFailedError: it ended otherwise than Completed, and `raise_on_error` is on.
+            JobFailedError: it Failed, and `raise_on_error` is on.
             TargetError: the target could not be started; the sweep goes on once it is.
         """
         if show_output:

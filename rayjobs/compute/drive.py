@@ -382,19 +382,35 @@ class Drive:
     async def put_back(self, reason: str, *, proven: bool = True) -> None:
         """Queue a job again that had not started: no failure, no budget spent."""
         if self.canceled.is_set():
-            await self.canceled_away()
+            await self.canceled_away(proven=proven)
         else:
             await self._requeue(reason, outcome="put_back", pause_s=0.0)
+            if proven:
+                await self._clean()
         await self._give_back(proven=proven)
 
-    async def canceled_away(self) -> None:
+    async def canceled_away(self, *, proven: bool) -> None:
         """End a job as Canceled whose request came while nobody was there to hear it."""
+        is_stored = proven and await self._rescue()
         await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
+        if is_stored:
+            await self._clean()
 
     async def lost(self, message: str, *, proven: bool) -> None:
         """Retry (or end) a job whose attempt was lost."""
+        is_stored = proven and await self._rescue()
         failure = Failure(FailureClass.NODE_LOST, message)
         await self._fail(failure, outcome="node_lost", proven=proven)
+        if is_stored:
+            await self._clean()
+
+    async def _rescue(self) -> bool:
+        """Store the logs, metrics and checkpoints of an attempt that nobody finalised.
+
+        Before its job is queued again: what comes after that is refused as late.
+        """
+        collected = await asyncio.gather(*(self._collect(order) for order in self.orders))
+        return not any(one["problems"] for one in collected)
 
     # -- ends ----------------------------------------------------------------------------------
     async def _fail(self, failure: Failure, *, outcome: str, proven: bool = True) -> None:

@@ -41,7 +41,7 @@ FILES_EVERY_S = 2.0
 WARM_IDLE_S = 1800.0
 SETTLE_GRACE_S = 2.0
 END_TIMEOUT_S = 60.0
-CLEAN_TIMEOUT_S = 15.0
+CLEAN_TIMEOUT_S = 60.0
 CLEAN_PAUSE_S = 0.05
 # How long scratch stays that was kept after its attempt's end.
 KEEP_S = 7 * 86400.0

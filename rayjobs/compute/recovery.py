@@ -254,7 +254,7 @@ async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) ->
             await drive.now_running(job.state)
         await drive.finalise(finished)
     elif job.cancel_requested_at is not None:
-        await drive.canceled_away()
+        await drive.canceled_away(proven=all(one["proven"] for one in settled))
     elif not settled or is_early:
         await drive.put_back(f"{why} before it started")
     else:

@@ -299,8 +299,11 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
         here.agent.settled = {"state": "gone", "proven": True}
         await here.restart()
         await here.launched(job, attempt=2)
-        calls = [what for what, _, _ in here.agent.calls]
-        assert calls.index("settle-end") < calls.index("launch")
+        calls = [(what, attempt) for what, _, attempt in here.agent.calls]
+        assert calls.index(("settle-end", 1)) < calls.index(("launch", 2))
+        # What its ranks had left is stored before the job goes on, and then its scratch goes.
+        assert calls.index(("collect", 1)) < calls.index(("launch", 2))
+        assert ("clean", 1) in calls
         first, _second = here.store.attempts(job.id)
         assert first.outcome == "node_lost"
 
