@@ -19,6 +19,7 @@ from rayjobs.ids import token
 
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".tmp"
+HASHED_AT_MOST = 16 * 1024**2  # bytes: what is kept and not larger is read before it is trusted
 ABANDONED_S = 86_400.0  # a temporary file untouched for so long is of a process that died
 
 
@@ -126,8 +127,9 @@ class FolderBlobs:
         """See `BlobStore.add_file`."""
         if digest is not None:
             key = blob_key(digest)
-            if self.exists(key):
-                return Blob(key, self.size(key), digest)
+            size = Path(path).stat().st_size if Path(path).exists() else -1
+            if self.exists(key) and self._is_whole(key, size, digest):
+                return Blob(key, size, digest)
 
         def by_digest(found: str) -> tuple[str, Path]:
             return blob_key(found), self._path(blob_key(found))
@@ -217,7 +219,7 @@ class FolderBlobs:
                     size, found = _copy(source, sink)
                     _check(digest, found, what)
                     key, target = place(found)
-                    if keep and self.exists(key):
+                    if keep and self.exists(key) and self._is_whole(key, size, found):
                         return Blob(key, size, found)
                     sink.flush()
                     os.fsync(sink.fileno())
@@ -227,6 +229,22 @@ class FolderBlobs:
             finally:
                 temporary.unlink(missing_ok=True)
         return Blob(key, size, found)
+
+    def _is_whole(self, key: str, size: int, digest: str) -> bool:
+        """Return whether kept bytes are what their key says; damaged ones are written anew.
+
+        Large ones are only measured: to read them costs as much as to write them.
+        """
+        try:
+            path = self._path(key)
+            if path.stat().st_size != size:
+                return False
+            if size > HASHED_AT_MOST:
+                return True
+            with path.open("rb") as source:
+                return _copy(source, io.BytesIO())[1] == digest
+        except OSError:
+            return False
 
     def _drop_abandoned(self) -> None:
         oldest = time.time() - ABANDONED_S  # compared with file times, which are wall time

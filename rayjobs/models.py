@@ -6,6 +6,7 @@ Source: ``azureml.core.Model``.
 from __future__ import annotations
 
 import builtins
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs import checkpoints, lineage, modelfiles
 from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.ids import token
 from rayjobs.modelnames import check_alias, check_name, has, tags_of, texts, version_of
 from rayjobs.records import ModelVersion
 from rayjobs.submitting import user_name
@@ -424,7 +426,8 @@ class Model:
     def download(self, target_dir: str | Path = ".", exist_ok: bool = False) -> str:
         """Write its file, or its folder, below `target_dir`; return the path.
 
-        Each is checked against its digest, and a folder appears whole or not at all.
+        Each is checked against its digest before any of them appears. With `exist_ok` the model's
+        own files replace those of the same name; whatever else stands in the folder stays.
 
         Raises:
             UsageError: it is there already, and `exist_ok` is off.
@@ -432,16 +435,31 @@ class Model:
         """
         target = Path(target_dir) / PurePosixPath(self._kept.path).name
         if target.exists() and not exist_ok:
-            raise UsageError(f"{target} exists; give another folder, or exist_ok=True")
+            raise UsageError(
+                f"{target} exists; give another folder, or replace the model's files there "
+                f"(--force, exist_ok=True)"
+            )
         target.parent.mkdir(parents=True, exist_ok=True)
         blobs = _opened(self.workspace).blobs
         files = self._kept.files
         if len(files) == 1 and files[0].name == target.name:
             blobs.get_to(files[0].blob, target, digest=files[0].digest)
             return str(target)
-        if target.exists():
-            shutil.rmtree(target)
-        checkpoints.write_to(blobs, {one.name: (one.blob, one.digest) for one in files}, target)
+        rows = {one.name: (one.blob, one.digest) for one in files}
+        if not target.exists():
+            checkpoints.write_to(blobs, rows, target)
+            return str(target)
+        if not target.is_dir():
+            raise UsageError(f"{target} is a file, and the model is a folder; name another folder")
+        fresh = target.with_name(f".{target.name}.{os.getpid()}-{token(4)}")
+        try:
+            checkpoints.write_to(blobs, rows, fresh)
+            for one in sorted(path for path in fresh.rglob("*") if not path.is_dir()):
+                place = target / one.relative_to(fresh)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                one.replace(place)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
         return str(target)
 
 

@@ -57,6 +57,17 @@ class BlobContract:
         assert blobs.add_file(tmp_path / "b", digest=first.digest) == first
         assert list(blobs.list()) == [first.key]
 
+    @pytest.mark.parametrize("damaged", [b"sam", b"SAME"])
+    def test_damaged_bytes_are_written_anew(
+        self, blobs: BlobStore, tmp_path: Path, damaged: bytes
+    ) -> None:
+        (tmp_path / "a").write_bytes(b"same")
+        key = blobs.add_file(tmp_path / "a").key
+        for digest in (None, digest_of(b"same")):
+            blobs.put_bytes(damaged, key)
+            assert blobs.add_file(tmp_path / "a", digest=digest).key == key
+            assert content(blobs, key) == b"same"
+
     def test_bytes_with_another_digest_are_refused(self, blobs: BlobStore, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"changed")
         blobs.put_bytes(b"before", "a")

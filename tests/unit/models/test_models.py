@@ -88,6 +88,24 @@ def test_a_file_or_folder_is_fetched(runs: Runs, tmp_path: Path) -> None:
     assert sorted(one.name for one in path.iterdir()) == ["a.bin", "deep"]
 
 
+def test_a_folder_of_the_users_own_loses_nothing(runs: Runs, tmp_path: Path) -> None:
+    model = models.register(runs.workspace, name="m", run=runs.trained().id, path="outputs")
+    own = tmp_path / "outputs"
+    own.mkdir()
+    (own / "thesis.txt").write_text("years of work")
+    (own / "model.pt").write_text("old")
+    assert Path(model.download(tmp_path, exist_ok=True)) == own
+    assert (own / "thesis.txt").read_text() == "years of work"
+    whole = (own / "model.pt").read_bytes()
+    assert whole != b"old"
+    runs.workspace.opened.blobs.put_bytes(b"torn", model.record.files[0].blob)
+    with pytest.raises(StoreError, match="digest"):
+        model.download(tmp_path, exist_ok=True)
+    assert (own / "model.pt").read_bytes() == whole
+    assert sorted(one.name for one in own.iterdir()) == ["model.pt", "thesis.txt"]
+    assert [one for one in tmp_path.iterdir() if one.name.startswith(".outputs")] == []
+
+
 def test_damaged_bytes_are_not_fetched(runs: Runs, tmp_path: Path) -> None:
     model = models.register(runs.workspace, name="m", run=runs.trained().id, path="model.pt")
     runs.workspace.opened.blobs.put_bytes(b"WEIGHTS", model.record.files[0].blob)
