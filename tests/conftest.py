@@ -42,6 +42,11 @@ settings.register_profile(
 )
 settings.load_profile("rayjobs")
 
+# A shell that starts this run in the background lets it ignore SIGINT, and so would every process
+# that a test starts, those included that are to be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _session_root: Path | None = None
 
 
