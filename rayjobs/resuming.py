@@ -91,7 +91,7 @@ def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
         else:
             packed = _pack_datastore(workspace, text)
     except _Refused as refused:
-        raise SpecError(problems=[refused.problem]) from refused
+        raise SpecError(problems=[refused.problem]) from refused.__cause__
     return spec.model_copy(update={FIELD: packed})
 
 
@@ -221,7 +221,7 @@ def pack_path(blobs: BlobStore, path: Path) -> str:
         if path.is_dir():
             files = list(_files_of(_checkpoint_in(path)))
     except _Refused as refused:
-        raise SpecError(problems=[refused.problem]) from refused
+        raise SpecError(problems=[refused.problem]) from refused.__cause__
     listed = []
     for name, file in sorted(files):
         blob = blobs.add_file(file)
