@@ -21,6 +21,7 @@ from datastore.catalogue import (
 )
 from datastore.consumption import DatasetConsumptionConfig
 from datastore.errors import DatastoreNotFound, InvalidReference
+from datastore.kept import Tally
 from datastore.local_mount import LocalMount
 from datastore.manifest import FileEntry, Manifest
 from datastore.progress import ProgressCallback, callback_for
@@ -219,7 +220,7 @@ class FileDataset(AbstractDataset):
         progress: ProgressCallback | None = None,
     ) -> list[str]:
         """Fetch every file below `target_path` (default: a new temporary folder) and return their
-        local paths. Files that exist are kept unless `overwrite`.
+        local paths. Files that exist are kept unless `overwrite`; of those that differ it warns.
 
         Raises:
             DatastoreError: a file could not be fetched.
@@ -230,6 +231,17 @@ class FileDataset(AbstractDataset):
             target_path = tempfile.mkdtemp(prefix="dataset-")
         target = Path(target_path).expanduser()
         callback = callback_for(progress, show_progress=show_progress)
+        self.fetch(target, overwrite=overwrite, progress=callback).warn("fetched")
+        return [str(target / entry.path) for entry in self.manifest]
+
+    def fetch(self, target: Path, *, overwrite: bool, progress: ProgressCallback | None) -> Tally:
+        """Do what `download` does, and return how many files were fetched or kept, and how many of
+        the kept ones differ.
+
+        Raises:
+            DatastoreError: a file could not be fetched.
+        """
+        total = Tally()
         for name in self.manifest.datastores:
             wanted = [
                 Download(stored_file(entry), target / entry.path)
@@ -237,8 +249,8 @@ class FileDataset(AbstractDataset):
                 if entry.datastore == name
             ]
             backend = open_backend(record_for(name, self._record))
-            download(backend, wanted, overwrite=overwrite, progress=callback)
-        return [str(target / entry.path) for entry in self.manifest]
+            total += download(backend, wanted, overwrite=overwrite, progress=progress)
+        return total
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
         """Return the dataset as a mounted input, named by itself."""

@@ -4,6 +4,7 @@
     ├── InvalidReference        what was written cannot name data (also a ValueError)
     ├── DatastoreNotFound       no datastore of that name is registered
     ├── DatastoreExists         the name is taken and overwrite was not asked for
+    ├── DatastoreInUse          it cannot be forgotten: the workspace or a dataset needs it
     ├── DatasetNotFound         no dataset, or no such version of it
     ├── DatasetExists           the name is taken and create_new_version was not asked for
     ├── DataNotFound            the storage answered: no such path, bucket or folder
@@ -37,6 +38,10 @@ class DatastoreNotFound(DatastoreError, LookupError):
 
 class DatastoreExists(DatastoreError):
     """A datastore of that name is registered already."""
+
+
+class DatastoreInUse(DatastoreError):
+    """A datastore cannot be forgotten: the workspace or a registered dataset needs it."""
 
 
 class DatasetNotFound(DatastoreError, LookupError):

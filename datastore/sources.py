@@ -13,7 +13,14 @@ from datastore.backends import Backend, StoredFile, open_backend
 from datastore.catalogue import DatastoreRecord
 from datastore.errors import DataNotFound, InvalidReference
 from datastore.manifest import FileEntry, Manifest
-from datastore.refs import DataPath, DataReference, clean_path, datastore_name_of
+from datastore.nosecrets import check_bucket, check_url
+from datastore.refs import (
+    DataPath,
+    DataReference,
+    check_datastore_name,
+    clean_path,
+    datastore_name_of,
+)
 
 OpenRecord = Callable[[str], DatastoreRecord]
 """Finds the record of a datastore by name."""
@@ -78,20 +85,41 @@ def _parse_text(text: str) -> Source:
     if "://" not in text:
         absolute = Path(text).expanduser().absolute()
         return Source("file:///", clean_path(absolute.as_posix()))
+    check_url(text)  # before anything is said about it: messages and records hold no secret
     scheme, rest = text.split("://", 1)
     if scheme == "file":
         return Source("file:///", clean_path(unquote(urlsplit(text).path)))
     if scheme == "s3":
         bucket, _, key = rest.partition("/")
+        check_bucket(bucket)
         return Source(f"s3://{bucket}", clean_path(key))
     if scheme == "azureml":
         found = re.search(r"datastores/([^/]+)/paths/(.*)\Z", rest)
         if found:
             return Source(found[1], clean_path(found[2]))
     raise InvalidReference(
-        f"{text!r} cannot be read: local paths, file://, s3:// and "
+        f"an address {scheme[:20]}://… cannot be read: local paths, file://, s3:// and "
         "azureml://datastores/NAME/paths/… are known. Put other data in a datastore first."
     )
+
+
+def record_of_url(name: str, url: str) -> DatastoreRecord:
+    """Return the record of a datastore at `url`: a folder, `file://…` or `s3://bucket[/prefix]`.
+
+    Raises:
+        InvalidReference: `url` is none of these, or could carry a secret.
+    """
+    check_url(url, wildcards=not url.startswith("s3://"))
+    (source,) = parse_sources(url)
+    base = record_of_url_root(source.datastore) if "://" in source.datastore else None
+    if base is None:
+        raise InvalidReference(f"{url!r} is neither a folder nor s3://bucket/prefix.")
+    if base.kind == "local":
+        return DatastoreRecord(check_datastore_name(name), "local", {"root": f"/{source.path}"})
+    settings: dict[str, str] = dict(base.settings)
+    if source.path:
+        settings["prefix"] = source.path
+    return DatastoreRecord(check_datastore_name(name), "s3", settings)
 
 
 def has_glob(path: str) -> bool:

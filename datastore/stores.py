@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from datastore.backends import Backend, Folder, StoredFile, open_backend
 from datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
 from datastore.errors import DataNotFound, InvalidReference
+from datastore.nosecrets import check_settings
 from datastore.progress import ProgressCallback, callback_for
 from datastore.refs import DataReference, check_datastore_name, clean_path
-from datastore.sources import parse_sources, record_of_url_root
 from datastore.transfer import Download, Moved, Upload, download, files_below, upload
+from datastore.usage import check_unused
 
 
 @runtime_checkable
@@ -127,12 +128,13 @@ class Datastore:
         the usual AWS variables and files are used.
 
         Raises:
+            InvalidReference: a setting is wrong, or could hold a secret (never repeated).
             DatastoreError: the storage cannot be read with these settings (unless
                 `skip_validation`), or the name is taken.
         """
         given = {
             "bucket": bucket,
-            "prefix": clean_path(prefix),
+            "prefix": prefix,
             "endpoint": endpoint,
             "region": region,
             "profile": profile,
@@ -143,6 +145,8 @@ class Datastore:
             "read_timeout_s": "" if read_timeout_s is None else f"{read_timeout_s:g}",
             "attempts": "" if attempts is None else str(attempts),
         }
+        check_settings(given)
+        given["prefix"] = clean_path(prefix)
         settings = {name: value for name, value in given.items() if value}
         record = DatastoreRecord(check_datastore_name(datastore_name), "s3", settings)
         backend = open_backend(record)
@@ -198,8 +202,14 @@ class Datastore:
         """Make this the workspace's default datastore."""
         self.catalogue.set_default_datastore(self.name)
 
-    def unregister(self) -> None:
-        """Forget this datastore; the data stays."""
+    def unregister(self, *, force: bool = False) -> None:
+        """Forget this datastore; the data stays.
+
+        Raises:
+            DatastoreInUse: it is `workspaceblobstore`, or (unless `force`) a registered dataset
+                has its files here.
+        """
+        check_unused(self.catalogue, self.name, force=force)
         self.catalogue.remove_datastore(self.name)
 
     @property
@@ -256,13 +266,14 @@ class Datastore:
         progress: ProgressCallback | None = None,
     ) -> DataReference:
         """Store a folder below `target_path`; files that are there already are kept unless
-        `overwrite`. Return a reference to `target_path`.
+        `overwrite`, with a warning if one differs. Return a reference to `target_path`.
 
         Raises:
             DatastoreError: a file could not be stored.
         """
         folder = Path(src_dir).expanduser()
-        self._upload(files_below(folder), folder, target_path, overwrite, show_progress, progress)
+        callback = callback_for(progress, show_progress=show_progress)
+        self.put(files_below(folder), folder, target_path, overwrite, callback).tally.warn("stored")
         return self.path(target_path)
 
     def upload_files(
@@ -282,23 +293,29 @@ class Datastore:
             InvalidReference: a file does not exist or lies outside `relative_root`.
             DatastoreError: a file could not be stored.
         """
+        callback = callback_for(progress, show_progress=show_progress)
+        self.put(files, relative_root, target_path, overwrite, callback).tally.warn("stored")
+        return self.path(target_path)
+
+    def put(
+        self,
+        files: Sequence[str | Path],
+        relative_root: str | Path | None,
+        target_path: str | None,
+        overwrite: bool,
+        progress: ProgressCallback | None,
+    ) -> Moved:
+        """Do what `upload_files` does, and return which files were stored or kept.
+
+        Raises:
+            InvalidReference: a file does not exist or lies outside `relative_root`.
+            DatastoreError: a file could not be stored.
+        """
         paths = [Path(file).expanduser() for file in files]
         missing = [path for path in paths if not path.is_file()]
         if missing:
             raise InvalidReference(f"{missing[0]} is not a file; upload_files takes files only.")
         root = Path(relative_root).expanduser() if relative_root is not None else None
-        self._upload(paths, root, target_path, overwrite, show_progress, progress)
-        return self.path(target_path)
-
-    def _upload(
-        self,
-        paths: Sequence[Path],
-        root: Path | None,
-        target_path: str | None,
-        overwrite: bool,
-        show_progress: bool,
-        progress: ProgressCallback | None,
-    ) -> Moved:
         target = clean_path(target_path)
         uploads = []
         for path in paths:
@@ -307,8 +324,7 @@ class Datastore:
             except ValueError as error:
                 raise InvalidReference(f"{path} does not lie below {root}.") from error
             uploads.append(Upload(path, f"{target}/{shown.as_posix()}".lstrip("/")))
-        callback = callback_for(progress, show_progress=show_progress)
-        return upload(self.backend, uploads, overwrite=overwrite, progress=callback)
+        return upload(self.backend, uploads, overwrite=overwrite, progress=progress, compared=True)
 
     def download(
         self,
@@ -320,7 +336,8 @@ class Datastore:
         progress: ProgressCallback | None = None,
     ) -> int:
         """Fetch every file below `prefix` (or the file `prefix`) to `target_path`, each under its
-        path in the datastore. Return how many files were fetched.
+        path in the datastore. Return how many files were fetched; a file that exists is kept
+        unless `overwrite`, with a warning if it differs.
 
         Raises:
             DataNotFound: there is nothing at `prefix`.
@@ -335,7 +352,9 @@ class Datastore:
         target = Path(target_path).expanduser()
         wanted = [Download(file, target / clean_path(file.path)) for file in files]
         callback = callback_for(progress, show_progress=show_progress)
-        return download(self.backend, wanted, overwrite=overwrite, progress=callback)
+        done = download(self.backend, wanted, overwrite=overwrite, progress=callback)
+        done.warn("fetched")
+        return done.moved
 
     def files(self, path: str | None = None) -> Iterator[StoredFile]:
         """Yield the file at `path`, or every file below folder `path`."""
@@ -356,24 +375,6 @@ class Datastore:
             DatastoreError: what is wrong with it.
         """
         self.backend.check()
-
-
-def record_of_url(name: str, url: str) -> DatastoreRecord:
-    """Return the record of a datastore at `url`: a folder, `file://…` or `s3://bucket[/prefix]`.
-
-    Raises:
-        InvalidReference: `url` is none of these.
-    """
-    (source,) = parse_sources(url)
-    base = record_of_url_root(source.datastore) if "://" in source.datastore else None
-    if base is None:
-        raise InvalidReference(f"{url!r} is neither a folder nor s3://bucket/prefix.")
-    if base.kind == "local":
-        return DatastoreRecord(check_datastore_name(name), "local", {"root": f"/{source.path}"})
-    settings: dict[str, Any] = dict(base.settings)
-    if source.path:
-        settings["prefix"] = source.path
-    return DatastoreRecord(check_datastore_name(name), "s3", settings)
 
 
 def ensure_default(workspace: Catalogue | HasCatalogue, record: DatastoreRecord) -> Datastore:

@@ -7,12 +7,13 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from datastore.backends import Backend, StoredFile
 from datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
+from datastore.kept import Tally, compare, tally
 from datastore.progress import Meter, ProgressCallback
 
 THREADS = 8
@@ -70,6 +71,7 @@ class Moved:
 
     files: tuple[StoredFile, ...]
     kept: tuple[str, ...]
+    tally: Tally = field(default_factory=Tally)
 
     @property
     def moved(self) -> int:
@@ -110,8 +112,10 @@ def upload(
     overwrite: bool,
     progress: ProgressCallback | None,
     threads: int = THREADS,
+    compared: bool = False,
 ) -> Moved:
-    """Store every file. Without `overwrite` a file that is there already is kept as it is.
+    """Store every file. Without `overwrite` a file that is there already is kept as it is; its
+    bytes are looked at for the tally only if it is to be `compared`.
 
     Raises:
         InvalidReference: two files go to one place.
@@ -130,18 +134,21 @@ def upload(
     )
     stored: dict[str, StoredFile] = {}
     kept: list[str] = []
+    found: list[str] = []
 
     def one(item: Upload, stop: threading.Event) -> None:
         before = None if overwrite else backend.stat(item.path)
         if before is not None:
             meter.add_bytes(item.source.stat().st_size)
             kept.append(item.path)
+            found.append(compare(backend, before, item.source) if compared else "")
         stored[item.path] = before or backend.put(item.source, item.path, _stoppable(meter, stop))
         meter.add_file()
 
     _run("upload", backend, uploads, one, threads)
     meter.finish()
-    return Moved(tuple(stored[path] for path in sorted(stored)), tuple(sorted(kept)))
+    files = tuple(stored[path] for path in sorted(stored))
+    return Moved(files, tuple(sorted(kept)), tally(len(files) - len(kept), found))
 
 
 @dataclass(frozen=True)
@@ -159,8 +166,8 @@ def download(
     overwrite: bool,
     progress: ProgressCallback | None,
     threads: int = THREADS,
-) -> int:
-    """Fetch every file, each visible only when it is whole; return how many were fetched.
+) -> Tally:
+    """Fetch every file, each visible only when it is whole; return what became of them.
 
     Without `overwrite` a local file that exists is kept as it is.
 
@@ -168,7 +175,11 @@ def download(
         TransferFailed: a local file could not be written.
         DatastoreError: a file could not be fetched; the whole ones stay.
     """
-    wanted = [item for item in downloads if overwrite or not item.to.exists()]
+    wanted: list[Download] = []
+    kept: list[Download] = []
+    for item in downloads:
+        (kept if not overwrite and item.to.exists() else wanted).append(item)
+    found: list[str] = []
     meter = Meter("download", len(wanted), sum(item.file.size for item in wanted), progress)
 
     def one(item: Download, stop: threading.Event) -> None:
@@ -184,8 +195,11 @@ def download(
         meter.add_file()
 
     _run("download", backend, wanted, one, threads)
+    for_each(
+        kept, lambda item, stop: found.append(compare(backend, item.file, item.to)), threads=threads
+    )
     meter.finish()
-    return len(wanted)
+    return tally(len(wanted), found)
 
 
 def _run(

@@ -10,6 +10,7 @@ from typing import Any
 
 from datastore.catalogue import DatastoreRecord
 from datastore.errors import AccessDenied, InvalidReference
+from datastore.nosecrets import check_settings
 from datastore.refs import clean_path
 
 CONNECT_TIMEOUT_S = 10.0
@@ -56,7 +57,7 @@ class S3Settings:
         """Return the settings of an `s3` record.
 
         Raises:
-            InvalidReference: a setting is unknown, missing or out of range.
+            InvalidReference: a setting is unknown, missing, out of range, or could hold a secret.
         """
         given = dict(record.settings)
         unknown = sorted(set(given) - KNOWN)
@@ -67,14 +68,10 @@ class S3Settings:
             )
         if not given.get("bucket"):
             raise InvalidReference(f"datastore {record.name!r} names no bucket.")
+        check_settings(given)
         if bool(given.get("access_key_env")) != bool(given.get("secret_key_env")):
             raise InvalidReference(
                 f"datastore {record.name!r} needs access_key_env and secret_key_env together."
-            )
-        if given.get("endpoint") and "://" not in given["endpoint"]:
-            raise InvalidReference(
-                f"endpoint {given['endpoint']!r} of datastore {record.name!r} is no URL; write it "
-                "with http:// or https://."
             )
         numbers = {
             "connect_timeout_s": _positive(given.get("connect_timeout_s"), CONNECT_TIMEOUT_S),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
 from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
@@ -14,6 +15,7 @@ from rayjobs.jobdata import DATASET
 
 if TYPE_CHECKING:
     from datastore.catalogue import Catalogue, DatasetRecord
+    from datastore.kept import Tally
     from datastore.progress import Progress, ProgressCallback
     from datastore.stores import Datastore
 
@@ -46,12 +48,15 @@ def data() -> None:
 @SILENT
 @common_options
 @click.pass_obj
-def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwrite: bool) -> None:
+def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwrite: bool) -> int:
     """Store files, or all that is in folders, at a path of a datastore.
 
-    Files that are there already are kept, so an upload that broke off can be repeated.
+    Files that are there already are kept, so an upload that broke off can be repeated. If one of
+    them differs from the file here, that is said, and the exit code is 1: --overwrite replaces it.
     """
+    from datastore.kept import Tally
     from datastore.stores import Datastore
+    from datastore.transfer import files_below
 
     paths = [Path(text).expanduser() for text in files]
     for path in paths:
@@ -61,18 +66,24 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         name, _, target = destination.partition("/")
         store = Datastore(workspace, name)
         watch = _Watch(settings)
+        done = Tally()
         for path in paths:
             if path.is_dir():
-                store.upload(path, target, overwrite, progress=watch)
+                moved = store.put(files_below(path), path, target, overwrite, watch)
+                done += moved.tally
         single = [path for path in paths if not path.is_dir()]
         if single:
-            store.upload_files(single, None, target, overwrite, progress=watch)
+            done += store.put(single, None, target, overwrite, watch).tally
     place = f"{name}/{target.strip('/')}"
     if settings.as_json:
-        print_json({"datastore": name, "path": target, "files": watch.files, "bytes": watch.bytes})
-        return
-    click.echo(f"{watch.files} files ({size_text(watch.bytes)}) are in {place}")
-    settings.note(f"use it: rayjobs submit … --input data={place}")
+        counts = {"files": watch.files, "bytes": watch.bytes, **_counts(done, "stored")}
+        print_json({"datastore": name, "path": target, **counts})
+    else:
+        whole = f"{watch.files} files ({size_text(watch.bytes)}) are in {place}"
+        click.echo(_told(done, "stored", place, whole))
+        if not done.differing:
+            settings.note(f"use it: rayjobs submit … --input data={place}")
+    return Exit.FAILED if done.differing else Exit.DONE
 
 
 @data.command(epilog=EPILOG)
@@ -83,8 +94,12 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
 @SILENT
 @common_options
 @click.pass_obj
-def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> None:
-    """Fetch data into a folder; each file appears when it is whole."""
+def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int:
+    """Fetch data into a folder; each file appears when it is whole.
+
+    Files that are there already are kept. If one of them differs from the file to fetch, that is
+    said, and the exit code is 1: --overwrite replaces it.
+    """
     from datastore.datasets import FileDataset
 
     with settings.open() as workspace:
@@ -92,12 +107,26 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> Non
         if not isinstance(dataset, FileDataset):
             dataset = FileDataset(dataset.sources, dataset.records, dataset.manifest)
         watch = _Watch(settings)
-        fetched = dataset.download(folder, overwrite, progress=watch)
+        target = Path(folder).expanduser()
+        done = dataset.fetch(target, overwrite=overwrite, progress=watch)
     size = dataset.manifest.total_bytes
+    fetched = [str(target / entry.path) for entry in dataset.manifest]
     if settings.as_json:
-        print_json({"source": source, "folder": folder, "files": fetched, "bytes": size})
+        counts = {"files": fetched, "bytes": size, **_counts(done, "fetched")}
+        print_json({"source": source, "folder": folder, **counts})
     else:
-        click.echo(f"{len(fetched)} files ({size_text(size)}) are in {folder}")
+        whole = f"{len(fetched)} files ({size_text(size)}) are in {folder}"
+        click.echo(_told(done, "fetched", folder, whole))
+    return Exit.FAILED if done.differing else Exit.DONE
+
+
+def _told(done: Tally, verb: str, place: str, whole: str) -> str:
+    """Return the sentence at a transfer's end: `whole` if every file was really moved."""
+    return f"{place}: {done.sentence(verb, 'use --overwrite')}" if done.kept else whole
+
+
+def _counts(done: Tally, verb: str) -> dict[str, int]:
+    return {verb: done.moved, "kept": done.kept, "differing": done.differing}
 
 
 @data.command(epilog=EPILOG)

@@ -83,7 +83,8 @@ def add(
     **s3: Any,
 ) -> None:
     """Give a storage a name. A bucket is asked for a sign of life first."""
-    from datastore.stores import Datastore, record_of_url
+    from datastore.sources import record_of_url
+    from datastore.stores import Datastore
 
     record = record_of_url(name, url)
     with settings.open(create=True) as workspace:
@@ -149,13 +150,33 @@ def ls(settings: Settings) -> None:
 
 @datastore.command(epilog="\b\nExample:\n  rayjobs datastore rm photos\n")
 @click.argument("name", metavar="NAME", type=DatastoreName())
+@click.option("--force", is_flag=True, help="Even if registered datasets have their files there.")
 @common_options
 @click.pass_obj
-def rm(settings: Settings, name: str) -> None:
-    """Forget a datastore; its data stays where it is."""
+def rm(settings: Settings, name: str, *, force: bool) -> None:
+    """Forget a datastore; its data stays where it is.
+
+    Not while a registered dataset has its files there (--force), and never `workspaceblobstore`.
+    """
+    from datastore.errors import DatastoreInUse
+    from datastore.stores import Datastore
+
     with settings.open() as workspace:
-        workspace.catalogue.remove_datastore(name)
+        before = workspace.catalogue.default_datastore()
+        try:
+            Datastore.get(workspace, name).unregister(force=force)
+        except DatastoreInUse as error:
+            # The sentence ends as Python says it; here these are an option and another command.
+            text = str(error).replace("force it.", "give --force.")
+            raise DatastoreInUse(
+                text.replace(
+                    "make that the default datastore", "add that with --default (--overwrite)"
+                )
+            ) from None
+        after = workspace.catalogue.default_datastore()
     settings.note(f"datastore {name} is forgotten; its data stays")
+    if after != before:
+        settings.note(f"the default datastore is {after} again")
 
 
 @datastore.command(epilog="\b\nExamples:\n  rayjobs datastore check\n")

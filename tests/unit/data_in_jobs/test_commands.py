@@ -36,6 +36,42 @@ def test_data_goes_there_and_back(terminal: Terminal, folder: Path) -> None:  # 
     assert (folder / "one" / "a.txt").read_text() == "a"
 
 
+def test_files_that_are_kept_are_told_and_counted(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    put = ("data", "put", "src", "workspaceblobstore/src", "-q")
+    get = ("data", "get", "workspaceblobstore/src", "back", "-q")
+    assert (terminal.type(*put).code, terminal.type(*get).code) == (0, 0)
+    done = terminal.type(*put)
+    assert (done.code, done.out) == (
+        0,
+        "workspaceblobstore/src: 0 stored, 2 kept (there already)\n",
+    )
+    (folder / "src" / "a.txt").write_text("changed")
+    done = terminal.type(*put)
+    assert (done.code, done.out) == (
+        1,
+        "workspaceblobstore/src: 0 stored, 2 kept (there already), "
+        "1 of them differs in size: use --overwrite\n",
+    )
+    done = terminal.type(*put, "--json")
+    counts = json.loads(done.out)
+    assert (done.code, counts["stored"], counts["kept"], counts["differing"]) == (1, 0, 2, 1)
+    assert terminal.type("data", "get", "workspaceblobstore/src", "new", "-q").code == 0
+    assert (folder / "new" / "a.txt").read_text() == "a"  # what was said is so
+    done = terminal.type(*put, "--overwrite")
+    assert (done.code, done.out) == (0, "2 files (9 B) are in workspaceblobstore/src\n")
+    (folder / "back" / "deep" / "b.txt").unlink()
+    done = terminal.type(*get)
+    assert (done.code, done.out) == (
+        1,
+        "back: 1 fetched, 1 kept (there already), 1 of them differs in size: use --overwrite\n",
+    )
+    assert terminal.type(*get, "--overwrite").code == 0
+    assert (folder / "back" / "a.txt").read_text() == "changed"
+
+
 def test_versions_are_registered_listed_and_fetched(
     terminal: Terminal,  # noqa: F811
     folder: Path,
@@ -107,6 +143,57 @@ def test_a_bucket_is_added_with_names_of_credentials_only(
     assert "$PHOTOS_KEY, $PHOTOS_SECRET" in shown.out
     assert "s3://bucket/prefix at http://127.0.0.1:9" in shown.out
     assert "the-secret" not in terminal.type("datastore", "ls", "--json").out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("s3://bucket/p", "--endpoint", "http://AK:wJalrXUtnFEMI7@127.0.0.1:9"),
+        ("s3://AK:wJalrXUtnFEMI7@bucket/p",),
+        ("s3://bucket/p?secret=wJalrXUtnFEMI7",),
+        ("s3://bucket", "--access-key-env", "AKIAIOSFODNN7EXAMPLE", "--secret-key-env", "S"),
+        ("s3://bucket", "--access-key-env", "K", "--secret-key-env", "wJalrXUtnFEMI7/K7MDENG"),
+    ],
+)
+@pytest.mark.parametrize("check", [(), ("--no-check",)])
+def test_a_bucket_with_a_secret_in_it_is_refused(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+    words: tuple[str, ...],
+    check: tuple[str, ...],
+) -> None:
+    done = terminal.type("datastore", "add", "photos", *words, *check, "-v")
+    assert (done.code, done.out) == (2, "")
+    assert "wJalr" not in done.err
+    assert "AKIA" not in done.err
+    assert "photos" not in terminal.type("datastore", "ls").out
+
+
+def test_a_datastore_that_is_needed_is_kept(terminal: Terminal, folder: Path) -> None:  # noqa: F811
+    assert terminal.type("data", "put", "src", "workspaceblobstore/src", "-q").code == 0
+    for words in (("workspaceblobstore",), ("workspaceblobstore", "--force")):
+        done = terminal.type("datastore", "rm", *words)
+        assert (done.code, done.out) == (1, "")
+        assert "--default" in done.err
+    assert terminal.type("datastore", "add", "here", "src", "--default").code == 0
+    assert terminal.type("data", "register", "cats", "here/deep", "-q").code == 0
+    done = terminal.type("datastore", "rm", "here")
+    assert done.code == 1
+    assert "cats:1" in done.err
+    assert "--force" in done.err
+    done = terminal.type("datastore", "rm", "here", "--force")
+    assert done.code == 0
+    assert "workspaceblobstore again" in done.err
+
+
+def test_a_place_to_resume_from_that_is_not_there_is_one_sentence(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    done = terminal.type("submit", "train.py", "--resume-from", "workspaceblobstore/nope")
+    assert done.code == 2
+    assert done.err.count("nothing at 'nope'") == 1
+    assert "caused by" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,18 @@ import pytest
 
 from datastore import Datastore, MemoryCatalogue
 from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+from datastore.dataset_factory import Dataset
 from datastore.errors import (
     DataNotFound,
     DatastoreExists,
+    DatastoreInUse,
     DatastoreNotFound,
     InvalidReference,
 )
+from datastore.kept import KeptOtherFile
 from datastore.progress import Progress, human_bytes
-from datastore.stores import ensure_default, record_of_url
+from datastore.sources import record_of_url
+from datastore.stores import ensure_default
 
 
 @pytest.fixture
@@ -105,15 +109,110 @@ def test_upload_keeps_the_structure_and_returns_a_reference(store: Datastore, so
 
 def test_upload_keeps_what_is_there_unless_told(store: Datastore, source: Path) -> None:
     store.upload(source, "d", show_progress=False)
+    store.upload(source, "d", show_progress=False)  # the same files: nothing to warn of
     (source / "a.txt").write_text("changed")
-    store.upload(source, "d", show_progress=False)
+    with pytest.warns(KeptOtherFile, match="0 stored, 2 kept .*, 1 of them differs in size"):
+        store.upload(source, "d", show_progress=False)
     assert Path(store.container_name, "d/a.txt").read_text() == "aaa"
     store.upload(source, "d", overwrite=True, show_progress=False)
     assert Path(store.container_name, "d/a.txt").read_text() == "changed"
 
 
+def test_kept_files_of_one_size_are_compared(
+    store: Datastore, source: Path, tmp_path: Path
+) -> None:
+    store.upload(source, "d", show_progress=False)
+    Dataset.File.from_files((store, "d")).download(tmp_path / "got", show_progress=False)
+    (source / "a.txt").write_text("bbb")
+    with pytest.warns(KeptOtherFile, match="1 of them differs in content"):
+        store.upload(source, "d", show_progress=False)
+    (tmp_path / "got" / "a.txt").write_text("ccc")
+    (tmp_path / "got" / "sub" / "b.txt").write_text("longer")
+    with pytest.warns(KeptOtherFile, match="0 fetched, 2 kept .*, 2 of them differ in size or"):
+        Dataset.File.from_files((store, "d")).download(tmp_path / "got", show_progress=False)
+    with pytest.warns(KeptOtherFile, match="1 fetched, 0 kept|0 fetched, 1 kept"):
+        (tmp_path / "t" / "d").mkdir(parents=True)
+        (tmp_path / "t" / "d" / "a.txt").write_text("old")
+        store.download(tmp_path / "t", "d/a.txt", show_progress=False)
+
+
+def test_a_datastore_that_is_needed_is_not_forgotten(
+    catalogue: MemoryCatalogue, store: Datastore, source: Path, tmp_path: Path
+) -> None:
+    default = ensure_default(catalogue, DatastoreRecord("x", "local", {"root": f"{tmp_path}/b"}))
+    with pytest.raises(DatastoreInUse, match="every workspace"):
+        default.unregister(force=True)
+    store.upload(source, "d", show_progress=False)
+    for new in (False, True):
+        Dataset.File.from_files((store, "d")).register(catalogue, "cats", create_new_version=new)
+    with pytest.raises(DatastoreInUse, match="cats:1, cats:2"):
+        store.unregister()
+    assert Datastore.get(catalogue, "images") == store
+    store.unregister(force=True)
+    assert [record.name for record in catalogue.datastores()] == [DEFAULT_DATASTORE]
+
+
+SECRET = "wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY12"
+
+
+@pytest.mark.parametrize("skip_validation", [True, False])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"endpoint": f"http://AK:{SECRET}@127.0.0.1:9"},
+        {"endpoint": f"http://127.0.0.1:9/?secret={SECRET}"},
+        {"endpoint": f"AK:{SECRET}@127.0.0.1:9"},
+        {"bucket": f"AK:{SECRET}@bucket"},
+        {"bucket": f"bucket:{SECRET}"},
+        {"prefix": f"p?secret={SECRET}/../x"},
+        {"access_key_env": "AKIAIOSFODNN7EXAMPLE", "secret_key_env": "KEPT_SECRET"},
+        {"access_key_env": "KEPT_KEY", "secret_key_env": SECRET},
+        {"access_key_env": "KEPT_KEY", "secret_key_env": f"{SECRET[:20]}/{SECRET[20:]}"},
+        {"session_token_env": f"{SECRET}=="},
+    ],
+)
+def test_a_secret_is_neither_stored_nor_repeated(
+    catalogue: MemoryCatalogue, settings: dict[str, str], skip_validation: bool
+) -> None:
+    given = {"bucket": "bucket", "endpoint": "http://127.0.0.1:9"} | settings
+    with pytest.raises(InvalidReference) as caught:
+        Datastore.register_s3(
+            catalogue,
+            "photos",
+            given.pop("bucket"),
+            skip_validation=skip_validation,
+            **given,  # type: ignore[arg-type]  # mypy cannot tell which settings these are
+        )
+    assert catalogue.datastores() == []
+    assert SECRET[:20] not in str(caught.value)
+    assert "AKIA" not in str(caught.value)
+    if any(name.endswith("_env") for name in settings):
+        assert "the NAME of an environment variable" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://AK:{SECRET}@bucket/p",
+        f"s3://AK:{SECRET[:20]}/{SECRET[20:]}@bucket/p",
+        f"s3://bucket/p?secret={SECRET}",
+        f"s3://bucket/p?{SECRET}",
+        f"https://user:{SECRET}@host/p",
+        f"ftp://user:{SECRET[:20]}/{SECRET[20:]}@host/p",
+    ],
+)
+def test_a_secret_in_an_address_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(InvalidReference) as caught:
+        record_of_url("photos", url)
+    assert SECRET[:20] not in str(caught.value)
+    if "://bucket/p?" not in url or "=" in url:
+        with pytest.raises(InvalidReference) as caught:
+            Dataset.File.from_files(url)
+        assert SECRET[:20] not in str(caught.value)
+
+
 def test_upload_files_by_name_or_below_a_root(store: Datastore, source: Path) -> None:
-    files = [source / "a.txt", str(source / "sub" / "b.txt")]
+    files: list[str | Path] = [source / "a.txt", str(source / "sub" / "b.txt")]
     store.upload_files(files, target_path="flat", show_progress=False)
     store.upload_files(files, relative_root=source, target_path="deep", show_progress=False)
     assert [file.path for file in store.files()] == [

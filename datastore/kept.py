@@ -1,0 +1,90 @@
+"""What a transfer did with files that were there already: kept, and are they still the same?"""
+
+from __future__ import annotations
+
+import filecmp
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from datastore.backends import Backend, StoredFile
+from datastore.digests import digest_of_file
+
+
+class KeptOtherFile(UserWarning):
+    """A transfer without `overwrite` kept a file that differs from the one it was to bring."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the files of a transfer.
+
+    Attributes:
+        moved: Files that were really moved.
+        kept: Files that were there before and were not touched.
+        other_size: Kept files whose size differs from that of the file to bring.
+        other_content: Kept files of the same size whose bytes differ.
+    """
+
+    moved: int = 0
+    kept: int = 0
+    other_size: int = 0
+    other_content: int = 0
+
+    @property
+    def differing(self) -> int:
+        """The number of kept files that are not the files to bring."""
+        return self.other_size + self.other_content
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.moved + other.moved,
+            self.kept + other.kept,
+            self.other_size + other.other_size,
+            self.other_content + other.other_content,
+        )
+
+    def sentence(self, verb: str, remedy: str) -> str:
+        """Return, say, `0 stored, 2 kept (there already), 1 of them differs in size: …`."""
+        said = f"{self.moved} {verb}, {self.kept} kept (there already)"
+        if not self.differing:
+            return said
+        how = "in size" if not self.other_content else "in content"
+        if self.other_size and self.other_content:
+            how = "in size or content"
+        return (
+            f"{said}, {self.differing} of them differ{'s' if self.differing == 1 else ''} {how}: "
+            f"{remedy}"
+        )
+
+    def warn(self, verb: str) -> None:
+        """Warn the caller of the caller when a kept file differs."""
+        if self.differing:
+            warnings.warn(
+                self.sentence(verb, "give overwrite=True to replace them"),
+                KeptOtherFile,
+                stacklevel=3,
+            )
+
+
+def compare(backend: Backend, stored: StoredFile, local: Path) -> str:
+    """Return how a local file differs from a stored one: `size`, `content`, or "" if not known to.
+
+    Nothing is fetched for it: bytes are compared where the storage keeps a digest, or is a folder.
+    """
+    try:
+        if not local.is_file() or local.stat().st_size != stored.size:
+            return "size"
+        if stored.digest:
+            return "" if digest_of_file(local) == stored.digest else "content"
+        here = backend.local_path(stored.path)
+        if here is None or filecmp.cmp(here, local, shallow=False):
+            return ""
+        return "content"
+    except OSError:  # one of them went, or may not be read: nothing is known, nothing was lost
+        return ""
+
+
+def tally(moved: int, found: list[str]) -> Tally:
+    """Return the tally of a transfer, given what `compare` said of each kept file."""
+    return Tally(moved, len(found), found.count("size"), found.count("content"))

@@ -1,0 +1,94 @@
+"""Refuses places and settings that carry a secret, and never repeats what was given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from datastore.errors import InvalidReference
+
+ENV_SETTINGS = ("access_key_env", "secret_key_env", "session_token_env")
+BY_REFERENCE = (
+    "Credentials are given by reference: the names of environment variables "
+    "(access_key_env, secret_key_env) or a profile."
+)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+# An access key can be spelt like a variable. AWS's begin with A and three letters that say of what
+# kind they are; other keys are long and of letters and digits only, which few variables are.
+_KEY = re.compile(r"(?:A[A-Z0-9]{3}[A-Z0-9]{16}|(?=.*[0-9])[A-Za-z0-9]{16,})\Z")
+_QUERY = re.compile(r"\?[A-Za-z][A-Za-z0-9_.-]*=")
+
+
+def check_url(url: str, *, wildcards: bool = True) -> None:
+    """Refuse a URL that could carry a secret: user information, or a query.
+
+    With `wildcards` a `?` is one, unless a name and a value follow.
+
+    Raises:
+        InvalidReference: it could; the message does not repeat it.
+    """
+    scheme, mark, rest = url.partition("://")
+    if not mark:
+        return
+    if "@" in rest.partition("/")[0]:
+        raise InvalidReference(
+            f"this {scheme[:20]}:// address has user information (before an '@'), which would be "
+            f"stored and shown. Write it without. {BY_REFERENCE}"
+        )
+    if _QUERY.search(rest) or (not wildcards and "?" in rest):
+        raise InvalidReference(
+            f"this {scheme[:20]}:// address has a query ('?…'), which would be stored and "
+            f"shown. Write it without. {BY_REFERENCE}"
+        )
+
+
+def check_bucket(bucket: str) -> None:
+    """Refuse a bucket name that could carry a secret.
+
+    Raises:
+        InvalidReference: it holds ':', '@', '?' or '/'; the message does not repeat it.
+    """
+    if any(mark in bucket for mark in ":@?/"):
+        raise InvalidReference(
+            "a bucket's name holds none of ':', '@', '?' and '/'. Write the bucket's name alone "
+            f"(s3://BUCKET/PREFIX). {BY_REFERENCE}"
+        )
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Refuse settings of an `s3` datastore that hold, or could hold, a secret.
+
+    Raises:
+        InvalidReference: what is wrong, by the setting's name; the value is not repeated.
+    """
+    check_bucket(settings.get("bucket", ""))
+    if "?" in settings.get("prefix", ""):
+        raise InvalidReference(
+            "the prefix holds a '?': a datastore's address has no query, since it is stored and "
+            f"shown. Write the prefix without. {BY_REFERENCE}"
+        )
+    endpoint = settings.get("endpoint", "")
+    if endpoint:
+        _check_endpoint(endpoint)
+    for name in ENV_SETTINGS:
+        value = settings.get(name, "")
+        if value and (not _VARIABLE.match(value) or _KEY.match(value)):
+            raise InvalidReference(
+                f"{name} takes the NAME of an environment variable (letters, digits and '_', such "
+                "as PHOTOS_KEY), and this looks like a key itself. Nothing is stored. Put the key "
+                "in a variable and give its name."
+            )
+
+
+def _check_endpoint(endpoint: str) -> None:
+    scheme, mark, rest = endpoint.partition("://")
+    if not mark or scheme not in ("http", "https"):
+        raise InvalidReference(
+            "the datastore's endpoint is no URL; write it with http:// or https://."
+        )
+    if any(part in rest for part in "@?#"):
+        raise InvalidReference(
+            "the datastore's endpoint has user information ('@'), a query ('?') or a fragment "
+            "('#'), which would be stored and shown. Write http(s)://HOST[:PORT] alone. "
+            f"{BY_REFERENCE}"
+        )
