@@ -429,7 +429,10 @@ class Drive:
             await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
         elif used < budget:
             pause_s = min(60.0, 2.0**used)
-            reason = f"retry {used + 1} of {budget} after {failure.failure_class}: "
+            reason = (
+                f"tries again ({used + 1} of {budget}) after a failure of class "
+                f"{failure.failure_class}: "
+            )
             await self._requeue(
                 reason + failure.message, outcome=outcome, failure=failure, pause_s=pause_s
             )

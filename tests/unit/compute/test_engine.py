@@ -94,6 +94,9 @@ def test_a_failing_script_is_retried_within_its_budget(tmp_path: Path) -> None:
         done = await here.state(job, JobState.FAILED)
         assert done.attempt == 2
         assert len(here.store.attempts(job.id)) == 2
+        told = [event.message for event in here.store.events(job.id)]
+        again = "tries again (1 of 1) after a failure of class user: "
+        assert any(again in message for message in told), told
 
     play(scene, tmp_path)
 
