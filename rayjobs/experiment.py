@@ -90,15 +90,16 @@ class Experiment:
     ) -> Iterator[JobRun]:
         """Yield the experiment's runs, newest first.
 
-        `tags` is a key, or a mapping of keys to values that a run must have.
+        `type` is ``job`` or ``sweep``, or Azure ML's name of it (``azureml.scriptrun``,
+        ``hyperdrive``). `tags` is a key, or a mapping of keys to values that a run must have.
         """
-        from rayjobs.runs import JobRun
+        from rayjobs.run_kinds import class_of, run_of
 
         wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
         for job in self.workspace.store.jobs(experiment=self.name):
             if job.parent is not None and not include_children:
                 continue
-            if type is not None and type not in (job.kind, JobRun.type):
+            if type is not None and type not in (job.kind, class_of(job.kind).type):
                 continue
             if any(
                 key not in job.tags or (value is not None and job.tags[key] != value)
@@ -107,7 +108,7 @@ class Experiment:
                 continue
             if any(job.properties.get(key) != value for key, value in (properties or {}).items()):
                 continue
-            yield JobRun(self, job.id)
+            yield run_of(self, job)
 
     @staticmethod
     def list(workspace: Workspace, experiment_name: str | None = None) -> list[Experiment]:

@@ -9,7 +9,7 @@ from typing import Any
 import rayjobs
 from rayjobs import jobdata, metrics
 from rayjobs.clock import to_text
-from rayjobs.errors import UsageError
+from rayjobs.errors import NotFoundError, UsageError
 from rayjobs.modelfiles import ChosenFiles
 from rayjobs.records import Job, MetricPoint
 from rayjobs.states import JobState
@@ -75,6 +75,44 @@ def primary_metric(
             f"run {run} has not logged {name} = {chosen:g}; its last is {logged.last:g}"
         )
     return chosen
+
+
+def primary_of(
+    store: Store,
+    job: Job,
+    points: Sequence[MetricPoint],
+    name: str | None,
+    value: float | None = None,
+) -> dict[str, Any] | None:
+    """Return the metric that a model is chosen by, with its value; None where there is none.
+
+    A trial of a sweep is always held to the sweep's own metric too, whoever registers it.
+
+    Args:
+        name: The metric that was named; None takes the sweep's, if the run logged it.
+
+    Raises:
+        UsageError: see `primary_metric`.
+    """
+    swept = _metric_of_sweep(store, job)
+    if swept is not None and swept != name and swept in metrics.series(points):
+        found = primary_metric(store, points, job.id, swept)
+        if name is None:
+            return {"name": swept, "value": found}
+    if name is None:
+        return None
+    return {"name": name, "value": primary_metric(store, points, job.id, name, value)}
+
+
+def _metric_of_sweep(store: Store, job: Job) -> str | None:
+    if job.parent is None:
+        return None
+    try:
+        # What else a sweep's definition says is known to the package that defines sweeps alone.
+        metric = store.sweep(job.parent).spec.get("metric")
+    except NotFoundError:
+        return None  # pruned, or a parent of another kind
+    return metric if isinstance(metric, str) else None
 
 
 def lineage_of(

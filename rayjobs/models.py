@@ -70,10 +70,7 @@ def register(
     job = store.find(run)
     lineage.refuse_without(job)
     points = store.metrics(job.id)
-    primary = None
-    if primary_metric is not None:
-        found = lineage.primary_metric(store, points, job.id, primary_metric, value)
-        primary = {"name": primary_metric, "value": found}
+    primary = lineage.primary_of(store, job, points, primary_metric, value)
     chosen = modelfiles.choose(store, opened.blobs, job, path or name)
     kept, _ = store.put_model(
         name,

@@ -17,6 +17,7 @@ from rayjobs.injob.metricsfile import METRIC_KINDS
 from rayjobs.injob.run import LoggingRun
 from rayjobs.records import Job, MetricPoint
 from rayjobs.run_files import RunFiles
+from rayjobs.run_kinds import run_of
 from rayjobs.states import JobState
 from rayjobs.terminal import Shower
 
@@ -105,7 +106,7 @@ class JobRun(RunFiles, LoggingRun):
     def parent(self) -> JobRun | None:  # type: ignore[override]
         """The run that this one belongs to."""
         parent = self._job().parent
-        return None if parent is None else JobRun(self.experiment, parent)
+        return None if parent is None else run_of(self.experiment, self._store.job(parent))
 
     def get_children(
         self,
@@ -117,7 +118,7 @@ class JobRun(RunFiles, LoggingRun):
     ) -> Iterator[JobRun]:
         """Yield the runs that belong to this one, newest first."""
         for job in self._store.jobs(parent=self.id):
-            child = JobRun(self.experiment, job.id)
+            child = run_of(self.experiment, job)
             if status in (None, str(job.state)):
                 yield child
             if recursive:

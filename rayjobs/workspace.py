@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from datastore.catalogue import Catalogue
     from rayjobs.compute.targetrecord import TargetRecord
     from rayjobs.experiment import Experiment
+    from rayjobs.models import Model
     from rayjobs.runs import JobRun
     from rayjobs.store.base import Store
 
@@ -212,6 +213,13 @@ class Workspace:
 
         return Dataset.get_all(self)
 
+    @property
+    def models(self) -> dict[str, Model]:
+        """The newest version of every registered model, by name."""
+        from rayjobs.models import Model
+
+        return {one.name: one for one in Model.list(self, latest=True)}
+
     def get_default_datastore(self) -> Datastore:
         """Return the default datastore (`workspaceblobstore` unless another was set)."""
         from datastore import Datastore
@@ -223,17 +231,17 @@ class Workspace:
         self.catalogue.set_default_datastore(getattr(name, "name", name))
 
     def get_run(self, run_id: str) -> JobRun:
-        """Return a run by its id (or a beginning of it that only one has).
+        """Return a run by its id (or a beginning of it that only one has); a sweep's is its own.
 
         Raises:
             NotFoundError: no run is called so.
             UsageError: several are.
         """
         from rayjobs.experiment import Experiment
-        from rayjobs.runs import JobRun
+        from rayjobs.run_kinds import run_of
 
         job = self.store.find(run_id)
-        return JobRun(Experiment(self, job.experiment), job.id)
+        return run_of(Experiment(self, job.experiment), job)
 
     def get_details(self) -> dict[str, Any]:
         """Return what the workspace is, as a dict."""

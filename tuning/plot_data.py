@@ -22,7 +22,8 @@ class History:
 
     Attributes:
         points: (trial number, best value, state) of every trial with a finite value.
-        leader: (trial number, best so far among completed trials); it only ever improves.
+        leader: (trial number, best so far among completed trials whose last report was finite);
+            it only ever improves.
     """
 
     points: tuple[tuple[int, float, TrialState], ...]
@@ -79,7 +80,7 @@ def history(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> History:
         if value is None:
             continue
         points.append((trial.number, value, trial.state))
-        if trial.state is TrialState.COMPLETED:
+        if trial.told(goal) is not None:
             ahead = not leader or goal.is_better(value, leader[-1][1])
             leader.append((trial.number, value if ahead else leader[-1][1]))
     return History(tuple(points), tuple(leader))

@@ -24,8 +24,8 @@ def best_trial(
 ) -> TrialRecord | None:
     """Return the best trial, None where no trial qualifies.
 
-    A trial qualifies if it completed and has a finite value; its best value over its history
-    counts. Of equal ones the first wins. Running trials never qualify.
+    A trial qualifies if it completed and its last value is finite; its best value over its
+    history counts. Of equal ones the first wins. Running trials never qualify.
 
     Args:
         include_failed: Let failed trials qualify by what they reported before.
@@ -39,7 +39,7 @@ def best_trial(
     found: TrialRecord | None = None
     found_value = math.nan
     for trial in sorted(trials, key=lambda trial: trial.number):
-        value = trial.best(goal) if trial.state in states else None
+        value = trial.standing(goal) if trial.state in states else None
         if value is not None and (found is None or goal.is_better(value, found_value)):
             found, found_value = trial, value
     return found
@@ -53,11 +53,13 @@ def sorted_children(
     reverse: bool = False,
     discard_no_metric: bool = False,
 ) -> list[dict[str, Any]]:
-    """Return the trials best first, those without a finite value last.
+    """Return the trials best first, then those that diverged after their best.
+
+    Those without any finite value are the last.
 
     Args:
         top: How many at most; 0 means all.
-        reverse: Worst first (those without a value still last).
+        reverse: Worst first (those that diverged or have no value still last).
         discard_no_metric: Leave those without a value out.
 
     Returns:
@@ -66,17 +68,20 @@ def sorted_children(
     Source: ``HyperDriveRun.get_children_sorted_by_primary_metric``.
     """
     valued: list[tuple[float, TrialRecord]] = []
+    diverged: list[TrialRecord] = []
     without: list[TrialRecord] = []
     for trial in sorted(trials, key=lambda trial: trial.number):
-        value = trial.best(goal)
-        if value is None:
-            without.append(trial)
-        else:
+        value = trial.standing(goal)
+        if value is not None:
             valued.append((value, trial))
+        elif trial.best(goal) is not None:
+            diverged.append(trial)
+        else:
+            without.append(trial)
     # A stable sort: equal values stay in order of number, in both directions.
     direction = -goal.sign if not reverse else goal.sign
     valued.sort(key=lambda pair: direction * pair[0])
-    listed = [trial for _, trial in valued]
+    listed = [trial for _, trial in valued] + diverged
     if not discard_no_metric:
         listed += without
     return [

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import attaching, metrics
@@ -47,7 +48,17 @@ class HyperDriveRun(JobRun):
         """
         super().__init__(experiment, run_id, **kwargs)
         self._hyperdrive_config = hyperdrive_config
-        self.sweep_spec: SweepSpec = parse_sweep(self._store.sweep(run_id).spec)
+        self._definition = self._store.sweep(run_id).spec  # so that a wrong id is told now
+
+    @cached_property
+    def sweep_spec(self) -> SweepSpec:
+        """What was submitted.
+
+        Raises:
+            SweepError: a later version wrote it, and this one cannot read it. The run can still
+                be listed, watched and canceled.
+        """
+        return parse_sweep(self._definition)
 
     @property
     def hyperdrive_config(self) -> HyperDriveConfig | None:
@@ -70,8 +81,9 @@ class HyperDriveRun(JobRun):
     ) -> JobRun | None:
         """Return the run of the best trial, None where no trial qualifies.
 
-        It has completed and its best value over its history is finite. Azure ML's defaults let
-        failed and canceled runs win, which have no whole outputs; ask for them by the arguments.
+        It has completed and its last value is finite; its best value over its history counts.
+        Azure ML's defaults let failed and canceled runs win, which have no whole outputs; ask for
+        them by the arguments.
         """
         best = best_trial(
             self.state.trials,

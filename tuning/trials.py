@@ -75,12 +75,18 @@ class TrialRecord:
         """Return its best finite value over its history, None where there is none."""
         return goal.best(self.values)
 
+    def standing(self, goal: PrimaryMetricGoal) -> float | None:
+        """Return the value it competes by: its best, None where its last report is not finite.
+
+        A trial that diverged after its best left the files of the end, not those of its best.
+        """
+        if not self.values or not math.isfinite(self.values[-1]):
+            return None
+        return self.best(goal)
+
     def told(self, goal: PrimaryMetricGoal) -> float | None:
         """Return what the sampler learns from a final trial: its best value if it completed.
 
         None for a failed, stopped or diverged one: the sampler counts it as without a result.
         """
-        if self.state is not TrialState.COMPLETED or not self.values:
-            return None
-        # A trial whose last report diverged is no example to follow.
-        return self.best(goal) if math.isfinite(self.values[-1]) else None
+        return self.standing(goal) if self.state is TrialState.COMPLETED else None

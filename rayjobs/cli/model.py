@@ -289,7 +289,14 @@ def _json(one: ModelVersion) -> dict[str, Any]:
 
 def _metric_text(one: ModelVersion) -> str:
     primary = one.lineage.get("primary_metric")
-    return f"{primary['name']} {primary['value']:g}" if primary else "-"
+    if not primary:
+        return "-"
+    text = f"{primary['name']} {primary['value']:g}"
+    # The files are those of the end, so the value at the end is told where it is another one.
+    last = one.lineage.get("metrics", {}).get(primary["name"], primary["value"])
+    if last != primary["value"]:
+        text += f" (last {last:g})" if isinstance(last, float | int) else f" (last {last})"
+    return text
 
 
 def _pairs_text(values: Mapping[str, Any]) -> str:

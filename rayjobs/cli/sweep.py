@@ -272,9 +272,8 @@ def watch(settings: Settings, sweep_id: str) -> int:
 @common_options
 @click.pass_obj
 def best(settings: Settings, sweep_id: str, top: int) -> None:
-    """Show the best trial: completed, with a finite value of the metric."""
+    """Show the best trial: completed, its last value of the metric finite."""
     from rayjobs.metrics import number_text
-    from tuning.trials import TrialState
     from tuning.watch import parameters_text
 
     with settings.open() as workspace:
@@ -282,14 +281,14 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
         spec, state = read_sweep(workspace.store, found)
     valued = []
     for trial in state.trials:
-        value = trial.best(spec.goal)
-        if trial.state is TrialState.COMPLETED and value is not None:
+        value = trial.told(spec.goal)
+        if value is not None:
             valued.append((value, trial))
     valued.sort(key=lambda pair: (-spec.goal.sign * pair[0], pair[1].number))
     if not valued:
         raise NotFoundError(
-            f"no trial of {found} has completed with a finite value of {spec.metric!r} so far; "
-            f"`rayjobs sweep show {found}` tells how its {len(state.trials)} trials stand"
+            f"no trial of {found} has completed with a finite last value of {spec.metric!r} so "
+            f"far; `rayjobs sweep show {found}` tells how its {len(state.trials)} trials stand"
         )
     chosen = valued[:top]
     if settings.as_json:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import Workspace, submitting
+from rayjobs import Workspace, models, submitting
 from rayjobs.records import Job
 from rayjobs.states import JobState
 from tests.unit.cli.conftest import Terminal
@@ -102,3 +102,20 @@ def test_resume_without_a_checkpoint_says_so(runs: Runs, terminal: Terminal) -> 
     done = terminal.type("resume", tail(job), "--max-duration", "soon")
     assert done.code == 2
     assert terminal.type("resume", "nothing").code == 3
+
+
+def test_a_models_value_is_shown_with_the_one_at_the_end_where_that_differs(
+    runs: Runs, terminal: Terminal
+) -> None:
+    job = runs.trained((0.5, 0.944, 0.923))
+    models.register_best(
+        runs.workspace,
+        name="best",
+        run_id=job.id,
+        metric_name="accuracy",
+        value=0.944,
+        configuration={},
+        sweep_id="sweep_1",
+    )
+    for command in (("ls",), ("lineage", "best")):
+        assert "accuracy 0.944 (last 0.923)" in terminal.type("model", *command).out

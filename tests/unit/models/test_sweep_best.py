@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import pytest
+
 from rayjobs import models
+from rayjobs.errors import UsageError
 from rayjobs.records import Job
 from rayjobs.spec import JobSpec
-from tests.unit.models.conftest import Runs
+from tests.unit.models.conftest import SNAPSHOT, Runs
 from tuning.registering import register_best
 from tuning.spec import SweepSpec
 from tuning.trials import TrialRecord, TrialState
@@ -23,10 +28,10 @@ SPEC = SweepSpec.model_validate(
 )
 
 
-def a_sweep(runs: Runs) -> Job:
+def a_sweep(runs: Runs, **definition: str) -> Job:
     sweep, _ = runs.workspace.store.put_sweep(
         JobSpec(script="train.py"),
-        sweep={},
+        sweep=definition,
         driver="tuning:none",
         experiment="digits",
         snapshot=None,
@@ -65,3 +70,51 @@ def test_a_refusal_is_told_and_takes_nothing_away(runs: Runs) -> None:
     assert "trial 3 was not registered as model 'digits-best'" in told
     assert "has not completed" in told or "only what a completed run left" in told
     assert runs.workspace.store.models() == []
+
+
+def child(runs: Runs, sweep: Job, *values: float, name: str = "accuracy") -> Job:
+    """Return a completed run of a sweep that logged `values`."""
+    store = runs.workspace.store
+    spec = JobSpec(script="train.py")
+    job, _ = store.submit(spec, experiment="digits", snapshot=SNAPSHOT, user="ada", parent=sweep.id)
+    runs.attempt(job)
+    runs.write(job, model__pt=b"weights")
+    runs.log(job, name, values)
+    return runs.end(job)
+
+
+def test_a_trial_that_diverged_is_no_model_whoever_registers_it(runs: Runs) -> None:
+    sweep = a_sweep(runs, metric="accuracy")
+    diverged, healthy = child(runs, sweep, 0.9, 0.9, math.nan), child(runs, sweep, 0.5, 0.8, 0.7)
+    run = runs.workspace.get_run(diverged.id)
+    with pytest.raises(UsageError, match=r"accuracy of run .* is nan"):
+        run.register_model("m", "outputs/model.pt")
+    with pytest.raises(UsageError, match=r"accuracy of run .* is nan"):
+        models.register(runs.workspace, name="m", run=diverged.id, path="outputs/model.pt")
+    assert runs.workspace.store.models() == []
+    model = runs.workspace.get_run(healthy.id).register_model("m", "outputs/model.pt")
+    assert model.lineage["primary_metric"] == {"name": "accuracy", "value": 0.7}
+    assert {name: one.version for name, one in runs.workspace.models.items()} == {"m": 1}
+
+
+def test_another_metric_that_is_named_does_not_hide_the_sweeps_own(runs: Runs) -> None:
+    diverged = child(runs, a_sweep(runs, metric="accuracy"), 0.9, math.inf)
+    runs.log(diverged, "loss", (0.1,))
+    with pytest.raises(UsageError, match="accuracy"):
+        models.register(
+            runs.workspace, name="m", run=diverged.id, path="model.pt", primary_metric="loss"
+        )
+    assert runs.workspace.store.models() == []
+
+
+def test_a_child_that_never_logged_the_sweeps_metric_is_its_users_to_judge(runs: Runs) -> None:
+    job = child(runs, a_sweep(runs, metric="accuracy"), 0.9, name="acuracy")
+    model = models.register(runs.workspace, name="m", run=job.id, path="model.pt")
+    assert model.lineage["primary_metric"] is None
+
+
+def test_the_newest_version_of_each_model_is_found_by_its_name(runs: Runs) -> None:
+    for data in (b"first", b"second"):
+        run = runs.workspace.get_run(runs.trained(data=data).id)
+        run.register_model("m", "outputs/model.pt")
+    assert {name: one.version for name, one in runs.workspace.models.items()} == {"m": 2}

@@ -57,7 +57,8 @@ def test_the_best_is_finished_and_finite_and_of_equal_ones_the_first() -> None:
     best = best_trial(TRIALS, MAX)
     assert best is not None and best.number == 0
     best = best_trial(reversed(TRIALS), MIN)
-    assert best is not None and best.number == 7
+    assert best is not None and best.number == 0  # trial 7 was lower, and diverged after it
+    assert best_trial([TRIALS[7]], MIN, include_failed=True) is None
     assert best_trial([TRIALS[4], TRIALS[5], TRIALS[6]], MAX) is None
     assert best_trial([], MAX) is None
 
@@ -83,12 +84,13 @@ def test_children_are_sorted_best_first_with_those_without_a_value_last() -> Non
         "status": "Running",
     }
     assert children[-1]["best_primary_metric"] is None
-    assert numbers(sorted_children(TRIALS, MIN)) == [7, 0, 1, 3, 2, 5, 4, 6]
+    # Trial 7 has the lowest value and diverged after it: it comes after all that did not.
+    assert numbers(sorted_children(TRIALS, MIN)) == [0, 1, 3, 2, 5, 7, 4, 6]
 
 
 def test_children_can_be_cut_reversed_and_cleaned() -> None:
     assert numbers(sorted_children(TRIALS, MAX, top=2)) == [5, 2]
-    assert numbers(sorted_children(TRIALS, MAX, reverse=True)) == [7, 0, 1, 3, 2, 5, 4, 6]
+    assert numbers(sorted_children(TRIALS, MAX, reverse=True)) == [0, 1, 3, 2, 5, 7, 4, 6]
     assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 0, 1, 7]
 
 
@@ -127,7 +129,7 @@ def test_the_estimate_counts_what_running_trials_have_used() -> None:
 def test_history_follows_completed_trials_alone() -> None:
     data = plot_data.history(TRIALS, MAX)
     assert [number for number, _, _ in data.points] == [0, 1, 2, 3, 5, 7]
-    assert data.leader == ((0, 0.7), (1, 0.7), (7, 0.7))
+    assert data.leader == ((0, 0.7), (1, 0.7))  # trial 7 diverged after its best
 
 
 def test_curves_have_a_gap_where_a_report_was_not_finite() -> None:

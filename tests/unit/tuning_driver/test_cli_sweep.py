@@ -202,3 +202,21 @@ def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
     ]
     shown = [row[0] for row in newest(cells, 4)]
     assert shown == ["2*", "7", "8", "9"]
+
+
+def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Call) -> None:
+    def script(parameters: Any) -> Any:
+        x = float(parameters["--x"])
+        return ([0.2, 0.3] if x < 0.5 else [0.9, 0.9, "NaN"]), JobState.COMPLETED, "accuracy"
+
+    world.script = script
+    both = {"type": "grid", "parameters": {"--x": ["choice", [0.9, 0.2]]}}
+    sweep = finished(world, sampling=both, limits={"total": 2})
+    code, out, _ = call("best", sweep, "--json")
+    assert (code, json.loads(out)["number"]) == (0, 1)
+    [listed] = json.loads(call("best", sweep, "-n", "2", "--json")[1])
+    assert listed["number"] == 1
+    alone = {"type": "grid", "parameters": {"--x": ["choice", [0.9]]}}
+    code, _, err = call("best", finished(world, sampling=alone, limits={"total": 1}))
+    assert code == 3
+    assert "a finite last value of 'accuracy'" in err

@@ -12,6 +12,7 @@ import pytest
 import rayjobs
 from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
 from rayjobs.errors import JobFailedError, NotFoundError, SpecError, UsageError
+from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from tests.unit.tuning_driver.world import World, good, parameters_of
 from tuning import (
@@ -166,3 +167,37 @@ def test_a_jobs_id_is_no_sweep_and_a_sweep_is_not_failed_from_outside(
         run.fail("no")
     with pytest.raises(UsageError, match="get_children"):
         run.get_diagnostics()
+
+
+def test_a_sweep_is_found_as_what_it_is(world: World, experiment: Experiment) -> None:
+    sweep = submit(world, experiment, max_total_runs=1, max_concurrent_runs=1)
+    world.finish(world.driver(sweep.id))
+    found = experiment.workspace.get_run(sweep.id)
+    assert isinstance(found, HyperDriveRun)
+    assert found.get_best_run_by_primary_metric() is not None
+    assert isinstance(Run.get(experiment.workspace, sweep.id), HyperDriveRun)
+    assert [type(one) for one in experiment.get_runs()] == [HyperDriveRun]
+    assert [one.id for one in experiment.get_runs(type="hyperdrive")] == [sweep.id]
+    [child] = experiment.get_runs(type="azureml.scriptrun", include_children=True)
+    assert isinstance(child.parent, HyperDriveRun)
+    assert not isinstance(experiment.workspace.get_run(child.id), HyperDriveRun)
+
+
+def test_a_sweep_of_a_later_version_does_not_hide_the_other_runs(
+    world: World, experiment: Experiment
+) -> None:
+    store = world.store
+    later, _ = store.put_sweep(
+        JobSpec(script="train.py"),
+        sweep={"of": "a later version"},
+        driver="tuning.driver_actor:start",
+        experiment=experiment.name,
+        snapshot=None,
+        user="ada",
+    )
+    sweep = submit(world, experiment)
+    assert [one.id for one in experiment.get_runs()] == [sweep.id, later.job.id]
+    unread = experiment.workspace.get_run(later.job.id)
+    assert unread.get_status() == "Running"
+    with pytest.raises(SpecError):
+        assert isinstance(unread, HyperDriveRun) and unread.sweep_spec
