@@ -13,6 +13,7 @@ RayjobsError
 │   │   └── StoreVersionError client and store do not match
 │   └── TargetError      a compute target cannot be started or reached
 ├── TransitionError      the state table has no such step
+│   └── TakenOverError   another driver has claimed the sweep, or it has ended
 ├── SnapshotError        the source directory cannot be packed, or a snapshot is not whole
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
 └── JobFailedError       a job failed                                       exit code 1
@@ -137,6 +138,10 @@ class TargetError(UnreachableError):
 
 class TransitionError(RayjobsError):
     """The state table has no such step, or the job is no longer where the caller saw it."""
+
+
+class TakenOverError(TransitionError):
+    """Another driver has claimed a sweep since, or it has ended: this one must stop."""
 
 
 class SnapshotError(RayjobsError):

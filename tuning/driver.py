@@ -15,7 +15,7 @@ from typing import Any
 
 from rayjobs import metrics
 from rayjobs.clock import Clock, SystemClock
-from rayjobs.errors import StoreError
+from rayjobs.errors import StoreError, TakenOverError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import ChildNews, Job, MetricPoint
 from rayjobs.spec import JobSpec
@@ -36,10 +36,6 @@ STORE_PAUSE_S = 1.0
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
 _REASONS_SHOWN = 5
-
-
-class TakenOverError(Exception):
-    """Another driver has claimed the sweep since; this one must stop."""
 
 
 @dataclass
@@ -218,7 +214,7 @@ class Driver:
         assert self._claim is not None
         rows = [row_of(self.state.trials[number]) for number in dict.fromkeys(numbers)]
         if rows and not self._store.put_trials(self.id, claim=self._claim, trials=rows):
-            raise TakenOverError(self.id)
+            raise TakenOverError(f"sweep {self.id} has another driver now")
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         submitted: list[int] = []
@@ -246,6 +242,7 @@ class Driver:
             user=self._job.user,
             idempotency_key=trial_key(self.id, trial.number),
             parent=self.id,
+            claim=self._claim,
         )
         return job
 
@@ -268,7 +265,7 @@ class Driver:
             if self._job.state is JobState.RUNNING and not self._store.move(
                 self.id, attempt=self._claim, old=JobState.RUNNING, new=JobState.FINALIZING
             ):
-                raise TakenOverError(self.id)
+                raise TakenOverError(f"sweep {self.id} has another driver now")
             if self.spec.register_as is not None and best is not None:
                 reason += f"; {register_best(self.workspace, self._job, self.spec, best)}"
         if finish.state is JobState.FAILED:
@@ -276,7 +273,7 @@ class Driver:
         if not self._store.finish(
             self.id, attempt=self._claim, state=finish.state, reason=reason, failure=failure
         ):
-            raise TakenOverError(self.id)
+            raise TakenOverError(f"sweep {self.id} has another driver now")
         return finish.state
 
     def give_up(self, message: str) -> JobState:

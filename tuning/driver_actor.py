@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,14 +18,17 @@ import ray
 
 from rayjobs.compute.actor import NAMESPACE, set_up_logging
 from rayjobs.compute.starting import wake
-from rayjobs.errors import RayjobsError
+from rayjobs.errors import RayjobsError, StoreError, StoreVersionError
 from rayjobs.paths import TargetPaths
+from rayjobs.store.base import Store
 from rayjobs.workspace_files import open_workspace
-from tuning.driver import Driver
+from tuning.driver import STORE_PAUSE_S, Driver
 
 log = logging.getLogger(__name__)
 
-MOST_FAULTS = 5  # drivers that met an error nobody foresaw, until the sweep is given up
+# Drivers that met an error nobody foresaw, with nothing done between them, until the sweep is
+# given up.
+MOST_FAULTS = 5
 FAULT_EVENT = "driver_fault"
 DRIVER_EVENT = "driver"  # its data has the process's number
 LEAVE_AFTER_S = 5.0
@@ -80,34 +84,66 @@ class DriverActor:
 
 
 def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> str:
-    """Drive a sweep to its end; one that meets the same fault again and again is given up.
+    """Drive a sweep to its end; one whose drivers fail and get nowhere is given up.
+
+    A store that is locked or full is waited for, and is no fault.
 
     Raises:
         Exception: a fault of ours; it is kept in the sweep's history, and the next driver tries.
     """
     driver: Driver | None = None
     try:
-        driver = Driver(workspace, sweep_id, wake=wake_target)
-        pid = os.getpid()
-        workspace.store.add_event(
-            sweep_id, DRIVER_EVENT, f"driven by process {pid}", data={"pid": pid}
-        )
+        driver = _begun(workspace, sweep_id, wake_target)
         return str(driver.run())
+    except StoreError:
+        raise
     except RayjobsError as error:
         fault: Exception = error
     except Exception as error:
         log.exception("the driver of %s met a fault", sweep_id)
         fault = error
     text = f"{type(fault).__name__}: {fault}"
-    workspace.store.add_event(sweep_id, FAULT_EVENT, text)
+    done = progress(workspace.store, sweep_id)
+    workspace.store.add_event(sweep_id, FAULT_EVENT, text, data={"progress": done})
     faults = [one for one in workspace.store.events(sweep_id) if one.kind == FAULT_EVENT]
-    if len(faults) < MOST_FAULTS:
+    in_vain = sum(1 for one in faults if dict(one.data or {}).get("progress") == done)
+    if in_vain < MOST_FAULTS:
         raise fault
-    told = f"its driver failed {len(faults)} times, the last time with {text}"
+    told = f"its driver failed {in_vain} times in the same place, the last time with {text}"
     if driver is not None:
         return str(driver.give_up(told))
     end_unreadable(workspace, sweep_id, told)
     return str(workspace.store.job(sweep_id).state)
+
+
+def _begun(workspace: Any, sweep_id: str, wake_target: Callable[[], None]) -> Driver:
+    """Return the sweep's next driver, once the store can be used."""
+    while True:
+        try:
+            driver = Driver(workspace, sweep_id, wake=wake_target)
+            pid = os.getpid()
+            workspace.store.add_event(
+                sweep_id, DRIVER_EVENT, f"driven by process {pid}", data={"pid": pid}
+            )
+            return driver
+        except StoreVersionError:
+            raise  # no waiting helps
+        except StoreError as error:
+            log.warning("the driver of %s waits for its store: %s", sweep_id, error)
+            time.sleep(STORE_PAUSE_S)
+
+
+def progress(store: Store, sweep_id: str) -> list[int]:
+    """Return how far a sweep is, as numbers that change with whatever a driver gets done."""
+    trials = store.trials(sweep_id)
+    return [
+        len(trials),
+        sum(trial.job is not None for trial in trials),
+        sum(len(trial.reports) for trial in trials),
+        sum(trial.judged for trial in trials),
+        sum(trial.stop_requested for trial in trials),
+        sum(trial.ended_at is not None for trial in trials),
+    ]
 
 
 def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:

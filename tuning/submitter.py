@@ -11,7 +11,7 @@ from rayjobs.errors import Problem, RayjobsError, SpecError
 from rayjobs.records import Sweep
 from rayjobs.spec import JobSpec
 from rayjobs.spec_file import build_spec
-from tuning.driver import Driver, TakenOverError
+from tuning.driver import Driver
 from tuning.errors import SweepError, SweepUsageError
 from tuning.samplers import BayesianParameterSampling
 from tuning.spec import SweepSpec
@@ -133,7 +133,7 @@ def _first_wave(workspace: OpenWorkspace, sweep_id: str) -> None:
         driver = Driver(workspace, sweep_id)
         if driver.take_up():
             driver.turn()
-    except (RayjobsError, TakenOverError):
+    except RayjobsError:
         return  # the sweep is stored; the driver on the target does it
 
 

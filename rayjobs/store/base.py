@@ -56,11 +56,15 @@ class Store(Protocol):
         kind: str = "job",
         job_id: str | None = None,
         properties: Mapping[str, str] | None = None,
+        claim: int | None = None,
     ) -> tuple[Job, bool]:
         """Write one job durably (fsync) as Queued; return it and whether it is new.
 
         With a key that exists, the job of the first call is returned unchanged and the flag
         is False; a different spec or snapshot under the same key raises UsageError.
+
+        With `claim` (see `claim_sweep`), nothing is written unless it is the newest claim of
+        `parent` and that has not ended, checked with the write as one; raises TakenOverError.
         """
         ...
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import ids
-from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.errors import NotFoundError, TakenOverError, UsageError
 from rayjobs.records import Job
 from rayjobs.states import JobState
 from rayjobs.store.part import Part
@@ -65,8 +65,11 @@ class JobsPart(Part):
         kind: str = "job",
         job_id: str | None = None,
         properties: Mapping[str, str] | None = None,
+        claim: int | None = None,
     ) -> tuple[Job, bool]:
         """See `Store.submit`. Raises UsageError too when `job_id` is another job's."""
+        if claim is not None and parent is None:
+            raise UsageError("a claim is a parent's; give `parent` with it")
         now = self._now()
         new_id = job_id or ids.job_id(experiment)
         values = {
@@ -88,6 +91,8 @@ class JobsPart(Part):
             "properties": to_json(dict(properties or {})),
         }
         with self._database.write(durable=True) as connection:
+            if claim is not None and parent is not None:
+                _refuse_lost_claim(self._row(connection, parent), claim)
             if idempotency_key is not None:
                 known = connection.execute(BY_KEY, values).fetchone()
                 if known is not None:
@@ -251,6 +256,18 @@ class JobsPart(Part):
                     {**changes, "job": job_id},
                 ).fetchone()
             return job_of(row)
+
+
+def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:
+    state = JobState(parent["state"])
+    if parent["attempt"] == claim and not state.is_final:
+        return
+    raise TakenOverError(
+        f"{parent['id']} is {state} and has claim {parent['attempt']}: a child cannot be submitted "
+        f"by claim {claim}",
+        job=parent["id"],
+        claim=claim,
+    )
 
 
 def _same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:

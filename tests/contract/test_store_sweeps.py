@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.errors import NotFoundError, TakenOverError, UsageError
 from rayjobs.records import ChildNews, Sweep, TrialRow
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
@@ -101,6 +101,28 @@ class SweepContract:
         assert store.finish(ids[0], attempt=claim, state=JobState.COMPLETED)
         assert store.sweeps_to_drive("local") == [(ids[1], "somewhere:start")]
         assert store.claim_sweep(ids[0]) is None
+
+    def test_a_child_is_submitted_by_the_newest_claim_of_an_open_sweep_alone(
+        self, store: Store
+    ) -> None:
+        sweep = put(store).job.id
+        old = store.claim_sweep(sweep)
+        first = submit(store, parent=sweep, claim=old, idempotency_key="trial-0")
+        again = submit(store, parent=sweep, claim=old, idempotency_key="trial-0")
+        assert (first.id, first.parent) == (again.id, sweep)
+        new = store.claim_sweep(sweep)
+        assert new is not None
+        for key in ("trial-0", "trial-1"):
+            with pytest.raises(TakenOverError, match=r"has claim 2.* by claim 1"):
+                submit(store, parent=sweep, claim=old, idempotency_key=key)
+        assert store.finish(sweep, attempt=new, state=JobState.CANCELED)
+        with pytest.raises(TakenOverError, match="is Canceled"):
+            submit(store, parent=sweep, claim=new, idempotency_key="trial-1")
+        assert [job.id for job in store.jobs(parent=sweep)] == [first.id]
+        with pytest.raises(NotFoundError):
+            submit(store, parent="nothing", claim=1)
+        with pytest.raises(UsageError, match="give `parent`"):
+            submit(store, claim=1)
 
     def test_a_newer_claim_refuses_what_an_older_driver_writes(self, store: Store) -> None:
         sweep = put(store).job.id

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from rayjobs.clock import SystemClock
-from rayjobs.errors import RayjobsError, SpecError, StoreBusyError
+from rayjobs.errors import RayjobsError, SpecError, StoreBusyError, TakenOverError
 from rayjobs.states import JobState
 from tests.unit.tuning_driver.world import World, good, parameters_of
 from tests.unit.tuning_driver.world import sweep as sweep_of
-from tuning.driver import Driver, TakenOverError
+from tuning.driver import Driver
 from tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
 from tuning.submitter import submit_sweep
 from tuning.table import row_of
@@ -106,6 +106,25 @@ def test_a_trial_whose_value_is_not_finite_is_never_the_best(world: World, writt
     diverged, best = world.trials(sweep)
     assert diverged.diverged and not any(map(math.isfinite, diverged.values))
     assert world.store.job(sweep).properties["best_run"] == best.job_id
+
+
+def test_a_trial_that_diverged_after_its_best_leaves_the_place_to_a_healthy_one(
+    world: World,
+) -> None:
+    def script(parameters: Any) -> Any:
+        x = float(parameters["--x"])
+        return ([0.2, 0.3] if x < 0.5 else [0.9, 0.9, "NaN"]), JobState.COMPLETED, "accuracy"
+
+    world.script = script
+    sweep = world.submit(
+        sampling={"type": "grid", "parameters": {"--x": ["choice", [0.9, 0.2]]}},
+        limits={"total": 2},
+    )
+    assert run(world, sweep) is JobState.COMPLETED
+    diverged, healthy = world.trials(sweep)
+    assert diverged.values[:2] == (0.9, 0.9) and math.isnan(diverged.values[2])
+    found = world.store.job(sweep).properties
+    assert (found["best_run"], found["best_primary_metric"]) == (healthy.job_id, "0.3")
 
 
 def test_a_misspelt_metric_fails_the_trial_with_the_names_it_logged(world: World) -> None:
@@ -220,6 +239,28 @@ def test_a_driver_that_was_replaced_can_write_nothing_more(world: World) -> None
     assert Driver(world.workspace, sweep).run() is JobState.COMPLETED  # nothing left to do
 
 
+def test_a_driver_that_slept_submits_nothing_into_a_sweep_that_has_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuning.submitter._first_wave", lambda *_: None)
+    sweep = world.submit(limits={"total": 2, "concurrent": 2})
+    slow = world.driver(sweep)
+    carry_out = slow._carry_out
+
+    def sleep_meanwhile(actions: Any) -> None:
+        if actions:  # its plan is recorded, nothing is submitted
+            quick = world.driver(sweep)
+            world.store.request_cancel(sweep, by="ada")
+            assert world.finish(quick) is JobState.CANCELED
+        carry_out(actions)
+
+    monkeypatch.setattr(slow, "_carry_out", sleep_meanwhile)
+    with pytest.raises(TakenOverError):
+        slow.turn()
+    assert len(world.trials(sweep)) == 2
+    assert world.jobs(sweep) == []
+
+
 def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) -> None:
     sweep = world.submit(limits={"total": 1})
     [trial] = world.trials(sweep)
@@ -236,12 +277,14 @@ def test_a_job_that_was_submitted_but_not_recorded_is_found_again(world: World) 
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED]
 
 
-def test_two_drivers_that_submit_the_same_trial_get_the_same_job(world: World) -> None:
+def test_of_two_drivers_at_the_same_trial_the_newer_alone_may_submit_it(world: World) -> None:
     sweep = world.submit()
     slow = world.driver(sweep)
     trial = slow.state.trials[0]
     quick = world.driver(sweep)  # while the other one is between its row and its submit
-    assert slow._submit(trial).id == quick._submit(trial).id == trial.job_id
+    with pytest.raises(TakenOverError):
+        slow._submit(trial)
+    assert quick._submit(trial).id == trial.job_id  # by its key, the job that is there
     assert len(world.jobs(sweep)) == 2
 
 
@@ -345,6 +388,48 @@ def test_a_fault_is_kept_in_the_history_and_in_the_end_fails_the_sweep(
     kinds = [event.kind for event in world.store.events(sweep)]
     assert kinds.count(FAULT_EVENT) == MOST_FAULTS
     assert all(job.state is JobState.CANCELED for job in world.jobs(sweep))
+
+
+def test_faults_with_progress_between_them_never_end_a_sweep(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = world.submit(limits={"total": 2 * MOST_FAULTS, "concurrent": 1})
+    turn = Driver.turn
+
+    def fails_after_each_end(self: Driver) -> JobState | None:
+        ended = sum(trial.is_final for trial in world.trials(sweep))
+        world.play()
+        done = turn(self)
+        if done is None and sum(trial.is_final for trial in world.trials(sweep)) > ended:
+            raise KeyError("a fault of ours")
+        return done
+
+    monkeypatch.setattr(Driver, "turn", fails_after_each_end)
+    monkeypatch.setattr("tuning.driver.POLL_S", 0)
+    for _ in range(2 * MOST_FAULTS - 1):  # after the last end, the sweep itself ends
+        with pytest.raises(KeyError):
+            drive(world.workspace, sweep, wake_target=lambda: None)
+    assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
+
+
+def test_a_store_that_is_busy_when_a_driver_begins_is_no_fault(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sweep = world.submit(limits={"total": 1})
+    world.finish(world.driver(sweep))
+    calls, read = [0], world.store.sweep
+
+    def busy(sweep_id: str) -> Any:
+        calls[0] += 1
+        if calls[0] < 2 * MOST_FAULTS:
+            raise StoreBusyError("database is locked")
+        return read(sweep_id)
+
+    monkeypatch.setattr(world.store, "sweep", busy)
+    monkeypatch.setattr("tuning.driver_actor.STORE_PAUSE_S", 0)
+    assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
+    assert calls[0] == 2 * MOST_FAULTS
+    assert FAULT_EVENT not in {event.kind for event in world.store.events(sweep)}
 
 
 # -- the submit ------------------------------------------------------------------------------------
