@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,22 +136,48 @@ def typed_spec(script: str | None, file: str | None, options: dict[str, Any]) ->
             spec = spec.model_copy(update={"arguments": arguments})
     except SpecError as error:
         problems += error.problems or (Problem("", error.message),)
-        problems += _entry_problems(data)
+        problems += _other_problems(data, error.problems)
+    else:
+        if (
+            problems
+        ):  # an option that could not be read: what the others say is checked all the same
+            problems += _other_problems(data, ())
     if problems:
         raise SpecError(problems=problems)
     return spec
 
 
-def _entry_problems(data: dict[str, Any]) -> list[Problem]:
-    """Check the script's path although the rest of the spec is wrong."""
-    from rayjobs.spec_checks import check
-
-    script, folder = data.get("script"), data.get("source_directory")
-    if not isinstance(script, str) or not isinstance(folder, str) or data.get("command"):
-        return []
+def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Problem]:
+    """Check what is left of a spec when the parts that are known to be wrong are taken out."""
     from rayjobs.spec import JobSpec
+    from rayjobs.spec_checks import check
+    from rayjobs.spec_file import build_spec
 
-    return check(JobSpec(script=script), source=Path(folder))
+    left = copy.deepcopy(data)
+    for problem in known:
+        _take_out(left, problem.path.split("."))
+    folder = left.get("source_directory")
+    try:
+        spec = build_spec(left)
+    except SpecError:
+        # More is wrong with its form than could be taken out: look at the script at least.
+        script = data.get("script")
+        if not isinstance(script, str) or data.get("command"):
+            return []
+        spec = JobSpec(script=script)
+    return check(spec, source=Path(folder) if isinstance(folder, str) else None)
+
+
+def _take_out(data: dict[str, Any], path: Sequence[str]) -> None:
+    *parts, last = path
+    for part in parts:
+        inner = data.get(part)
+        if not isinstance(inner, dict):
+            data.pop(part, None)
+            return
+        data = inner
+    data.pop(last, None)
+    data.pop(last.removesuffix("_s"), None)
 
 
 def _name_of(script: Any) -> str:

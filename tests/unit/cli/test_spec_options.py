@@ -178,3 +178,13 @@ def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> Non
     done = terminal.type("submit", "-d", "--gpus-per-proc", "1000", "code/train.py")
     assert done.code == 4
     assert "1000 GPUs" in done.err
+
+
+def test_what_stands_beside_a_mistake_is_checked_too(project: Path, terminal: Terminal) -> None:
+    done = terminal.type(
+        *("submit", "code/train.py", "--nodes", "2", "--max-duration", "soon", "--tag", "x"),
+        *("--gpus-per-proc", "1.5"),
+    )
+    assert done.code == 2
+    for part in ("soon", "gloo", "1.5 GPUs", "'x' has no NAME="):
+        assert part in done.err, done.err
