@@ -14,6 +14,7 @@ from datastore.backends import Backend, open_backend, s3
 from datastore.backends.s3 import DIGEST_FIELD
 from datastore.digests import digest_of, hex_of
 from datastore.errors import AccessDenied, DataNotFound
+from datastore.kept import Tally
 from tests.contract.test_datastore_backends import BackendContract
 from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
@@ -94,6 +95,18 @@ def test_a_registered_datastore_holds_no_secret(s3_server: S3Server) -> None:
     text = f"{catalogue.datastore('s3').to_json()} {store!r} {store.__getstate__()!r}"
     assert ACCESS_KEY not in text
     assert SECRET_KEY not in text
+
+
+def test_kept_objects_are_compared_by_size_and_digest(s3_server: S3Server, tmp_path: Path) -> None:
+    store = Datastore.from_record(s3_server.record())
+    files = [tmp_path / name for name in ("same", "other", "longer")]
+    for file in files:
+        file.write_text("one")
+    assert store.put(files, None, "kept", False, None).tally == Tally(moved=3)
+    files[1].write_text("two")
+    files[2].write_text("three")
+    done = store.put(files, None, "kept", False, None).tally
+    assert done == Tally(moved=0, kept=3, other_size=1, other_content=1)
 
 
 def test_registration_finds_a_wrong_bucket_at_once(s3_server: S3Server) -> None:
