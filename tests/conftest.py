@@ -42,10 +42,15 @@ settings.register_profile(
 )
 settings.load_profile("rayjobs")
 
-# A shell that starts this run in the background lets it ignore SIGINT, and so would every process
-# that a test starts, those included that are to be interrupted.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that starts this run in the background, or nohup, lets it ignore these signals, and so
+# would every process that a test starts, those included that are to be interrupted.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 _session_root: Path | None = None
 
