@@ -18,6 +18,13 @@ import rayjobs
 from rayjobs import resuming, snapshots
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.compute.nodehosts import (
+    exit_record_of_lost_host,
+    host_of,
+    interpreter,
+    read_secrets,
+    record_of,
+)
 from rayjobs.errors import (
     NotFoundError,
     PrepareError,
@@ -25,9 +32,8 @@ from rayjobs.errors import (
     SnapshotError,
     StoreError,
 )
-from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
-from rayjobs.launch.leftovers import Proof, end_leftovers, find_leftovers
+from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.launch.plan import resume_variables
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths, short_socket
 from rayjobs.safe_delete import OwnFolder, UnsafeDeletionError
@@ -477,100 +483,9 @@ class Node:
         return str(order["plan"]["marker"])
 
 
-def interpreter(named: str) -> str:
-    """Return the Python interpreter that a path names: itself, or a virtual environment's.
-
-    Raises:
-        PrepareError: class ``environment``: there is none.
-    """
-    path = Path(named).expanduser()
-    if path.is_dir():
-        path = path / "bin" / "python"
-    if not os.access(path, os.X_OK):
-        raise PrepareError(
-            f"the environment {named!r} has no Python interpreter on this node; name a path of "
-            f"an interpreter, or of a virtual environment, that is there",
-            failure_class="environment",
-        )
-    return str(path)
-
-
-def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str, str]:
-    """Return secrets by name from the node's own variables and files.
-
-    Raises:
-        PrepareError: class ``environment``: one is not there.
-    """
-    values = {}
-    for name, reference in references.items():
-        variable, file = reference.get("env"), reference.get("file")
-        if variable is not None:
-            if variable not in os.environ:
-                raise PrepareError(
-                    f"the secret {name} is to come from the variable {variable}, which is not "
-                    f"set where the target runs; set it and start the target again",
-                    failure_class="environment",
-                )
-            values[name] = os.environ[variable]
-        elif file is not None:
-            try:
-                values[name] = Path(file).expanduser().read_text().rstrip("\n")
-            except OSError as error:
-                raise PrepareError(
-                    f"the secret {name} is to come from {file}: {error.strerror}",
-                    failure_class="environment",
-                ) from error
-    return values
-
-
-def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str, Any]:
-    """Return the record that a host would have written, had it not been killed."""
-    return {
-        "version": 1,
-        "job": plan["job"],
-        "attempt": plan["attempt"],
-        "node": plan["node"],
-        "marker": plan["marker"],
-        "boot_id": boot_id(),
-        "started_at": None,
-        "ended_at": None,
-        "duration_s": None,
-        "outcome": "host_error",
-        "reason": "the attempt host was killed and left no exit record",
-        "ranks": [],
-        "first_failed_rank": None,
-        "leftovers": {
-            "killed": proof.killed,
-            "proven_dead": proof.proven_dead,
-            "remaining": list(proof.remaining),
-        },
-        "tree": "lost",
-        "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
-        "cold": None,
-    }
-
-
 def _note_warm(task: asyncio.Task[hostclient.WarmInterpreter]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("no warm interpreter: %s", error)
-
-
-def host_of(root: str) -> hostclient.HostConnection | None:
-    """Return the connection to an attempt's host; None where none was started, for all we know."""
-    try:
-        return hostclient.HostConnection.of(root)
-    except (OSError, ValueError) as error:
-        log.warning("no host is known: %s", error)
-        return None
-
-
-def record_of(root: str) -> dict[str, Any] | None:
-    """Return an attempt's exit record; None while there is none that can be read."""
-    try:
-        return hostclient.read_exit_record(root)
-    except (OSError, ValueError) as error:
-        log.warning("no exit record: %s", error)
-        return None
 
 
 def _remove_if_empty(folder: Path) -> None:
