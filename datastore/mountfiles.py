@@ -177,19 +177,25 @@ def generations(mount: Path) -> Iterator[MountFolder]:
         yield MountFolder(item)
 
 
-def mount_points() -> set[str]:
-    """Return every mount point this process sees."""
+def mount_points() -> dict[str, str]:
+    """Return every mount point this process sees, with its device as ``major:minor``."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
-    # The kernel writes space, tab, newline and backslash as three octal digits.
-    return {
-        re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), line.split(" ")[4])
-        for line in lines
-    }
+    found = {}
+    for line in lines:
+        _, _, device, _, point, *_ = line.split(" ")
+        # The kernel writes space, tab, newline and backslash as three octal digits.
+        found[re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), point)] = device
+    return found
 
 
 def is_mounted(point: Path) -> bool:
     """Tell whether something is mounted at `point`; never touches it, since it may hang."""
-    return str(Path(os.path.realpath(point.parent)) / point.name) in mount_points()
+    return device_of(point) is not None
+
+
+def device_of(point: Path) -> str | None:
+    """Return the device mounted at `point` as ``major:minor``; None when nothing is."""
+    return mount_points().get(str(Path(os.path.realpath(point.parent)) / point.name))
 
 
 def unmount(point: Path) -> bool:

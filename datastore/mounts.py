@@ -22,10 +22,18 @@ from datastore.digests import digest_of_text
 from datastore.errors import MountLost, MountUnavailable
 from datastore.locks import locked
 from datastore.manifest import Manifest
-from datastore.mountfiles import MountFolder, MountRecord, generations, is_mounted, unmount
+from datastore.mountfiles import (
+    MountFolder,
+    MountRecord,
+    device_of,
+    generations,
+    is_mounted,
+    unmount,
+)
 from datastore.processes import ProcessIdentity
 
 UP_LIMIT_S = 60.0
+READ_AHEAD_KIB = 1024
 _LOOK_S = 0.02
 _SYSTEM = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 _NETWORK = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE")
@@ -193,6 +201,7 @@ def _start(folder: MountFolder) -> None:
     deadline = time.monotonic() + UP_LIMIT_S
     while time.monotonic() < deadline:
         if is_good(folder):
+            read_further_ahead(folder.point)
             return
         if any(kind == "MountLost" for kind, _ in folder.troubles()):
             break
@@ -202,6 +211,22 @@ def _start(folder: MountFolder) -> None:
         f"the mount at {folder.point} did not come up; its process said: "
         f"{said[-1] if said else 'nothing'}"
     )
+
+
+def read_further_ahead(point: Path) -> bool:
+    """Let the kernel ask a mount for 1 MiB at a time; return whether it does.
+
+    Its own 128 KiB make a question of every read. Only root may change that; without, reading
+    in sequence is about a fifth slower, and nothing else differs.
+    """
+    device = device_of(point)
+    if device is None:
+        return False
+    try:
+        Path(f"/sys/class/bdi/{device}/read_ahead_kb").write_text(str(READ_AHEAD_KIB))
+    except OSError:
+        return False
+    return True
 
 
 def _environment(folder: MountFolder) -> dict[str, str]:

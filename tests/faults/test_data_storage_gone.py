@@ -82,7 +82,7 @@ def test_a_server_killed_while_a_job_reads_is_a_failure_of_class_data(
     assert failed.failure.rank == 0
     assert b"everything" not in jobs.log(job)
     until(lambda: not root.exists(), "the attempt's folder is gone")
-    until(lambda: not set(mounted) & mount_points(), "the mount is gone")
+    until(lambda: not set(mounted) & mount_points().keys(), "the mount is gone")
 
     late = jobs.submit(READS, **reads)
     failed = jobs.wait(late, JobState.FAILED)

@@ -133,6 +133,23 @@ def test_a_mount_is_read_only_and_can_be_read_anywhere(
         release(done)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may say how far the kernel reads ahead")
+def test_the_kernel_reads_far_ahead_in_a_mount(
+    store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
+) -> None:
+    done = materialise(
+        resolve_input(store.path("data", "d"), catalogue), None, node, into=tmp_path / "in"
+    )
+    try:
+        device = Path(done.path).stat().st_dev
+        settings = Path(f"/sys/class/bdi/{os.major(device)}:{os.minor(device)}")
+        if not os.access(settings / "read_ahead_kb", os.W_OK):
+            pytest.skip("/sys is read-only here")
+        assert (settings / "read_ahead_kb").read_text().strip() == "1024"
+    finally:
+        release(done)
+
+
 def test_a_mount_is_shared_and_goes_with_its_last_user(
     store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
 ) -> None:
