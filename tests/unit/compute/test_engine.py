@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import drive
+from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import NotPlacedError
 from rayjobs.errors import PrepareError
 from rayjobs.records import AllocationState
@@ -211,7 +211,7 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
 def test_files_that_cannot_be_stored_are_told_and_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.02)
 
     async def scene(here: World) -> None:
         here.agent.collect_problems = ["outputs/model.pt: no space left."]

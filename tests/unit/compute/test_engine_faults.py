@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute import drive, engine
+from rayjobs.compute import drive, drivebase, driveends, engine
 from rayjobs.compute.cluster import AgentFaultError, NotPlacedError
 from rayjobs.errors import StoreBusyError, StoreFullError
 from rayjobs.policy import Shape
@@ -28,7 +28,7 @@ from tests.fakes.world import World, play
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL_S", 0.05)
     monkeypatch.setattr(engine, "TIDY_S", 0.05)
-    monkeypatch.setattr(drive, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.02)
     monkeypatch.setattr(drive, "NOT_PLACED_PAUSE_S", 0.02)
 
 
@@ -238,7 +238,7 @@ def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
         return await real(self, order, **more)
 
     monkeypatch.setattr(FakeAgent, call, fails)
-    monkeypatch.setattr(drive, "COLLECT_TRIES", 1)
+    monkeypatch.setattr(driveends, "COLLECT_TRIES", 1)
 
     async def scene(here: World) -> None:
         nonlocal wrong

@@ -1,0 +1,163 @@
+"""What a drive knows of its attempt, and writes of it however long the store refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rayjobs.clock import Clock
+from rayjobs.compute.allocations import Allocations, Held
+from rayjobs.compute.board import Served
+from rayjobs.compute.cluster import Cluster
+from rayjobs.errors import StoreError
+from rayjobs.failures import Failure
+from rayjobs.records import Job
+from rayjobs.states import JobState
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+STORE_PAUSE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every drive works with."""
+
+    target: str
+    cluster: Cluster
+    allocations: Allocations
+    clock: Clock
+    count: Callable[[str], None] = lambda _name: None
+    waited: Callable[[float], None] = lambda _seconds: None
+
+
+@dataclass
+class DriveBase:
+    """One attempt in progress, as its store is told of it.
+
+    Attributes:
+        number: The attempt's number, once started.
+        orders: What each node's agent is told, once planned.
+        canceled: Set when the job's end was asked for.
+        forsaken: Its workspace is gone: nothing can be written, all is to be ended.
+    """
+
+    parts: Parts
+    served: Served
+    job: Job
+    held: Held
+    number: int = 0
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    forsaken: bool = False
+    _given_back: bool = False
+
+    @property
+    def key(self) -> str:
+        """The job's name over all workspaces."""
+        return self.served.key(self.job.id)
+
+    async def _write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+        """Write what must be written: a full or locked store is tried until it takes it.
+
+        The exit record on the node tells the truth until the store can.
+        """
+        pause_s = STORE_PAUSE_S
+        while True:
+            try:
+                return await self.served.ask(function, *given, **more)
+            except StoreError as error:
+                log.warning("%s waits for its store: %s", self.job.id, error)
+                if self.forsaken or not Path(self.served.path).is_dir():
+                    raise
+                await asyncio.sleep(pause_s)
+                pause_s = min(10.0, pause_s * 2)
+
+    async def _move(self, old: JobState, new: JobState) -> None:
+        await self._write(
+            self.served.store.move, self.job.id, attempt=self.number, old=old, new=new
+        )
+
+    async def _event(self, kind: str, message: str) -> None:
+        try:
+            await self.served.ask(
+                self.served.store.add_event, self.job.id, kind, message, attempt=self.number
+            )
+        except StoreError as error:
+            log.warning("an event of %s was not written: %s", self.job.id, error)
+
+    async def _record_hosts(self, hosts: Sequence[Mapping[str, Any]], *, cold: str | None) -> None:
+        """Record where hosts will be before they are started, and who they are after."""
+        records = [
+            {
+                "node": order["plan"]["node"],
+                "node_id": order["node_id"],
+                "root": order["plan"]["root"],
+                "socket": order["plan"]["socket"],
+                "marker": order["plan"]["marker"],
+                **host,
+            }
+            for order, host in zip(self.orders, hosts, strict=True)
+        ]
+        await self._write(
+            self.served.store.set_hosts,
+            self.job.id,
+            attempt=self.number,
+            hosts=records,
+            cold_reason=cold,
+        )
+
+    async def _finish(
+        self,
+        state: JobState,
+        *,
+        outcome: str,
+        reason: str = "",
+        failure: Failure | None = None,
+    ) -> None:
+        self.parts.count(str(state))
+        await self._write(
+            self.served.store.finish,
+            self.job.id,
+            attempt=self.number,
+            state=state,
+            outcome=outcome,
+            reason=reason or (failure.message if failure else ""),
+            failure=failure,
+        )
+
+    async def _requeue(
+        self,
+        reason: str,
+        *,
+        outcome: str,
+        pause_s: float,
+        failure: Failure | None = None,
+    ) -> None:
+        await self._write(
+            self.served.store.requeue,
+            self.job.id,
+            attempt=self.number,
+            reason=reason,
+            outcome=outcome,
+            failure=failure,
+            not_before=self.parts.clock.now() + timedelta(seconds=pause_s),
+        )
+
+    async def _give_back(self, *, proven: bool) -> None:
+        if self._given_back:
+            return
+        self._given_back = True
+        await self.parts.allocations.give_back(
+            self.held,
+            attempt=self.number,
+            job=self.job.id,
+            proven=proven,
+            suspects=self.orders,
+        )

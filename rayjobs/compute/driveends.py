@@ -1,0 +1,180 @@
+"""How a drive's attempt ends: collected, recorded, retried within its budget, and cleaned up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs import rootcause
+from rayjobs.compute import drivebase
+from rayjobs.compute.cluster import AgentLostError
+from rayjobs.compute.drivebase import DriveBase
+from rayjobs.errors import RayjobsError
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.states import JobState
+
+log = logging.getLogger(__name__)
+
+AGENT_PAUSE_S = 0.5
+COLLECT_TRIES = 4
+
+
+class DriveEnds(DriveBase):
+    """One attempt in progress, with every way in which it may end."""
+
+    async def finalise(self, exits: list[Mapping[str, Any]]) -> None:
+        """Keep the exit records, store files and metrics, write the end, release the place."""
+        store = self.served.store
+        await self._write(store.record_exit, self.job.id, attempt=self.number, exits=exits)
+        await self._move(JobState.RUNNING, JobState.FINALIZING)
+        collected = await asyncio.gather(*(self._collect(order) for order in self.orders))
+        tails: dict[int, bytes] = {}
+        problems: list[str] = []
+        for one in collected:
+            tails.update({int(rank): text for rank, text in one["tails"].items()})
+            problems += one["problems"]
+        facts = [one["data"] for one in collected if one.get("data")]
+        outcome, failure = rootcause.diagnose(exits, tails, data=facts)
+        proven = all(record["leftovers"]["proven_dead"] for record in exits)
+        if failure is None and outcome == "completed" and problems:
+            kept = self.orders[0]["plan"]["root"]
+            failure = Failure(
+                FailureClass.STORAGE,
+                f"the script ended well, but its files could not be stored: {problems[0]} "
+                f"They are still in {kept}/work.",
+            )
+            # Not retried: the training is done, only its files are not in the store.
+            await self._finish(JobState.FAILED, outcome="not_stored", failure=failure)
+        elif outcome == "canceled":
+            await self._finish(JobState.CANCELED, outcome=outcome, reason="canceled")
+        elif failure is not None:
+            await self._fail(failure, outcome=outcome, proven=proven)
+        else:
+            await self._finish(JobState.COMPLETED, outcome=outcome)
+        await self._give_back(proven=proven)
+        if not problems:
+            await self._clean()
+
+    async def _collect(self, order: dict[str, Any]) -> Mapping[str, Any]:
+        """Store what the attempt left; a full disk may have room again in a moment."""
+        last: Mapping[str, Any] = {"tails": {}, "problems": ["the node's agent cannot be reached."]}
+        for attempt in range(COLLECT_TRIES):
+            try:
+                agent = await self.parts.cluster.agent(order["node_id"])
+                last = await agent.collect(order)
+            except AgentLostError:
+                await asyncio.sleep(AGENT_PAUSE_S)
+                continue
+            except RayjobsError as error:
+                last = {"tails": {}, "problems": [f"{error}."]}
+            if not last["problems"]:
+                break
+            await asyncio.sleep(drivebase.STORE_PAUSE_S * (attempt + 1))
+        return last
+
+    async def _clean(self) -> None:
+        for order in self.orders:
+            try:
+                agent = await self.parts.cluster.agent(order["node_id"])
+                await agent.clean(order)
+            except RayjobsError as error:
+                log.info("scratch of %s stays: %s", self.job.id, error)
+
+    async def abandon(self, error: BaseException) -> None:
+        """End a drive that met an error nobody foresaw: a fault of ours, said as such."""
+        log.error("attempt %d of %s", self.number, self.job.id, exc_info=error)
+        if self.number == 0:
+            await self.parts.allocations.release(self.held)
+            return
+        proven = await self._settle_all()
+        failure = Failure(FailureClass.SYSTEM, f"{type(error).__name__}: {error}")
+        await self._fail(failure, outcome="system", proven=proven)
+
+    async def let_go(self) -> None:
+        """End what runs and free the place, with nothing written: the store cannot be used.
+
+        A job that is live in the store without a drive is queued again by the engine.
+        """
+        proven = await self._settle_all()
+        if self._given_back:
+            return
+        if proven:
+            self._given_back = True
+            await self._clean()
+            await self.parts.allocations.release(self.held)
+        else:
+            await self._give_back(proven=False)
+
+    async def _settle_all(self) -> bool:
+        """End whatever may have been launched; return whether nothing is left, for sure."""
+        proven = True
+        for order in self.orders:
+            try:
+                agent = await self.parts.cluster.agent(order["node_id"])
+                proven &= bool((await agent.settle(order, end=True))["proven"])
+            except Exception as error:
+                log.warning("what is left of %s is not known: %s", self.job.id, error)
+                proven = False
+        return proven
+
+    async def _rescue(self) -> bool:
+        """Store the logs, metrics and checkpoints of an attempt that nobody finalised.
+
+        Before its job is queued again: what comes after that is refused as late.
+        """
+        collected = await asyncio.gather(*(self._collect(order) for order in self.orders))
+        return not any(one["problems"] for one in collected)
+
+    async def canceled_away(self, *, proven: bool) -> None:
+        """End a job as Canceled whose request came while nobody was there to hear it."""
+        is_stored = proven and await self._rescue()
+        await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
+        if is_stored:
+            await self._clean()
+
+    async def lost(self, message: str, *, proven: bool) -> None:
+        """Retry (or end) a job whose attempt was lost."""
+        is_stored = proven and await self._rescue()
+        failure = Failure(FailureClass.NODE_LOST, message)
+        await self._fail(failure, outcome="node_lost", proven=proven)
+        if is_stored:
+            await self._clean()
+
+    async def put_back(self, reason: str, *, proven: bool = True) -> None:
+        """Queue a job again that had not started: no failure, no budget spent."""
+        if self.canceled.is_set():
+            await self.canceled_away(proven=proven)
+        else:
+            await self._requeue(reason, outcome="put_back", pause_s=0.0)
+            if proven:
+                await self._clean()
+        await self._give_back(proven=proven)
+
+    async def _fail(self, failure: Failure, *, outcome: str, proven: bool = True) -> None:
+        """Retry within the class's budget, else end as Failed."""
+        job = await self._write(self.served.store.job, self.job.id)
+        attempts = await self._write(self.served.store.attempts, self.job.id)
+        used = sum(
+            1
+            for attempt in attempts
+            if attempt.number < self.number
+            and attempt.failure is not None
+            and attempt.failure.failure_class == failure.failure_class
+        )
+        budget = job.spec.retries.budget(failure.failure_class)
+        if job.cancel_requested_at is not None:
+            await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
+        elif used < budget:
+            pause_s = min(60.0, 2.0**used)
+            reason = (
+                f"tries again ({used + 1} of {budget}) after a failure of class "
+                f"{failure.failure_class}: "
+            )
+            await self._requeue(
+                reason + failure.message, outcome=outcome, failure=failure, pause_s=pause_s
+            )
+        else:
+            await self._finish(JobState.FAILED, outcome=outcome, failure=failure)
+        await self._give_back(proven=proven)
