@@ -42,7 +42,7 @@ def order(node: Node, job: str = "job", attempt: int = 1) -> dict[str, Any]:
 
 
 def prepare(node: Node, one: dict[str, Any]) -> AttemptPaths:
-    node._prepare(one)
+    node._preparing.make_folder(one)
     paths = AttemptPaths(Path(one["plan"]["root"]))
     paths.plan.write_text(json.dumps(one["plan"]))
     return paths

@@ -1,0 +1,95 @@
+"""What a node does before an attempt starts: its folder, the snapshot, a checkpoint, its data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rayjobs import resuming, snapshots
+from rayjobs.compute.nodedata import NodeData
+from rayjobs.compute.nodescratch import Scratch
+from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.paths import AttemptPaths
+
+
+class Preparing:
+    """Makes attempts ready on one node."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        shared: snapshots.NodeSnapshots,
+        data: NodeData,
+        workspaces: Workspaces,
+    ) -> None:
+        """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
+        self._scratch = scratch
+        self._snapshots = shared
+        self._data = data
+        self._workspaces = workspaces
+
+    async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
+
+        Returns:
+            The folder, and as ``variables`` where the script finds its inputs and outputs.
+
+        Raises:
+            PrepareError: with its class.
+        """
+        made = await asyncio.to_thread(self.make_folder, order)
+        loop = asyncio.get_running_loop()
+        variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
+        return {**made, "variables": variables}
+
+    def _bring_data(self, order: Mapping[str, Any]) -> dict[str, str]:
+        note = partial(self._workspaces.note, order)
+        return self._data.bring(order, self._workspaces.of(order), note=note)
+
+    def make_folder(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Make the attempt's folder without its data; see `prepare`. Blocks."""
+        paths = AttemptPaths(Path(order["plan"]["root"]))
+        try:
+            # An attempt starts once, in a new folder; what stands here was put back unused.
+            self._data.release(paths.root)
+            if kept := self._scratch.remove(paths.root):
+                raise PrepareError("; ".join(kept), failure_class="storage")
+            paths.root.mkdir(mode=0o700, parents=True)
+            if order["snapshot"] is not None:
+                self._unpack(order, paths.work)
+            for folder in (
+                paths.work / "outputs",
+                paths.work / "logs",
+                paths.driver_log(0).parent,
+                paths.metrics(0).parent,
+                paths.tmp,
+            ):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._bring_checkpoint(order, paths.resume)
+        except SnapshotError as error:
+            raise PrepareError(str(error), failure_class="environment") from error
+        except (StoreError, NotFoundError) as error:
+            raise PrepareError(str(error), failure_class="storage") from error
+        except OSError as error:
+            raise PrepareError(
+                f"{paths.root} cannot be made: {error.strerror}", failure_class="storage"
+            ) from error
+        return {"root": str(paths.root)}
+
+    def _unpack(self, order: Mapping[str, Any], work: Path) -> None:
+        digest = order["snapshot"]
+        workspace = self._workspaces.of(order)
+        self._snapshots.ensure(digest, lambda: workspace.blobs.open(snapshots.blob_key(digest)))
+        self._snapshots.copy_into(digest, work)
+
+    def _bring_checkpoint(self, order: Mapping[str, Any], folder: Path) -> None:
+        if order.get("resume") is None:
+            return
+        workspace = self._workspaces.of(order)
+        brought = resuming.bring(workspace.store, workspace.blobs, order["resume"], folder)
+        if brought is not None and int(order["plan"].get("node", 0)) == 0:
+            self._workspaces.note(order, "resumed", brought.sentence)

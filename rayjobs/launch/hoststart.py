@@ -1,0 +1,244 @@
+"""Starts attempt hosts: warm interpreters found or started, asked to fork; cold hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.errors import TargetError
+from rayjobs.injob import exitrecord
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.processes import MARKER_VARIABLE
+
+# torch._dynamo is what every optimizer of torch imports at its first use. Not pandas: its import
+# takes half a second of the first job's wait, and starts a thread of pyarrow's before all forks.
+DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy")
+MARKER_PAD = 160
+LINE_LIMIT = 16 * 1024 * 1024
+RETRY_S = 0.05
+_INJOB = Path(exitrecord.__file__).parent
+
+
+class WarmError(TargetError):
+    """A warm interpreter, or a host at its start, said no or died."""
+
+
+@dataclass(frozen=True)
+class WarmInterpreter:
+    """A warm interpreter that answers.
+
+    Attributes:
+        preloaded: The modules it has imported.
+        not_preloaded: The modules it could not import, with the reason.
+        import_s: How long the imports took.
+    """
+
+    socket: str
+    identity: Identity
+    preloaded: tuple[str, ...]
+    not_preloaded: Mapping[str, str]
+    import_s: float
+
+
+@dataclass(frozen=True)
+class ForkAnswer:
+    """What came of a fork: exactly one of the two is set.
+
+    Attributes:
+        identity: The attempt host's.
+        cold: Why the plan must be started cold instead.
+    """
+
+    identity: Identity | None
+    cold: str | None
+
+
+async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    """Send one request and return the answer.
+
+    Raises:
+        OSError: nobody listens there, or the connection broke before the answer.
+        TimeoutError: no answer in time.
+        ValueError: the answer is not of this protocol.
+    """
+    async with asyncio.timeout(timeout_s):
+        reader, writer = await asyncio.open_unix_connection(socket, limit=LINE_LIMIT)
+        try:
+            writer.write(json.dumps(dict(request)).encode() + b"\n")
+            await writer.drain()
+            line = await reader.readline()
+        finally:
+            writer.close()
+    if not line.endswith(b"\n"):
+        raise ConnectionResetError(f"{socket} closed the connection without an answer")
+    answer = json.loads(line)
+    if not isinstance(answer, dict):
+        raise ValueError(f"{socket} answered {line[:80]!r}, which is no JSON object")
+    return answer
+
+
+async def ping_warm(socket: str, *, timeout_s: float = 10.0) -> WarmInterpreter | None:
+    """Return the warm interpreter that answers at `socket`, or None."""
+    try:
+        answer = await ask(socket, {"op": "ping"}, timeout_s=timeout_s)
+        return WarmInterpreter(
+            socket,
+            Identity.from_dict(answer),
+            tuple(answer["preloaded"]),
+            dict(answer["not_preloaded"]),
+            float(answer["import_s"]),
+        )
+    except (OSError, TimeoutError, ValueError, KeyError):
+        return None
+
+
+async def ensure_warm(
+    socket: str,
+    *,
+    python: str,
+    env: Mapping[str, str],
+    log_file: str,
+    preload: Sequence[str] = DEFAULT_PRELOAD,
+    idle_s: float = 1800.0,
+    timeout_s: float = 180.0,
+) -> WarmInterpreter:
+    """Return the warm interpreter at `socket`, started if there is none. Idempotent.
+
+    Two callers at once are safe: the interpreter locks its socket's name, and both get that one.
+
+    Args:
+        env: What its ranks will be started with (PATH, HOME, LANG, …): a job whose variables
+            of this kind differ is started cold.
+        log_file: Receives what the packages print while they are imported.
+
+    Raises:
+        WarmError: it does not come up in time, or dies; says why.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    said = ""
+    while True:
+        found = await ping_warm(socket)
+        if found is not None:
+            return found
+        if loop.time() > deadline:
+            raise WarmError(
+                f"the warm interpreter did not come up within {timeout_s:g} s: "
+                f"{said or 'no answer'}; see {log_file}. Jobs can still be started cold."
+            )
+        arguments = [
+            *(python, str(_INJOB / "warm.py"), "--socket", socket, "--log", log_file),
+            *("--preload", ",".join(preload), "--idle-s", str(idle_s)),
+            *("--marker-pad", str(MARKER_PAD)),
+        ]
+        # OpenBLAS joins its threads at every fork; sleeping ones are joined at once.
+        full_env = {"OPENBLAS_THREAD_TIMEOUT": "20", **env, MARKER_VARIABLE: "-" * MARKER_PAD}
+        answer = await _start(arguments, full_env, b"", timeout_s=max(deadline - loop.time(), 0.1))
+        if not answer.get("ok"):
+            said = str(answer.get("error"))
+            await asyncio.sleep(RETRY_S)  # another one is about to serve, or about to leave
+
+
+async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
+    """Ask a warm interpreter to end; attempts it has started go on. Idempotent."""
+    try:
+        await ask(socket, {"op": "stop"}, timeout_s=timeout_s)
+    except OSError:
+        return  # there is none
+
+
+async def fork(
+    socket: str, plan: str, *, secrets: Mapping[str, str] | None = None, timeout_s: float = 60.0
+) -> ForkAnswer:
+    """Let the warm interpreter fork the attempt host of the plan file `plan`.
+
+    When this raises WarmError after the request was sent, a host may have been started all the
+    same: read host.json before trying again.
+
+    Raises:
+        WarmError: the interpreter does not answer, or the host could not start.
+    """
+    try:
+        answer = await ask(
+            socket, {"op": "fork", "plan": plan, "secrets": dict(secrets or {})},
+            timeout_s=timeout_s,
+        )  # fmt: skip
+    except (OSError, TimeoutError, ValueError) as error:
+        raise WarmError(f"the warm interpreter at {socket} does not answer: {error!r}") from error
+    if answer.get("cold"):
+        return ForkAnswer(None, str(answer["cold"]))
+    if not answer.get("ok"):
+        raise WarmError(f"the attempt host could not be forked: {answer.get('error')}")
+    return ForkAnswer(Identity.from_dict(answer), None)
+
+
+async def start_cold(
+    plan: str,
+    *,
+    reason: str,
+    env: Mapping[str, str],
+    python: str = sys.executable,
+    secrets: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> Identity:
+    """Start a cold attempt host for the plan file `plan`; its ranks use the plan's own python.
+
+    Args:
+        reason: Why cold, as it will stand in the exit record.
+        env: The host's own environment; ranks do not see it.
+        python: The interpreter of the host itself.
+
+    Raises:
+        WarmError: the host could not start.
+    """
+    arguments = [python, str(_INJOB / "host.py"), plan, "--cold-reason", reason]
+    full_env = {**env, MARKER_VARIABLE: "-" * MARKER_PAD}
+    line = json.dumps(dict(secrets or {})).encode() + b"\n"
+    answer = await _start(arguments, full_env, line, timeout_s=timeout_s)
+    if not answer.get("ok"):
+        raise WarmError(f"the attempt host could not be started cold: {answer.get('error')}")
+    return Identity.from_dict(answer)
+
+
+async def _start(
+    arguments: Sequence[str], env: Mapping[str, str], text: bytes, *, timeout_s: float
+) -> dict[str, Any]:
+    """Run a program that detaches itself, and return the line it prints before."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            env=dict(env),
+            cwd="/",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        return {"ok": False, "error": f"{arguments[0]} cannot be started: {error}"}
+    try:
+        async with asyncio.timeout(timeout_s):
+            output, complaints = await process.communicate(text)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return {"ok": False, "error": f"nothing was heard within {timeout_s:g} s"}
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        answer = None
+    if isinstance(answer, dict):
+        return answer
+    last = complaints.decode("utf-8", "replace").strip().splitlines()[-3:]
+    return {"ok": False, "error": f"exit code {process.returncode}: {' / '.join(last)}"}
+
+
+def runtime_environment() -> dict[str, str]:
+    """Return the variables of this process that a host itself needs."""
+    names = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+    return {name: os.environ[name] for name in names if name in os.environ}
