@@ -55,6 +55,8 @@ _CODES = {
     126: "the shell's code for a command that cannot be executed",
     127: "the shell's code for a command that was not found",
 }
+# How the reason begins that an attempt's hosts record when it gives way to others.
+PREEMPTED_PREFIX = "preempted: "
 
 
 def diagnose(
@@ -81,6 +83,9 @@ def diagnose(
     record = min(bad, key=_failed_at)
     outcome = str(record.get("outcome"))
     if outcome == "canceled":
+        reason = str(record.get("reason") or "")
+        if reason.startswith(PREEMPTED_PREFIX):
+            return "preempted", Failure(FailureClass.PREEMPTED, reason)
         return outcome, None
     rank = _first_rank(record)
     number = None if rank is None else int(rank["rank"])

@@ -31,7 +31,7 @@ STOP_AGAIN_S = 5.0
 
 
 class CanceledEarlyError(RayjobsError):
-    """A cancel request reached the job before its host was started."""
+    """A cancel, or another job's need of its place, reached the job before its host started."""
 
 
 class Drive(DriveEnds):
@@ -63,7 +63,10 @@ class Drive(DriveEnds):
                 raise NotPlacedError(f"{self.held.name} was taken by another target actor")
             await self._provision()
         except CanceledEarlyError:
-            await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
+            if self.gives_way:  # nothing had run: no failure, no budget spent
+                await self._requeue(self._preempt_reason, outcome="preempted", pause_s=0.0)
+            else:
+                await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
             await self._clean()
             await self._give_back(proven=True)
         except NotPlacedError as error:
@@ -126,12 +129,12 @@ class Drive(DriveEnds):
                 *(agent.prepare(order) for agent, order in pairs), return_exceptions=True
             )
         )
-        canceling = asyncio.ensure_future(self.canceled.wait())
+        canceling = asyncio.ensure_future(self.end_asked())
         try:
             await asyncio.wait({preparing, canceling}, return_when=asyncio.FIRST_COMPLETED)
             if not preparing.done():
                 for agent, order in pairs:
-                    await agent.stop(order, reason="canceled", grace_s=0.0)
+                    await agent.stop(order, reason=canceling.result(), grace_s=0.0)
             made = await preparing
         finally:
             canceling.cancel()
@@ -152,7 +155,7 @@ class Drive(DriveEnds):
 
         The first node that ends in any way but well ends the others.
         """
-        end = GroupEnd(self.canceled)
+        end = GroupEnd(self.end_asked)
         exits = await asyncio.gather(*(self._follow_one(order, end) for order in self.orders))
         await self.finalise(list(exits))
 
@@ -168,7 +171,7 @@ class Drive(DriveEnds):
                     await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
                     while not following.done():
                         # Said again: a host that was stopped or busy has not heard it.
-                        reason, grace_s = ending.result(), self.job.spec.grace_s
+                        reason, grace_s = ending.result(), self.end_grace_s
                         await agent.stop(order, reason=reason, grace_s=grace_s)
                         await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
                     record = await following
@@ -195,13 +198,13 @@ class Drive(DriveEnds):
         self._given_back = True
 
     def _check_canceled(self) -> None:
-        if self.canceled.is_set():
-            raise CanceledEarlyError(f"{self.job.id} was canceled before it started")
+        if self.canceled.is_set() or self.preempted.is_set():
+            raise CanceledEarlyError(f"{self.job.id} was to end before it started")
 
     async def _unless_canceled(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do the work, or stop it when the job's end is asked for."""
         doing: asyncio.Future[Result] = asyncio.ensure_future(work)
-        canceling: Awaitable[Any] = asyncio.ensure_future(self.canceled.wait())
+        canceling: Awaitable[Any] = asyncio.ensure_future(self.end_asked())
         waiting = {doing, canceling}
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
@@ -211,7 +214,7 @@ class Drive(DriveEnds):
             await asyncio.gather(doing, return_exceptions=True)
             self._given_back = True
             await self.parts.allocations.release(self.held)
-            raise CanceledEarlyError(f"{self.job.id} was canceled while it waited for its place")
+            raise CanceledEarlyError(f"{self.job.id} was to end while it waited for its place")
         finally:
             doing.cancel()
             asyncio.ensure_future(canceling).cancel()

@@ -17,6 +17,7 @@ from rayjobs.compute.cluster import Cluster
 from rayjobs.errors import StoreError
 from rayjobs.failures import Failure
 from rayjobs.records import Job
+from rayjobs.rootcause import PREEMPTED_PREFIX
 from rayjobs.states import JobState
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ class DriveBase:
         number: The attempt's number, once started.
         orders: What each node's agent is told, once planned.
         canceled: Set when the job's end was asked for.
+        preempted: Set when the attempt is to give way, and be tried again.
         forsaken: Its workspace is gone: nothing can be written, all is to be ended.
     """
 
@@ -55,13 +57,54 @@ class DriveBase:
     number: int = 0
     orders: list[dict[str, Any]] = field(default_factory=list)
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
+    preempted: asyncio.Event = field(default_factory=asyncio.Event)
     forsaken: bool = False
     _given_back: bool = False
+    _preempt_reason: str = ""
+    _preempt_grace_s: float | None = None
 
     @property
     def key(self) -> str:
         """The job's name over all workspaces."""
         return self.served.key(self.job.id)
+
+    # -- why it is to end ----------------------------------------------------------------------
+    def preempt(self, reason: str, *, grace_s: float | None = None) -> None:
+        """Let the attempt give way: SIGTERM, time for a checkpoint, then its end.
+
+        The job is queued again at its old place with outcome and class `preempted`, within that
+        class's budget, and its next attempt goes on from the newest whole checkpoint. A cancel
+        that comes before its end wins. Asked again, the first reason stays.
+
+        Args:
+            reason: For people: who needs the place.
+            grace_s: Seconds from SIGTERM to SIGKILL; None takes the job's own `grace_s`.
+        """
+        if not self.preempted.is_set():
+            self._preempt_reason, self._preempt_grace_s = reason, grace_s
+            self.preempted.set()
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether it is to end for another's sake, not its user's."""
+        return self.preempted.is_set() and not self.canceled.is_set()
+
+    @property
+    def end_grace_s(self) -> float:
+        """Seconds that its ranks have from SIGTERM to SIGKILL."""
+        if self.gives_way and self._preempt_grace_s is not None:
+            return self._preempt_grace_s
+        return self.job.spec.grace_s
+
+    async def end_asked(self) -> str:
+        """Return the reason, for the attempt's hosts, once its end is asked for."""
+        waiting = [asyncio.ensure_future(event.wait()) for event in (self.canceled, self.preempted)]
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+        return PREEMPTED_PREFIX + self._preempt_reason if self.gives_way else "canceled"
 
     async def _write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
         """Write what must be written: a full or locked store is tried until it takes it.
@@ -84,10 +127,15 @@ class DriveBase:
             self.served.store.move, self.job.id, attempt=self.number, old=old, new=new
         )
 
-    async def _event(self, kind: str, message: str) -> None:
+    async def _event(self, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
         try:
             await self.served.ask(
-                self.served.store.add_event, self.job.id, kind, message, attempt=self.number
+                self.served.store.add_event,
+                self.job.id,
+                kind,
+                message,
+                attempt=self.number,
+                data=data,
             )
         except StoreError as error:
             log.warning("an event of %s was not written: %s", self.job.id, error)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rayjobs import rootcause
+from rayjobs.blobs import FolderBlobs
 from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drivebase import DriveBase
 from rayjobs.errors import RayjobsError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.states import JobState
+from rayjobs.stepslost import Lost, steps_lost
+from rayjobs.workspace_files import WorkspaceFiles
 
 log = logging.getLogger(__name__)
 
@@ -167,14 +171,32 @@ class DriveEnds(DriveBase):
         if job.cancel_requested_at is not None:
             await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
         elif used < budget:
-            pause_s = min(60.0, 2.0**used)
             reason = (
                 f"tries again ({used + 1} of {budget}) after a failure of class "
-                f"{failure.failure_class}: "
+                f"{failure.failure_class}: {failure.message}"
             )
-            await self._requeue(
-                reason + failure.message, outcome=outcome, failure=failure, pause_s=pause_s
-            )
+            pause_s = min(60.0, 2.0**used)
+            if failure.failure_class is FailureClass.PREEMPTED:
+                reason, pause_s = failure.message, 0.0  # nothing failed that a pause would mend
+            lost = await self._steps_lost()
+            if lost is not None:
+                reason = f"{reason.removesuffix('.')}; {lost.sentence}"
+                if lost.steps is not None:
+                    await self._event("steps_lost", lost.sentence, lost.to_dict())
+            await self._requeue(reason, outcome=outcome, failure=failure, pause_s=pause_s)
         else:
             await self._finish(JobState.FAILED, outcome=outcome, failure=failure)
         await self._give_back(proven=proven)
+
+    async def _steps_lost(self) -> Lost | None:
+        """Return what the next attempt does again; None where that cannot be told."""
+        folder = WorkspaceFiles(Path(self.served.path)).blobs
+        if not folder.is_dir():
+            return None  # opening it would make it, in a workspace that is gone
+        try:
+            return await asyncio.to_thread(
+                lambda: steps_lost(self.served.store, FolderBlobs(folder), self.job.id)
+            )
+        except RayjobsError as error:
+            log.info("what %s lost is not known: %s", self.job.id, error)
+            return None

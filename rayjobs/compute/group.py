@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -24,8 +24,9 @@ async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 class GroupEnd:
     """When, and why, what still runs of an attempt is to end."""
 
-    def __init__(self, canceled: asyncio.Event) -> None:
-        self._canceled = canceled
+    def __init__(self, asked: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Wait for `asked` too, which returns the reason once the whole attempt is to end."""
+        self._asked = asked
         self._failed = asyncio.Event()
         self._reason = ""
 
@@ -38,11 +39,11 @@ class GroupEnd:
 
     async def asked(self) -> str:
         """Return the reason once the end of all nodes is asked for."""
-        canceled = asyncio.ensure_future(self._canceled.wait())
+        asked = asyncio.ensure_future(self._asked())
         failed = asyncio.ensure_future(self._failed.wait())
         try:
-            await asyncio.wait({canceled, failed}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({asked, failed}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            canceled.cancel()
+            asked.cancel()
             failed.cancel()
-        return self._reason if self._failed.is_set() else "canceled"
+        return self._reason if self._failed.is_set() else asked.result()

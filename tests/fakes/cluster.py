@@ -77,7 +77,14 @@ class FakeAgent:
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         job, attempt = self._note("stop", order)
         self.stop_reasons.append(reason)
-        self.end(job, attempt, outcome="canceled", signal=15, node=order["plan"]["node"])
+        self.end(
+            job,
+            attempt,
+            outcome="canceled",
+            signal=15,
+            node=order["plan"]["node"],
+            reason=reason,
+        )
 
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         self._note("collect", order)
@@ -101,6 +108,7 @@ class FakeAgent:
         signal: int | None = None,
         proven: bool = True,
         node: int = 0,
+        reason: str = "",
     ) -> None:
         """Let an attempt end as told."""
         waiting = self.future((job, attempt))
@@ -114,6 +122,7 @@ class FakeAgent:
                     signal=signal,
                     proven=proven,
                     node=node,
+                    reason=reason,
                 )
             )
 
@@ -127,6 +136,7 @@ def exit_record(
     signal: int | None = None,
     proven: bool = True,
     node: int = 0,
+    reason: str = "",
 ) -> dict[str, Any]:
     """Return an exit record as an attempt host with one rank writes it."""
     if not outcome:
@@ -141,7 +151,7 @@ def exit_record(
         "ended_at": 2.0,
         "duration_s": 1.0,
         "outcome": outcome,
-        "reason": "",
+        "reason": reason,
         "ranks": [
             {
                 "rank": node,
