@@ -24,6 +24,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "wait": ("wait:wait", "Wait for the end of jobs; exit as they did."),
         "cancel": ("cancel:cancel", "Ask jobs to end."),
         "resume": ("resume:resume", "Go on from a job's checkpoint, in a new job."),
+        "verify-resume": ("verify_resume:verify_resume", "Kill a script at random; compare."),
         "update": ("update:update", "Change a job's priority, tags or shown name."),
         "why": ("why:why", "Say why a job waits."),
         "events": ("events:events", "List a job's history."),
