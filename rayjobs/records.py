@@ -26,9 +26,13 @@ class Job:
         attempt: Number of the latest attempt; 0 before the first. The fencing token.
         reason: Why the job is in its state, for people.
         cancel_requested_at: When somebody asked for its end; a request, not a state.
-        actual: Where the priority now in force differs from the spec's, see `priority`.
+        priority: The one in force; it may have been changed since the spec was written.
         display_name: What people see instead of the spec's name; may change, the spec does not.
-        kind: "job", or "sweep" and others for parents that run nothing themselves.
+        kind: "job", or "sweep", "array" and others for parents that run nothing themselves.
+        parent: Id of the sweep or array that it belongs to.
+        array_index: Which member of its array it is; None for all that is none.
+        placed_at: When it first got a place; of an array, its first member's.
+        held: Why it is held back in the queue until somebody releases it; None when it is not.
     """
 
     id: str
@@ -54,6 +58,50 @@ class Job:
     failure: Failure | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
     properties: Mapping[str, str] = field(default_factory=dict)
+    array_index: int | None = None
+    placed_at: datetime | None = None
+    held: str | None = None
+
+    @property
+    def group_limit(self) -> int | None:
+        """How many of its array may have a place at a time; None: as many as fit."""
+        if self.array_index is None or self.spec.array is None:
+            return None
+        return self.spec.array.limit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobLine:
+    """A job as lists show it: without its spec, which takes most of the time to read.
+
+    Attributes are those of `Job`; `name` is the spec's.
+    """
+
+    id: str
+    serial: int
+    name: str
+    experiment: str
+    state: JobState
+    attempt: int
+    reason: str
+    priority: int
+    target: str
+    user: str
+    kind: str
+    parent: str | None
+    snapshot: str | None
+    display_name: str | None
+    submitted_at: datetime
+    changed_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    cancel_requested_at: datetime | None
+    failure: Failure | None
+    tags: Mapping[str, str]
+    properties: Mapping[str, str]
+    array_index: int | None
+    placed_at: datetime | None
+    held: str | None
 
 
 class AllocationState(StrEnum):
@@ -225,6 +273,76 @@ class ChildNews:
     failure: Failure | None
     points: tuple[MetricPoint, ...]
     cursor: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """How long the completed jobs of one entry ran, the newest ones.
+
+    Attributes:
+        count: Of how many.
+        median_s, p90_s: Seconds from the start of the attempt that completed to the job's end.
+    """
+
+    count: int
+    median_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """When a waiting job was thought to start.
+
+    Attributes:
+        basis: What the estimate rests on, in the policy's words.
+        made_at: When; None for one that is not stored yet.
+    """
+
+    job: str
+    starts_at: datetime
+    basis: str
+    made_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRow:
+    """How one job waited.
+
+    Attributes:
+        placed_at: When it first got a place; None for one that never did (so far).
+        predicted_first: The first estimate that was shown; None where there was none.
+        predicted_last: The last one before its place.
+    """
+
+    job: str
+    name: str
+    user: str
+    priority: int
+    parent: str | None
+    target: str
+    state: JobState
+    submitted_at: datetime
+    placed_at: datetime | None
+    ended_at: datetime | None
+    predicted_first: Prediction | None
+    predicted_last: Prediction | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one attempt held, and how long.
+
+    Attributes:
+        until: None while it goes on.
+        shape: Of its allocation, see `Allocation`.
+    """
+
+    job: str
+    user: str
+    target: str
+    since: datetime
+    until: datetime | None
+    shape: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from rayjobs import arrays
 from rayjobs.failures import FailureClass
 
 Backend = Literal["none", "gloo", "nccl", "mpi"]
@@ -123,6 +124,38 @@ class Dependency(Model):
     when: Literal["ok", "any"] = "ok"
 
 
+class Array(Model):
+    """Many jobs of one spec, told apart by an index; text such as ``0-15%4`` is taken too.
+
+    Attributes:
+        indices: As written: ``0-15``, ``1,3,8``, ``0-30:5``.
+        limit: How many of them may have a place at a time; None: as many as fit.
+    """
+
+    indices: str
+    limit: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        if isinstance(data, int) and not isinstance(data, bool):
+            data = str(data)
+        if not isinstance(data, str):
+            return data
+        indices, limit = arrays.split_limit(data)
+        return {"indices": indices, "limit": limit}
+
+    @field_validator("indices")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        arrays.expand(text)
+        return text
+
+    def expand(self) -> tuple[int, ...]:
+        """Return the indices, in order and each once."""
+        return arrays.expand(self.indices)
+
+
 class Retries(Model):
     """How often an attempt that ended in a failure class is tried again."""
 
@@ -158,6 +191,7 @@ class JobSpec(Model):
         grace_s: Seconds between SIGTERM and SIGKILL.
         stall_timeout_s: End the attempt when nothing is heard for so long; None never.
         preemptible: May be stopped and queued again for a job of higher priority.
+        array: Makes it many jobs, one an index, which each rank finds in RAYJOBS_ARRAY_INDEX.
     """
 
     version: Literal[1] = 1
@@ -188,6 +222,7 @@ class JobSpec(Model):
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     tags: Mapping[str, str] = Field(default_factory=dict)
     depends_on: tuple[Dependency, ...] = ()
+    array: Array | None = None
     target: str = "local"
     preemptible: bool = False
     cold: bool = False

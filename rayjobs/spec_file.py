@@ -322,6 +322,10 @@ def editor_schema() -> dict[str, Any]:
             properties[part]["patternProperties"][key] = {"anyOf": [value, {"type": "string"}]}
     items = properties["depends_on"]["items"]
     properties["depends_on"]["items"] = {"anyOf": [items, {"type": "string"}]}
+    properties["array"] = {
+        "anyOf": [{"$ref": "#/$defs/Array"}, {"type": ["string", "integer", "null"]}],
+        "examples": ["0-15", "0-15%4", "1,3,8-20:4"],
+    }
     properties["retries"] = {
         "anyOf": [{"$ref": "#/$defs/Retries"}, {"type": "integer", "minimum": 0, "maximum": 100}],
         "description": "Retries per failure class; a number alone counts for the class `user`.",

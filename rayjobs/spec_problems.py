@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from rayjobs.errors import Problem
 from rayjobs.spec import (
+    Array,
     Dependency,
     Distribution,
     Input,
@@ -37,6 +38,7 @@ _PARTS: Mapping[str, type[Model]] = {
     "resources": Resources,
     "distribution": Distribution,
     "retries": Retries,
+    "array": Array,
     "inputs.*": Input,
     "outputs.*": Output,
     "secrets.*": SecretRef,

@@ -13,7 +13,8 @@ from rayjobs.failures import Failure
 from rayjobs.records import Attempt, Job
 from rayjobs.states import FINAL, LIVE, JobState
 from rayjobs.store import transitions
-from rayjobs.store.part import Part
+from rayjobs.store.arrays import KIND as ARRAY
+from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
 from rayjobs.store.rows import attempt_of, failure_text, job_of, time_text, to_json
 
 LIVE_JOBS = f"""
@@ -26,7 +27,7 @@ ORDER BY serial
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
-class AttemptsPart(Part):
+class AttemptsPart(ArrayEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
     def start(self, job_id: str, *, attempt: int, allocation: str) -> Attempt | None:
@@ -48,6 +49,7 @@ class AttemptsPart(Part):
                 now=now,
                 attempt=started["attempt"],
             )
+            self._array_placed(connection, started, now)
             return attempt_of(row)
 
     def move(
@@ -71,6 +73,7 @@ class AttemptsPart(Part):
                 return False
             if new is JobState.RUNNING:
                 connection.execute(transitions.ATTEMPT_STARTED, values)
+                self._array_started(connection, self._row(connection, job_id), now)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
         return True
 
@@ -156,6 +159,7 @@ class AttemptsPart(Part):
             self._state_event(
                 connection, job_id, old, state, now=now, attempt=attempt, reason=reason
             )
+            self._array_ended(connection, row, now)
         return True
 
     def requeue(
@@ -167,6 +171,7 @@ class AttemptsPart(Part):
         outcome: str,
         failure: Failure | None = None,
         not_before: datetime | None = None,
+        hold: str | None = None,
     ) -> bool:
         """See `Store.requeue`."""
         now = self._now()
@@ -178,6 +183,7 @@ class AttemptsPart(Part):
             "outcome": outcome,
             "failure": failure_text(failure),
             "not_before": time_text(not_before),
+            "hold": hold,
         }
         # Durable, since it may become an end.
         with self._database.write(durable=True) as connection:
@@ -192,40 +198,50 @@ class AttemptsPart(Part):
                 connection.execute(transitions.CANCEL, values)
             connection.execute(transitions.END_ATTEMPT, values)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
+            if new is JobState.CANCELED:
+                self._array_ended(connection, row, now)
         return True
 
     def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
         """See `Store.request_cancel`."""
         now = self._now()
-        reason = f"canceled by {by}" if by else "canceled"
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
-            state = JobState(row["state"])
-            values = {"job": job_id, "attempt": row["attempt"], "now": now, "reason": reason}
-            if state.is_final or row["cancel_requested_at"] is not None:
-                return state
-            if state is JobState.QUEUED:
-                connection.execute(transitions.CANCEL_QUEUED, values)
-                self._state_event(
-                    connection,
-                    job_id,
-                    state,
-                    JobState.CANCELED,
-                    now=now,
-                    attempt=row["attempt"],
-                    reason=reason,
-                )
-                return JobState.CANCELED
-            connection.execute("UPDATE jobs SET cancel_requested_at = :now WHERE id = :job", values)
-            self._event(
-                connection,
-                job_id,
-                "cancel",
-                f"cancel requested by {by}" if by else "cancel requested",
-                now=now,
-                attempt=row["attempt"],
-            )
+            if row["kind"] == ARRAY and not JobState(row["state"]).is_final:
+                members = connection.execute(UNFINISHED_MEMBERS, {"parent": job_id}).fetchall()
+                # First itself: its last member's end is its own.
+                self._request_cancel(connection, row, now, by)
+                for member in members:
+                    self._request_cancel(connection, member, now, by)
+                return JobState(self._row(connection, job_id)["state"])
+            return self._request_cancel(connection, row, now, by)
+
+    def _request_cancel(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, now: str, by: str
+    ) -> JobState:
+        state, job_id, attempt = JobState(row["state"]), row["id"], row["attempt"]
+        reason = f"canceled by {by}" if by else "canceled"
+        values = {"job": job_id, "attempt": attempt, "now": now, "reason": reason}
+        if state.is_final or row["cancel_requested_at"] is not None:
             return state
+        if state is JobState.QUEUED:
+            connection.execute(transitions.CANCEL_QUEUED, values)
+            new = JobState.CANCELED
+            self._state_event(
+                connection, job_id, state, new, now=now, attempt=attempt, reason=reason
+            )
+            self._array_ended(connection, row, now)
+            return new
+        connection.execute("UPDATE jobs SET cancel_requested_at = :now WHERE id = :job", values)
+        self._event(
+            connection,
+            job_id,
+            "cancel",
+            f"cancel requested by {by}" if by else "cancel requested",
+            now=now,
+            attempt=attempt,
+        )
+        return state
 
     # -- reading -----------------------------------------------------------------------------
 

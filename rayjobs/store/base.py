@@ -8,7 +8,7 @@ Everything goes in and out as records or JSON data, so that the protocol can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,14 +17,19 @@ from rayjobs.records import (
     Allocation,
     Attempt,
     ChildNews,
+    Durations,
     Event,
     Job,
+    JobLine,
     MetricPoint,
     ModelFile,
     ModelVersion,
+    Prediction,
+    QueueRow,
     StoredFile,
     Sweep,
     TrialRow,
+    Usage,
 )
 from rayjobs.states import JobState
 
@@ -75,8 +80,8 @@ class Store(Protocol):
     def find(self, text: str) -> Job:
         """Return the job whose id is, begins with, or has a random tail beginning with `text`.
 
-        A name that only one job has is accepted too. Raises NotFoundError (with near names),
-        UsageError when several match (lists them).
+        A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. Raises
+        NotFoundError (with near names), UsageError when several match (lists them).
         """
         ...
 
@@ -110,6 +115,21 @@ class Store(Protocol):
         Keys are the job's fields but its spec, failure and properties, and `name` (the spec's);
         times are ISO text.
         """
+        ...
+
+    def job_lines(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+        members: bool = True,
+    ) -> list[JobLine]:
+        """Return what `jobs` does without specs; array members only with `members`."""
         ...
 
     def counts(self) -> dict[JobState, int]:
@@ -175,9 +195,11 @@ class Store(Protocol):
         outcome: str,
         failure: Failure | None = None,
         not_before: datetime | None = None,
+        hold: str | None = None,
     ) -> bool:
         """Put a live job back to Queued at its old place; ends the attempt's row.
 
+        With `hold` it stays there until somebody releases it.
         A job whose cancel was requested before becomes Canceled instead (from the queue nobody
         would start it again). False when the job is not live, or has a newer attempt.
         """
@@ -187,7 +209,7 @@ class Store(Protocol):
         """Ask for a job's end and return its state now.
 
         A Queued job is Canceled at once; a live one keeps its state and gets the request;
-        a final one is left as it is. Idempotent.
+        a final one is left as it is. Of an array, all members are asked. Idempotent.
         """
         ...
 
@@ -201,7 +223,78 @@ class Store(Protocol):
         display_name: str | None = None,
     ) -> Job:
         """Change what may change: priority of a job that is not final, tags (None removes),
-        properties (add-only: another value raises UsageError)."""
+        properties (add-only: another value raises UsageError). An array's priority is that of
+        its unfinished members."""
+        ...
+
+    def hold(self, job_id: str, *, reason: str) -> Job:
+        """Keep a job from being started until it is released; a live attempt goes on.
+
+        Of an array, all unfinished members. Raises UsageError for what has ended.
+        """
+        ...
+
+    def release(self, job_id: str) -> Job:
+        """Let a held job (all members of an array) be started again. Raises as `hold` does."""
+        ...
+
+    # -- arrays --------------------------------------------------------------------------------
+    def submit_array(
+        self,
+        spec: JobSpec,
+        *,
+        experiment: str,
+        snapshot: str | None,
+        user: str,
+        idempotency_key: str | None = None,
+        job_id: str | None = None,
+    ) -> tuple[Job, bool]:
+        """Write an array and all its members durably (fsync), or none of them.
+
+        Returns the array: a job of kind "array", Running from the start, which no target starts
+        and which ends with its last member: Failed when one has, else Canceled when one was,
+        else Completed. Its members are Queued jobs with its id as their parent. A key that
+        exists gives that array and False, as `submit` does.
+        """
+        ...
+
+    def member(self, array_id: str, index: int) -> Job:
+        """Return an array's member. Raises NotFoundError."""
+        ...
+
+    def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
+        """Return how many children of each parent are in each state (none: left out)."""
+        ...
+
+    # -- the queue -----------------------------------------------------------------------------
+    def durations(
+        self, entries: Iterable[tuple[str, str]], *, most: int = 100
+    ) -> dict[tuple[str, str], Durations]:
+        """Return how long the newest completed jobs of each (experiment, entry) ran.
+
+        Entries without any are left out. Quick whatever the number of jobs.
+        """
+        ...
+
+    def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
+        """Return `durations` for the entries of a target's jobs that have not ended."""
+        ...
+
+    def note_predictions(self, predictions: Sequence[Prediction]) -> None:
+        """Keep when waiting jobs are thought to start: of each its first and its last word.
+
+        Ignored for jobs that have had a place.
+        """
+        ...
+
+    def queue_history(
+        self, *, since: datetime | None = None, target: str | None = None
+    ) -> list[QueueRow]:
+        """Return how the jobs submitted since then waited, in order of submission."""
+        ...
+
+    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
+        """Return what attempts that had not ended before then held."""
         ...
 
     # -- attempts and allocations ------------------------------------------------------------

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import ids
+from rayjobs.arrays import split_member
 from rayjobs.errors import NotFoundError, TakenOverError, UsageError
-from rayjobs.records import Job
+from rayjobs.records import Job, JobLine
 from rayjobs.states import JobState
+from rayjobs.store.arrays import KIND as ARRAY
+from rayjobs.store.arrays import member_row
 from rayjobs.store.part import Part
-from rayjobs.store.rows import job_of, light_row, spec_of, to_json
+from rayjobs.store.rows import job_of, light_row, line_of, same_submit, to_json
 
 if TYPE_CHECKING:
     from rayjobs.spec import JobSpec
@@ -20,23 +23,25 @@ if TYPE_CHECKING:
 INSERT_JOB = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
-    tags, properties, tail)
+    tags, properties, tail, entry)
 VALUES (:id, :idempotency_key, :experiment, :name, :display_name, :kind, :parent, :target,
     :submitted_by, :snapshot, :spec, 'Queued', 0, '', :priority, :now, :now,
-    :tags, :properties, :tail)
+    :tags, :properties, :tail, :entry)
 RETURNING *
 """
 
 BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
 
-# A prefix as a range: LIKE would need escapes, and does not use the index.
+# A prefix as a range: LIKE would need escapes, and does not use the index. Members of an array
+# have its name: that means the array.
 FIND = """
 SELECT * FROM jobs WHERE id >= :text AND id < :beyond
 UNION SELECT * FROM jobs WHERE tail >= :text AND tail < :beyond
-UNION SELECT * FROM jobs WHERE name = :text
-UNION SELECT * FROM jobs WHERE display_name = :text
+UNION SELECT * FROM jobs WHERE name = :text AND array_index IS NULL
+UNION SELECT * FROM jobs WHERE display_name = :text AND array_index IS NULL
 ORDER BY serial DESC LIMIT 200
 """
+BY_ID = "SELECT * FROM jobs WHERE id = :text"
 
 NAMES = "SELECT id, tail, name, display_name FROM jobs ORDER BY serial DESC LIMIT 2000"
 
@@ -45,6 +50,8 @@ LIGHT_COLUMNS = (
     "attempt, reason, priority, submitted_at, changed_at, started_at, ended_at, "
     "cancel_requested_at, tags"
 )
+LINE_COLUMNS = f"{LIGHT_COLUMNS}, snapshot, failure, properties, array_index, placed_at, hold"
+UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
 
 _BEYOND = "\U0010ffff"
 _SHOWN = 10
@@ -68,6 +75,8 @@ class JobsPart(Part):
         claim: int | None = None,
     ) -> tuple[Job, bool]:
         """See `Store.submit`. Raises UsageError too when `job_id` is another job's."""
+        if spec.array is not None:
+            raise UsageError("the spec is an array's (`array`); submit it as one, or take that out")
         if claim is not None and parent is None:
             raise UsageError("a claim is a parent's; give `parent` with it")
         now = self._now()
@@ -89,6 +98,7 @@ class JobsPart(Part):
             "now": now,
             "tags": to_json(dict(spec.tags)),
             "properties": to_json(dict(properties or {})),
+            "entry": spec.entry,
         }
         with self._database.write(durable=True) as connection:
             if claim is not None and parent is not None:
@@ -96,7 +106,7 @@ class JobsPart(Part):
             if idempotency_key is not None:
                 known = connection.execute(BY_KEY, values).fetchone()
                 if known is not None:
-                    return _same_submit(known, spec, snapshot), False
+                    return same_submit(known, spec, snapshot), False
             try:
                 row = connection.execute(INSERT_JOB, values).fetchone()
             except sqlite3.IntegrityError as error:
@@ -117,11 +127,16 @@ class JobsPart(Part):
         """See `Store.find`. A whole id wins over all else, then a whole name over prefixes."""
         if not text:
             raise UsageError("an empty text names no job; give an id, its beginning, or a name")
+        named_member = split_member(text)
+        if named_member is not None:
+            array, index = self.find(named_member[0]), named_member[1]
+            with self._database.read() as connection:
+                return job_of(member_row(connection, self._row(connection, array.id), index))
         with self._database.read() as connection:
+            exact = connection.execute(BY_ID, {"text": text}).fetchone()
+            if exact is not None:
+                return job_of(exact)
             rows = connection.execute(FIND, {"text": text, "beyond": text + _BEYOND}).fetchall()
-            for row in rows:
-                if row["id"] == text:
-                    return job_of(row)
             named = [row for row in rows if text in (row["name"], row["display_name"])]
             if len(rows) == 1 or len(named) == 1:
                 return job_of(named[0] if named else rows[0])
@@ -153,6 +168,24 @@ class JobsPart(Part):
         rows = self._select("*", states, experiment, parent, target, tag, limit, newest_first)
         return [job_of(row) for row in rows]
 
+    def job_lines(
+        self,
+        *,
+        states: Sequence[JobState] | None = None,
+        experiment: str | None = None,
+        parent: str | None = None,
+        target: str | None = None,
+        tag: tuple[str, str] | None = None,
+        limit: int | None = None,
+        newest_first: bool = True,
+        members: bool = True,
+    ) -> list[JobLine]:
+        """See `Store.job_lines`."""
+        rows = self._select(
+            LINE_COLUMNS, states, experiment, parent, target, tag, limit, newest_first, members
+        )
+        return [line_of(row) for row in rows]
+
     def job_rows(
         self,
         *,
@@ -183,8 +216,9 @@ class JobsPart(Part):
         tag: tuple[str, str] | None,
         limit: int | None,
         newest_first: bool,
+        members: bool = True,
     ) -> list[sqlite3.Row]:
-        where: list[str] = []
+        where: list[str] = [] if members else ["array_index IS NULL"]
         values: dict[str, Any] = {"limit": -1 if limit is None else limit}
         if states is not None:
             values.update({f"state{n}": str(state) for n, state in enumerate(states)})
@@ -242,6 +276,11 @@ class JobsPart(Part):
                     now=self._now(),
                     attempt=row["attempt"],
                 )
+                if row["kind"] == ARRAY:
+                    connection.execute(
+                        f"UPDATE jobs SET priority = :priority WHERE {UPDATED}",  # noqa: S608
+                        {"priority": priority, "job": job_id},
+                    )
             if tags:
                 merged = {**json.loads(row["tags"]), **tags}
                 changes["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
@@ -257,6 +296,52 @@ class JobsPart(Part):
                 ).fetchone()
             return job_of(row)
 
+    def hold(self, job_id: str, *, reason: str) -> Job:
+        """See `Store.hold`."""
+        if not reason:
+            raise UsageError("a job is held for a reason; say which")
+        return self._set_hold(job_id, reason)
+
+    def release(self, job_id: str) -> Job:
+        """See `Store.release`."""
+        return self._set_hold(job_id, None)
+
+    def _set_hold(self, job_id: str, reason: str | None) -> Job:
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            if JobState(row["state"]).is_final:
+                raise UsageError(
+                    f"job {job_id!r} is {row['state']}: only a job that has not ended can be held "
+                    f"or released",
+                    job=job_id,
+                )
+            if row["kind"] not in ("job", ARRAY):
+                raise UsageError(
+                    f"{job_id!r} is a {row['kind']}: hold or release its jobs instead", job=job_id
+                )
+            chosen = [row]
+            if row["kind"] == ARRAY:
+                chosen += connection.execute(
+                    f"SELECT * FROM jobs WHERE {UPDATED}",  # noqa: S608
+                    {"job": job_id},
+                ).fetchall()
+            for one in chosen:
+                if one["hold"] == reason:
+                    continue
+                connection.execute(
+                    "UPDATE jobs SET hold = :hold WHERE id = :job",
+                    {"hold": reason, "job": one["id"]},
+                )
+                self._event(
+                    connection,
+                    one["id"],
+                    "hold",
+                    f"held: {reason}" if reason else "released",
+                    now=self._now(),
+                    attempt=one["attempt"],
+                )
+            return job_of(self._row(connection, job_id))
+
 
 def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:
     state = JobState(parent["state"])
@@ -268,26 +353,6 @@ def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:
         job=parent["id"],
         claim=claim,
     )
-
-
-def _same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:
-    different = [
-        what
-        for what, is_different in (
-            ("spec", spec_of(known["spec"]) != spec),
-            ("snapshot", known["snapshot"] != snapshot),
-        )
-        if is_different
-    ]
-    if different:
-        raise UsageError(
-            f"the idempotency key {known['idempotency_key']!r} was used for job "
-            f"{known['id']!r} with another {' and '.join(different)}; use a new key for a new "
-            f"job, or repeat the first submit unchanged",
-            job=known["id"],
-            different=tuple(different),
-        )
-    return job_of(known)
 
 
 def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:

@@ -35,6 +35,7 @@ RECORDS = (
     "DELETE FROM metrics WHERE job_serial = (SELECT serial FROM jobs WHERE id = :job)",
     "DELETE FROM trials WHERE sweep = :job",
     "DELETE FROM sweeps WHERE job = :job",
+    "DELETE FROM predictions WHERE job = :job",
     "DELETE FROM allocations WHERE job = :job AND state = 'released'",
     "DELETE FROM jobs WHERE id = :job",
 )

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.clock import to_text
+from rayjobs.errors import UsageError
 from rayjobs.failures import Failure
 from rayjobs.records import (
     Allocation,
@@ -17,6 +18,7 @@ from rayjobs.records import (
     Attempt,
     Event,
     Job,
+    JobLine,
     MetricPoint,
     StoredFile,
 )
@@ -51,7 +53,7 @@ def optional_time(text: str | None) -> datetime | None:
     return None if text is None else datetime.fromisoformat(text)
 
 
-@lru_cache(maxsize=2048)
+@lru_cache(maxsize=16_384)
 def spec_of(text: str) -> JobSpec:
     """Return the spec; an actor that looks every second parses each once."""
     from rayjobs.spec import JobSpec  # pydantic: not for calls that see no spec
@@ -95,6 +97,40 @@ def job_of(row: sqlite3.Row) -> Job:
         failure=failure_of(row["failure"]),
         tags=_strings(row["tags"]),
         properties=_strings(row["properties"]),
+        array_index=row["array_index"],
+        placed_at=optional_time(row["placed_at"]),
+        held=row["hold"],
+    )
+
+
+def line_of(row: sqlite3.Row) -> JobLine:
+    """Return the line of a row with the columns of `jobs.LINE_COLUMNS`."""
+    return JobLine(
+        id=row["id"],
+        serial=row["serial"],
+        name=row["name"],
+        experiment=row["experiment"],
+        state=JobState(row["state"]),
+        attempt=row["attempt"],
+        reason=row["reason"],
+        priority=row["priority"],
+        target=row["target"],
+        user=row["submitted_by"],
+        kind=row["kind"],
+        parent=row["parent"],
+        snapshot=row["snapshot"],
+        display_name=row["display_name"],
+        submitted_at=time_of(row["submitted_at"]),
+        changed_at=time_of(row["changed_at"]),
+        started_at=optional_time(row["started_at"]),
+        ended_at=optional_time(row["ended_at"]),
+        cancel_requested_at=optional_time(row["cancel_requested_at"]),
+        failure=failure_of(row["failure"]),
+        tags=_strings(row["tags"]),
+        properties=_strings(row["properties"]),
+        array_index=row["array_index"],
+        placed_at=optional_time(row["placed_at"]),
+        held=row["hold"],
     )
 
 
@@ -174,3 +210,28 @@ def light_row(row: sqlite3.Row) -> Mapping[str, Any]:
     data["user"] = data.pop("submitted_by")
     data["tags"] = _strings(data["tags"])
     return data
+
+
+def same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:
+    """Return the job of an idempotency key that is known.
+
+    Raises:
+        UsageError: the key was used for something else.
+    """
+    different = [
+        what
+        for what, is_different in (
+            ("spec", spec_of(known["spec"]) != spec),
+            ("snapshot", known["snapshot"] != snapshot),
+        )
+        if is_different
+    ]
+    if different:
+        raise UsageError(
+            f"the idempotency key {known['idempotency_key']!r} was used for job "
+            f"{known['id']!r} with another {' and '.join(different)}; use a new key for a new "
+            f"job, or repeat the first submit unchanged",
+            job=known["id"],
+            different=tuple(different),
+        )
+    return job_of(known)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayjobs.errors import StoreError, StoreVersionError
 
-VERSION = 5  # the number of the newest file in migrations/versions
+VERSION = 6  # the number of the newest file in migrations/versions
 
 
 def version_of(connection: sqlite3.Connection) -> int:

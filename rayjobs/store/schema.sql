@@ -103,15 +103,21 @@ CREATE TABLE jobs (
 	tags TEXT NOT NULL,
 	properties TEXT NOT NULL,
 	tail TEXT DEFAULT '' NOT NULL,
+	entry TEXT DEFAULT '' NOT NULL,
+	array_index INTEGER,
+	placed_at TEXT,
+	hold TEXT,
 	CONSTRAINT uq_jobs_id UNIQUE (id),
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
 );
 
 CREATE INDEX ix_jobs_experiment ON jobs (experiment);
 
+CREATE INDEX ix_jobs_history ON jobs (experiment, entry, state, ended_at);
+
 CREATE INDEX ix_jobs_name ON jobs (name);
 
-CREATE INDEX ix_jobs_parent ON jobs (parent);
+CREATE INDEX ix_jobs_parent_state ON jobs (parent, state);
 
 CREATE INDEX ix_jobs_tail ON jobs (tail);
 
@@ -172,6 +178,17 @@ CREATE TABLE models (
 
 CREATE INDEX ix_models_run ON models (run);
 
+CREATE TABLE predictions (
+	job TEXT NOT NULL,
+	first_at TEXT NOT NULL,
+	first_starts_at TEXT NOT NULL,
+	first_basis TEXT NOT NULL,
+	last_at TEXT NOT NULL,
+	last_starts_at TEXT NOT NULL,
+	last_basis TEXT NOT NULL,
+	PRIMARY KEY (job)
+);
+
 CREATE TABLE sweeps (
 	job TEXT NOT NULL,
 	driver TEXT NOT NULL,
@@ -208,4 +225,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0005');
+INSERT INTO alembic_version (version_num) VALUES ('0006');

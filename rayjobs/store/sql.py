@@ -8,6 +8,7 @@ from pathlib import Path
 from rayjobs.clock import Clock, SystemClock
 from rayjobs.errors import UsageError
 from rayjobs.store.allocations import AllocationsPart
+from rayjobs.store.arrays import ArraysPart
 from rayjobs.store.attempts import AttemptsPart
 from rayjobs.store.catalogue import StoreCatalogue
 from rayjobs.store.connection import Database
@@ -15,6 +16,7 @@ from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.jobs import JobsPart
 from rayjobs.store.models import ModelsPart
 from rayjobs.store.pruning import PruningPart
+from rayjobs.store.queue import QueuePart
 from rayjobs.store.runs import RunsPart
 from rayjobs.store.sweeps import SweepsPart
 
@@ -22,7 +24,15 @@ BUSY_TIMEOUT_S = 10.0
 
 
 class SqlStore(
-    JobsPart, AttemptsPart, AllocationsPart, RunsPart, SweepsPart, ModelsPart, PruningPart
+    JobsPart,
+    ArraysPart,
+    AttemptsPart,
+    AllocationsPart,
+    QueuePart,
+    RunsPart,
+    SweepsPart,
+    ModelsPart,
+    PruningPart,
 ):
     """A `Store` in a SQLite file, which is created, or upgraded, when it is opened.
 

@@ -112,6 +112,8 @@ class SweepsPart(Part):
         sweep_id: str | None = None,
     ) -> tuple[Sweep, bool]:
         """See `Store.put_sweep`."""
+        if base.array is not None:
+            raise UsageError("a sweep's trials are no arrays: take `array` out of its job")
         now = self._now()
         new_id = sweep_id or ids.job_id(experiment)
         values = {

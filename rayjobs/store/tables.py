@@ -50,15 +50,22 @@ jobs = sa.Table(
     sa.Column("properties", sa.Text, nullable=False),
     # The random end of the id, so that it alone finds the job through an index. Added by 0002.
     sa.Column("tail", sa.Text, nullable=False, server_default=""),
+    # Added by 0006. The script or command, for durations learned from history; the member's place
+    # in its array; when it first got a place; why it is held back, NULL when it is not.
+    sa.Column("entry", sa.Text, nullable=False, server_default=""),
+    sa.Column("array_index", sa.Integer),
+    sa.Column("placed_at", sa.Text),
+    sa.Column("hold", sa.Text),
     sa.UniqueConstraint("id", name="uq_jobs_id"),
     sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
     sqlite_autoincrement=True,  # a serial is never given twice, whatever is pruned
 )
 sa.Index("ix_jobs_target_state", jobs.c.target, jobs.c.state)
-sa.Index("ix_jobs_parent", jobs.c.parent)
+sa.Index("ix_jobs_parent_state", jobs.c.parent, jobs.c.state)
 sa.Index("ix_jobs_experiment", jobs.c.experiment)
 sa.Index("ix_jobs_name", jobs.c.name)
 sa.Index("ix_jobs_tail", jobs.c.tail)
+sa.Index("ix_jobs_history", jobs.c.experiment, jobs.c.entry, jobs.c.state, jobs.c.ended_at)
 
 attempts = sa.Table(
     "attempts",
@@ -233,6 +240,20 @@ manifests = sa.Table(
     metadata,
     sa.Column("digest", sa.Text, primary_key=True),
     sa.Column("content", sa.LargeBinary, nullable=False),
+)
+
+# When the target's policy thought that a job would start: its first and its last word before the
+# start, so that `rayjobs report queue` can hold them against what happened. Added by 0006.
+predictions = sa.Table(
+    "predictions",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("first_at", sa.Text, nullable=False),
+    sa.Column("first_starts_at", sa.Text, nullable=False),
+    sa.Column("first_basis", sa.Text, nullable=False),
+    sa.Column("last_at", sa.Text, nullable=False),
+    sa.Column("last_starts_at", sa.Text, nullable=False),
+    sa.Column("last_basis", sa.Text, nullable=False),
 )
 
 

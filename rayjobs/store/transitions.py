@@ -14,9 +14,10 @@ S = JobState
 
 START = """
 UPDATE jobs SET state = 'Provisioning', attempt = attempt + 1, reason = '', changed_at = :now,
-    started_at = NULL, not_before = NULL
+    started_at = NULL, not_before = NULL, placed_at = COALESCE(placed_at, :now)
 WHERE id = :job AND state = 'Queued' AND attempt = :attempt AND cancel_requested_at IS NULL
-RETURNING attempt
+    AND hold IS NULL
+RETURNING attempt, parent, array_index
 """  # the policy names the job; one statement, so two target actors never start the same attempt
 
 MOVE_TO_PREPARING = """
@@ -39,7 +40,7 @@ RETURNING attempt
 
 REQUEUE = """
 UPDATE jobs SET state = 'Queued', reason = :reason, changed_at = :now, started_at = NULL,
-    not_before = :not_before
+    not_before = :not_before, hold = :hold
 WHERE id = :job AND state IN ('Provisioning', 'Preparing', 'Running', 'Finalizing')
     AND attempt = :attempt AND cancel_requested_at IS NULL
 RETURNING attempt

@@ -115,9 +115,39 @@ def test_everything_in_a_file_reaches_the_spec() -> None:
     assert spec.inputs["digits"].source == "workspaceblobstore/digits"
     assert spec.depends_on[0].job.startswith("prepare")
     assert spec.tags == {"team": "vision", "build": "42"}
-    given = load_spec_file(FILES / "v1-everything.yaml")
-    unset = set(JobSpec.model_fields) - set(merge(given, {})) - {"command"}
+    given = {
+        key
+        for name in ("v1-everything.yaml", "v1-array.yaml")
+        for key in merge(load_spec_file(FILES / name), {})
+    }
+    unset = set(JobSpec.model_fields) - given - {"command"}
     assert not unset, "a new field of version 1 belongs into a new file of this folder"
+
+
+def test_an_array_may_be_one_text() -> None:
+    spec = build_spec(load_spec_file(FILES / "v1-array.yaml"))
+    assert spec.array is not None
+    assert (spec.array.expand(), spec.array.limit) == ((0, 1, 2, 3, 8, 10, 12), 2)
+    assert build_spec(load_spec_text(dump_spec(spec))) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("3-1", "backwards"),
+        ("0-4:0", "stands still"),
+        ("a-b", "names no indices"),
+        ("", "names no indices"),
+        ("0-3%0", "limit '0'"),
+        ("0-3%x", "limit 'x'"),
+        ("0-99999", "more than 10,000"),
+    ],
+)
+def test_an_array_that_cannot_be_read_is_told(text: str, told: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build_spec({"script": "a.py", "array": text})
+    assert told in str(caught.value)
+    assert "array" in caught.value.problems[0].path
 
 
 def test_numbers_of_json_arguments_keep_their_text() -> None:

@@ -1,0 +1,250 @@
+"""Job arrays: many jobs of one spec under a parent that runs nothing and ends with its last one."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rayjobs import ids
+from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import Job
+from rayjobs.states import FINAL, JobState
+from rayjobs.store import transitions
+from rayjobs.store.part import Part
+from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to_json
+
+if TYPE_CHECKING:
+    from rayjobs.spec import JobSpec
+
+KIND = "array"
+
+# Like a sweep it waits for no place: its row is Running, and no target ever starts it. It has
+# begun (`started_at`) once a member has.
+INSERT = """
+INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
+    submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
+    tags, properties, tail, entry, array_index)
+VALUES (:id, :idempotency_key, :experiment, :name, :display_name, :kind, :parent, :target,
+    :submitted_by, :snapshot, :spec, :state, 0, '', :priority, :now, :now,
+    :tags, :properties, :tail, :entry, :array_index)
+"""
+BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
+MEMBER = "SELECT * FROM jobs WHERE parent = :parent AND array_index = :index"
+
+_FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
+_UNFINISHED = ", ".join(f"'{state}'" for state in sorted(set(JobState) - FINAL))
+
+UNFINISHED_MEMBERS = f"""
+SELECT * FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) ORDER BY serial
+"""  # noqa: S608 - made of our own names
+ANY_UNFINISHED = f"""
+SELECT 1 FROM jobs WHERE parent = :parent AND state IN ({_UNFINISHED}) LIMIT 1
+"""  # noqa: S608 - made of our own names
+COUNTS = "SELECT state, COUNT(*) AS n FROM jobs WHERE parent = :parent GROUP BY state"
+FAILED = """
+SELECT array_index, failure FROM jobs WHERE parent = :parent AND state = 'Failed'
+ORDER BY ended_at, serial
+"""
+PLACED = "UPDATE jobs SET placed_at = COALESCE(placed_at, :now) WHERE id = :parent"
+STARTED = "UPDATE jobs SET started_at = COALESCE(started_at, :now) WHERE id = :parent"
+
+
+class ArrayEnds(Part):
+    """What happens to an array when something happens to a member, in the same transaction."""
+
+    def _array_placed(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
+        if member["array_index"] is not None:
+            connection.execute(PLACED, {"parent": member["parent"], "now": now})
+
+    def _array_started(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
+        if member["array_index"] is not None:
+            connection.execute(STARTED, {"parent": member["parent"], "now": now})
+
+    def _array_ended(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
+        """End the array of a member that has ended, if it was the last one."""
+        if member["array_index"] is None:
+            return
+        parent = {"parent": member["parent"]}
+        if connection.execute(ANY_UNFINISHED, parent).fetchone() is not None:
+            return
+        array = connection.execute("SELECT * FROM jobs WHERE id = :parent", parent).fetchone()
+        if array is None or JobState(array["state"]).is_final:
+            return
+        counts = {
+            JobState(row["state"]): int(row["n"]) for row in connection.execute(COUNTS, parent)
+        }
+        state, failure = JobState.COMPLETED, None
+        if counts.get(JobState.FAILED):
+            state = JobState.FAILED
+            failure = _cause(connection.execute(FAILED, parent).fetchall(), sum(counts.values()))
+        elif counts.get(JobState.CANCELED):
+            state = JobState.CANCELED
+        reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        values = {
+            "job": array["id"],
+            "attempt": array["attempt"],
+            "now": now,
+            "reason": reason,
+            "failure": failure_text(failure),
+        }
+        old = JobState(array["state"])
+        if state is JobState.COMPLETED and old is JobState.RUNNING:
+            connection.execute(transitions.MOVE_TO_FINALIZING, {**values, "reason": ""})
+            self._state_event(connection, array["id"], old, JobState.FINALIZING, now=now, attempt=0)
+            old = JobState.FINALIZING
+        connection.execute(transitions.ENDS[state], values)
+        self._state_event(connection, array["id"], old, state, now=now, attempt=0, reason=reason)
+
+
+def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
+    """Return the array's failure: the first member's whose class is the worst of them."""
+    known = [(row["array_index"], failure_of(row["failure"])) for row in failed]
+    # A time limit has an exit code of its own, which is told only when nothing else went wrong.
+    hard = [
+        one
+        for one in known
+        if one[1] is None or one[1].failure_class is not FailureClass.TIME_LIMIT
+    ]
+    index, first = (hard or known)[0]
+    text = f"{len(failed)} of {total} members failed, [{index}] first"
+    if first is None:
+        return Failure(FailureClass.USER, text)
+    return Failure(
+        first.failure_class,
+        f"{text}: {first.message}",
+        rank=first.rank,
+        exit_code=first.exit_code,
+        signal=first.signal,
+        lines=first.lines,
+    )
+
+
+class ArraysPart(Part):
+    """Rows of arrays and their members."""
+
+    def submit_array(
+        self,
+        spec: JobSpec,
+        *,
+        experiment: str,
+        snapshot: str | None,
+        user: str,
+        idempotency_key: str | None = None,
+        job_id: str | None = None,
+    ) -> tuple[Job, bool]:
+        """See `Store.submit_array`."""
+        if spec.array is None:
+            raise UsageError("the spec has no `array`; use `submit` for a single job")
+        now = self._now()
+        new_id = job_id or ids.job_id(experiment)
+        common = {
+            "experiment": experiment,
+            "name": spec.name,
+            "display_name": spec.display_name,
+            "target": spec.target,
+            "submitted_by": user,
+            "snapshot": snapshot,
+            "spec": spec.to_json(),
+            "priority": spec.priority,
+            "now": now,
+            "tags": to_json(dict(spec.tags)),
+            "properties": "{}",
+            "entry": spec.entry,
+        }
+        parent = {
+            **common,
+            "id": new_id,
+            "tail": new_id.rpartition("_")[2],
+            "idempotency_key": idempotency_key,
+            "kind": KIND,
+            "parent": None,
+            "state": str(JobState.RUNNING),
+            "array_index": None,
+        }
+        with self._database.write(durable=True) as connection:
+            if idempotency_key is not None:
+                known = connection.execute(BY_KEY, parent).fetchone()
+                if known is not None:
+                    return same_submit(known, spec, snapshot), False
+            try:
+                connection.execute(INSERT, parent)
+                members = [
+                    {
+                        **common,
+                        "id": member_id,
+                        "tail": member_id.rpartition("_")[2],
+                        "idempotency_key": None,
+                        "kind": "job",
+                        "parent": new_id,
+                        "state": str(JobState.QUEUED),
+                        "array_index": index,
+                    }
+                    for index, member_id in zip(
+                        spec.array.expand(),
+                        _fresh_ids(experiment, len(spec.array.expand())),
+                        strict=True,
+                    )
+                ]
+                connection.executemany(INSERT, members)
+            except sqlite3.IntegrityError as error:
+                raise UsageError(
+                    f"a job {new_id!r}, or one of its members, exists already; leave the id out, "
+                    f"or give the idempotency key of the first submit to get that array back",
+                    job=new_id,
+                ) from error
+            self._state_event(connection, new_id, None, JobState.RUNNING, now=now, attempt=0)
+            for member in members:
+                self._state_event(
+                    connection, str(member["id"]), None, JobState.QUEUED, now=now, attempt=0
+                )
+            row = self._row(connection, new_id)
+        return job_of(row), True
+
+    def member(self, array_id: str, index: int) -> Job:
+        """See `Store.member`."""
+        with self._database.read() as connection:
+            return job_of(member_row(connection, self._row(connection, array_id), index))
+
+    def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
+        """See `Store.member_counts`."""
+        with self._database.read() as connection:
+            return {
+                parent: {
+                    JobState(row["state"]): int(row["n"])
+                    for row in connection.execute(COUNTS, {"parent": parent})
+                }
+                for parent in parents
+            }
+
+
+def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -> sqlite3.Row:
+    """Return the row of an array's member.
+
+    Raises:
+        NotFoundError: it is no array, or has no such member.
+    """
+    found: sqlite3.Row | None = None
+    if array["kind"] == KIND:
+        found = connection.execute(MEMBER, {"parent": array["id"], "index": index}).fetchone()
+    if found is not None:
+        return found
+    if array["kind"] != KIND:
+        raise NotFoundError(
+            f"{array['id']} is a {array['kind']} and no array: it has no member [{index}]",
+            job=array["id"],
+        )
+    raise NotFoundError(
+        f"the array {array['id']} has no member [{index}]; "
+        f"`rayjobs ls --parent {array['id']}` lists them",
+        job=array["id"],
+    )
+
+
+def _fresh_ids(experiment: str, count: int) -> list[str]:
+    """Return so many different ids: of ten thousand random ends two may well be alike."""
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found[ids.job_id(experiment)] = None
+    return list(found)

@@ -1,0 +1,167 @@
+"""What the queue learns and is held to: durations, predicted starts, waits, what was held."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import statistics
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+from rayjobs.records import Durations, Prediction, QueueRow, Usage
+from rayjobs.states import FINAL, JobState
+from rayjobs.store.part import Part
+from rayjobs.store.rows import optional_time, time_of, time_text
+
+# The newest so many: scripts change, and so does how long they take.
+LEARNED_FROM = 100
+
+# Answered by the index `ix_jobs_history` alone but for `started_at`.
+DURATIONS = """
+SELECT started_at, ended_at FROM jobs
+WHERE experiment = :experiment AND entry = :entry AND state = 'Completed'
+    AND started_at IS NOT NULL AND kind = 'job'
+ORDER BY ended_at DESC LIMIT :most
+"""
+
+_FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
+
+# The first word stays; a job that has had a place once is past predicting.
+NOTE = """
+INSERT INTO predictions (job, first_at, first_starts_at, first_basis,
+    last_at, last_starts_at, last_basis)
+SELECT :job, :now, :starts_at, :basis, :now, :starts_at, :basis
+WHERE EXISTS (SELECT 1 FROM jobs WHERE id = :job AND placed_at IS NULL)
+ON CONFLICT (job) DO UPDATE SET last_at = excluded.last_at,
+    last_starts_at = excluded.last_starts_at, last_basis = excluded.last_basis
+"""
+
+ENTRIES = f"""
+SELECT DISTINCT experiment, entry FROM jobs
+WHERE target = :target AND kind = 'job' AND state NOT IN ({_FINAL})
+"""  # noqa: S608 - made of our own names
+
+HISTORY = """
+SELECT jobs.id, jobs.name, jobs.display_name, jobs.submitted_by, jobs.priority, jobs.parent,
+    jobs.array_index, jobs.target, jobs.state, jobs.submitted_at, jobs.placed_at, jobs.ended_at,
+    predictions.first_at, predictions.first_starts_at, predictions.first_basis,
+    predictions.last_at, predictions.last_starts_at, predictions.last_basis
+FROM jobs LEFT JOIN predictions ON predictions.job = jobs.id
+WHERE jobs.kind = 'job' AND (:since IS NULL OR jobs.submitted_at >= :since)
+    AND (:target IS NULL OR jobs.target = :target)
+ORDER BY jobs.serial
+"""
+
+USAGE = """
+SELECT attempts.job, attempts.created_at, attempts.ended_at, jobs.target, jobs.submitted_by,
+    allocations.shape
+FROM attempts
+JOIN jobs ON jobs.id = attempts.job
+JOIN allocations ON allocations.name = attempts.allocation
+WHERE (:since IS NULL OR attempts.ended_at IS NULL OR attempts.ended_at >= :since)
+    AND (:target IS NULL OR jobs.target = :target)
+"""
+
+
+class QueuePart(Part):
+    """What the policy reads of the past, and what people are told of it."""
+
+    def durations(
+        self, entries: Iterable[tuple[str, str]], *, most: int = LEARNED_FROM
+    ) -> dict[tuple[str, str], Durations]:
+        """See `Store.durations`."""
+        found = {}
+        with self._database.read() as connection:
+            for experiment, entry in set(entries):
+                rows = connection.execute(
+                    DURATIONS, {"experiment": experiment, "entry": entry, "most": most}
+                ).fetchall()
+                seconds = sorted(
+                    max(0.0, (time_of(row[1]) - time_of(row[0])).total_seconds()) for row in rows
+                )
+                if seconds:
+                    found[experiment, entry] = Durations(
+                        count=len(seconds),
+                        median_s=statistics.median(seconds),
+                        p90_s=seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
+                    )
+        return found
+
+    def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
+        """See `Store.usual_durations`."""
+        with self._database.read() as connection:
+            rows = connection.execute(ENTRIES, {"target": target}).fetchall()
+        return self.durations((row["experiment"], row["entry"]) for row in rows)
+
+    def note_predictions(self, predictions: Sequence[Prediction]) -> None:
+        """See `Store.note_predictions`."""
+        if not predictions:
+            return
+        now = self._now()
+        with self._database.write() as connection:
+            connection.executemany(
+                NOTE,
+                [
+                    {
+                        "job": one.job,
+                        "now": now,
+                        "starts_at": time_text(one.starts_at),
+                        "basis": one.basis,
+                    }
+                    for one in predictions
+                ],
+            )
+
+    def queue_history(
+        self, *, since: datetime | None = None, target: str | None = None
+    ) -> list[QueueRow]:
+        """See `Store.queue_history`."""
+        values = {"since": time_text(since), "target": target}
+        with self._database.read() as connection:
+            rows = connection.execute(HISTORY, values).fetchall()
+        return [
+            QueueRow(
+                job=row["id"],
+                name=row["display_name"] or row["name"],
+                user=row["submitted_by"],
+                priority=row["priority"],
+                parent=row["parent"],
+                target=row["target"],
+                state=JobState(row["state"]),
+                submitted_at=time_of(row["submitted_at"]),
+                placed_at=optional_time(row["placed_at"]),
+                ended_at=optional_time(row["ended_at"]),
+                predicted_first=_prediction(row, "first"),
+                predicted_last=_prediction(row, "last"),
+            )
+            for row in rows
+        ]
+
+    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
+        """See `Store.usage`."""
+        values = {"since": time_text(since), "target": target}
+        with self._database.read() as connection:
+            rows = connection.execute(USAGE, values).fetchall()
+        return [
+            Usage(
+                job=row["job"],
+                user=row["submitted_by"],
+                target=row["target"],
+                since=time_of(row["created_at"]),
+                until=optional_time(row["ended_at"]),
+                shape=json.loads(row["shape"]),
+            )
+            for row in rows
+        ]
+
+
+def _prediction(row: sqlite3.Row, which: str) -> Prediction | None:
+    at = row[f"{which}_at"]
+    if at is None:
+        return None
+    return Prediction(
+        job=row["id"],
+        starts_at=time_of(row[f"{which}_starts_at"]),
+        basis=row[f"{which}_basis"],
+        made_at=time_of(at),
+    )
