@@ -7,6 +7,7 @@ Nothing is unpickled but plain values and tensors (``weights_only``).
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import sys
@@ -32,9 +33,7 @@ def load(path: Path) -> Any:
         found = numpy.load(path, allow_pickle=False)
         return {name: found[name] for name in found.files} if suffix == ".npz" else found
     if suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(path)
+        return importlib.import_module("safetensors.torch").load_file(path)  # it may be missing
     if suffix in (".pt", ".pth", ".bin", ".ckpt", ".tar"):
         import torch
 

@@ -1,0 +1,116 @@
+"""However a job ends before its time, it goes on from its checkpoint, its curve whole."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from rayjobs import submitting
+from rayjobs.compute import localhead, starting, targets
+from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.metrics import series
+from rayjobs.paths import TargetPaths, home
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from rayjobs.workspace_files import locate, open_workspace
+from tests.jobs import Jobs, until
+
+pytestmark = pytest.mark.ray
+
+# Goes on for ever, until it goes on from a checkpoint. Each step is told to a file by the rank
+# itself, so what ran when is known without asking anybody.
+TRAIN = """
+import json, os, time
+from rayjobs import Run, checkpoint
+
+run = Run.get_context()
+found = checkpoint.latest()
+first = 0 if found is None else found.step + 1
+attempt = int(os.environ["RAYJOBS_ATTEMPT"])
+resumed = "RAYJOBS_RESUME_FROM" in os.environ
+step = first
+while not resumed or step < first + 10:
+    run.log("loss", 1 / (step + 1), step=step)
+    if step % 4 == 0:
+        checkpoint.save(step, {"model.bin": b"weights %d" % step}, keep=2)
+    with open(os.environ["HISTORY"], "a") as file:
+        print(json.dumps([os.environ["AZUREML_RUN_ID"], attempt, step, time.time()]), file=file)
+    print("step", step, flush=True)
+    step += 1
+    time.sleep(0.05)
+"""
+
+
+def history(path: Path) -> list[tuple[str, int, int, float]]:
+    """Return (job, attempt, step, epoch seconds) as the ranks wrote them; a torn line is not."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
+
+
+def submit(jobs: Jobs, told: Path, **spec: object) -> Job:
+    job = jobs.submit(TRAIN, environment_variables={"HISTORY": str(told)}, **spec)  # type: ignore[arg-type]
+    until(lambda: any(step > 9 for _, _, step, _ in history(told)), "some checkpoints are saved")
+    return job
+
+
+def test_a_job_that_met_its_deadline_is_resumed_by_hand(jobs: Jobs, tmp_path: Path) -> None:
+    told = tmp_path / "history"
+    job = submit(jobs, told, max_duration_s=8.0)
+    ended = jobs.wait(job, JobState.FAILED)
+    assert ended.failure is not None
+    assert str(ended.failure.failure_class) == "time_limit"
+    before = series(jobs.store.metrics(job.id))["loss"].steps
+    assert before == tuple(range(len(before)))
+
+    again = submitting.resume(jobs.workspace, job.id, changes={"max_duration_s": 600.0}).job
+    jobs.wait(again, JobState.COMPLETED)
+    after = series(jobs.store.metrics(again.id))["loss"].steps
+    # From the step after its newest checkpoint: together the two have every step.
+    newest = max(step for step in before if step % 4 == 0)
+    assert after == tuple(range(after[0], after[0] + 10))
+    assert after[0] in (newest + 1, newest - 3), "the last save may have been cut short"
+
+
+@pytest.fixture
+def own_jobs(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """A workspace on a head of this test's own, which it may kill."""
+    monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "2")
+    monkeypatch.setenv("RAYJOBS_LOCAL_DASHBOARD", "0")  # half the time of a start
+    workspace = open_workspace(locate())
+    yield Jobs(workspace, tmp_path)
+    workspace.close()
+    targets.stop_target(force=True, home=short_path / "h")
+
+
+def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_path: Path) -> None:
+    jobs, told = own_jobs, tmp_path / "history"
+    job = submit(jobs, told)
+    jobs.wait(job, JobState.RUNNING)
+    host = Identity.from_dict(jobs.host(job))
+    record = localhead.load_record(TargetPaths.of("local", under=home()))
+    assert record is not None
+    killed = list(localhead.processes_of(Path(record.temp_dir)))
+    for identity in killed:
+        send_signal(identity, signal.SIGKILL)
+    until(lambda: not any(is_alive(one) for one in killed), "Ray is dead")
+    assert is_alive(host), "the attempt outlives Ray"
+    starting.ensure_target("local", home=home(), workspace=jobs.workspace.path)
+
+    done = jobs.wait(job, JobState.COMPLETED)
+    assert done.attempt == 2
+    first, _ = jobs.store.attempts(job.id)
+    assert first.failure is not None
+    assert str(first.failure.failure_class) == "node_lost"
+    jobs.nothing_left(job)
+    # The survivor was dead before the next attempt began: no step of it is later.
+    of_attempt = {number: [one for one in history(told) if one[1] == number] for number in (1, 2)}
+    assert max(at for *_, at in of_attempt[1]) < min(at for *_, at in of_attempt[2])
+    curve = series(jobs.store.metrics(job.id))["loss"]
+    assert all(later - earlier == 1 for earlier, later in pairwise(curve.steps))
+    assert curve.steps[0] == 0
+    assert len(curve.steps) > 18
