@@ -71,7 +71,7 @@ class Host:
         kernel.become_subreaper()
         exitrecord.make_reserve(plan.root)
         self._port_error = self._hold_port()
-        self.tree = Tree.make(plan.marker, use_cgroups=use_cgroups)
+        self.tree = Tree.make(plan.marker, plan.hold, use_cgroups=use_cgroups)
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
         self.ending = Ending(self)
@@ -92,6 +92,7 @@ class Host:
             "started_at": self._started_at,
             "cold": self._cold_reason,
             "tree": self.tree.kind,
+            "tree_refused": self.tree.refused,
             "cgroup": self.tree.cgroup,
             "memory": self.memory.how,
             "pids": self.processes.how,
@@ -160,7 +161,12 @@ class Host:
         for item in self.plan.ranks:
             try:
                 rank = fork_rank(
-                    self.plan, item, self._secrets, self._warm, abandon=self._server.abandon
+                    self.plan,
+                    item,
+                    self._secrets,
+                    self._warm,
+                    abandon=self._server.abandon,
+                    tree=self.tree,
                 )
             except OSError as error:
                 self.ending.begin("host_error", f"rank {item.rank} cannot be started: {error}")
@@ -310,6 +316,7 @@ class Host:
 
     def _finish(self, record: dict[str, Any]) -> None:
         """Record first, report second; while the disk refuses, waiters get it from memory."""
+        self.tree.close()
         patience = time.monotonic() + _REAP_S
         while self._reap() and time.monotonic() < patience:
             time.sleep(0.005)  # the last zombies: the init of a container may leave them for ever

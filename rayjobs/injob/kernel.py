@@ -1,4 +1,4 @@
-"""The few Linux calls that Python does not offer: prctl, hole punching, the environment block."""
+"""The few Linux calls that Python does not offer: prctl, namespaces, holes, environment block."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ _FALLOC_FL_KEEP_SIZE = 1
 _FALLOC_FL_PUNCH_HOLE = 2
 _MADV_COLLAPSE = 25
 _HUGE_BYTES = 2 * 1024 * 1024
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+MS_REC = 0x4000
+MS_SLAVE = 1 << 19
+MS_PLAIN = 2 | 4 | 8  # no set-user-id programs, no devices, no programs at all
+_CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -41,6 +49,41 @@ def set_name(name: str) -> None:
     if _libc.prctl(_PR_SET_NAME, buffer, 0, 0, 0) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"PR_SET_NAME: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    """Give this process, or with CLONE_NEWPID its later children, namespaces of their own.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    if _libc.unshare(ctypes.c_int(flags)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"unshare: {os.strerror(number)}")
+
+
+def mount(source: str | None, point: str, kind: str | None, flags: int) -> None:
+    """Mount, or change how mounts below `point` spread.
+
+    Raises:
+        OSError: the kernel does not allow it.
+    """
+    arguments = [None if text is None else os.fsencode(text) for text in (source, point, kind)]
+    if _libc.mount(*arguments, ctypes.c_ulong(flags), None) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount {point}: {os.strerror(number)}")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability of this process.
+
+    Raises:
+        OSError: the kernel refused.
+    """
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    if _libc.capset(header, (ctypes.c_uint32 * 6)()) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"capset: {os.strerror(number)}")
 
 
 def punch_hole(descriptor: int, offset: int, length: int) -> None:

@@ -53,6 +53,7 @@ class Plan:
     threads: int | None
     injob_path: str
     master_port: int | None = None
+    hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
 
     @property
     def work(self) -> str:
@@ -144,6 +145,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             threads=_optional(values.get("threads"), int),
             injob_path=str(values["injob_path"]),
             master_port=_optional(values.get("master_port"), int),
+            hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"the plan is incomplete or malformed: {error!r}") from error
@@ -162,6 +164,8 @@ def _check(plan: Plan) -> None:
         raise PlanError("the plan is of kind command, but command is empty")
     if plan.kind not in ("script", "command"):
         raise PlanError(f"the plan's kind is {plan.kind!r}; it must be script or command")
+    if not set(plan.hold) <= {"cgroup", "namespace", "scan"}:
+        raise PlanError(f"the plan's hold is {plan.hold!r}; its levels are cgroup, namespace, scan")
     if not plan.ranks:
         raise PlanError("the plan has no ranks")
     if not plan.marker or len(plan.marker.split()) != 1:

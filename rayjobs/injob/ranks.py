@@ -12,6 +12,7 @@ from rayjobs.injob import detach, kernel, leaving, rank, startup
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.logcap import LogCap
 from rayjobs.injob.plan import Plan, RankPlan, expand
+from rayjobs.injob.tree import Tree
 
 
 @dataclass
@@ -125,12 +126,14 @@ def fork_rank(
     warm: WarmState | None,
     *,
     abandon: Callable[[], None],
+    tree: Tree,
 ) -> Rank | Program:
     """Fork one rank, which then waits to be let go.
 
     Args:
         abandon: called in the rank: closes the host's sockets as objects. Closing only their
             descriptors would let a later garbage collection close the script's own files.
+        tree: What is to hold it.
 
     Returns:
         In the host the rank; in the rank, after it was let go, the program it has to run. Cold
@@ -166,7 +169,9 @@ def fork_rank(
         abandon()
         os.close(go_write)
         os.close(setup_read)
-        if os.getppid() != host or not os.read(go_read, 1):
+        tree.enter()
+        # A host that died is no parent any more; one outside of the namespace is shown as 0.
+        if os.getppid() not in (host, 0) or not os.read(go_read, 1):
             os._exit(1)  # the host died before it let this rank go
         return _set_up(plan, item, secrets, warm, setup_write)
     except BaseException as error:

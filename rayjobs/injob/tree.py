@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Iterable
+from typing import Any, Iterable, Sequence
 
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, send_signal, stat_of
+from rayjobs.injob.namespace import Namespace, NamespaceRefused
 from rayjobs.injob.processes import descendants, marked
+
+CGROUP, NAMESPACE, SCAN = "cgroup", "namespace", "scan"
+LEVELS = (CGROUP, NAMESPACE, SCAN)  # the best first
+_KINDS = {CGROUP: "cgroup2", NAMESPACE: "namespace", SCAN: "subreaper"}
+
+
+class NotHeldError(OSError):
+    """None of the ways to hold a tree that were asked for can be had here."""
 
 
 def cgroup_name(marker: str) -> str:
@@ -17,30 +26,89 @@ def cgroup_name(marker: str) -> str:
 
 
 class Tree:
-    """The processes of an attempt, held by a cgroup v2 where one can be made.
+    """The processes of an attempt, held by a cgroup v2, a PID namespace, or their host alone.
 
-    Without one, the host being a child subreaper holds them: an orphan becomes the host's child.
-    Both ways end with the same proof: no member of the cgroup, no descendant of the host, no
-    process with the marker.
+    The host, being a child subreaper, is an ancestor of them all in every case. All ways end with
+    the same proof: no member of the cgroup, no descendant of the host, no process with the marker.
+    Only the namespace holds them when the host is dead and their environment is wiped.
     """
 
-    def __init__(self, marker: str, cgroup: str | None, *, holder: int | None) -> None:
+    def __init__(
+        self,
+        marker: str,
+        cgroup: str | None,
+        *,
+        holder: int | None,
+        namespace: Namespace | None = None,
+    ) -> None:
         """Hold the tree of `marker`; `holder` is the subreaping host, None when it is dead."""
         self.marker = marker
         self.cgroup = cgroup
+        self.namespace = namespace
+        self.refused: list[str] = []
         self._holder = holder
         self._boot_id = boot_id()
 
     @staticmethod
-    def make(marker: str, *, use_cgroups: bool = True) -> Tree:
-        """A tree held by the calling process, which must be a child subreaper."""
-        cgroup = make_cgroup(marker) if use_cgroups else None
-        return Tree(marker, cgroup, holder=os.getpid())
+    def make(
+        marker: str, levels: Sequence[str] = (CGROUP, SCAN), *, use_cgroups: bool = True
+    ) -> Tree:
+        """A tree held by the calling process, which must be a child subreaper.
+
+        Args:
+            levels: Of `LEVELS`, the first that can be had is taken; why the ones before it could
+                not stands in `refused`.
+
+        Raises:
+            NotHeldError: none of the levels can be had here.
+            OSError: the namespace's init cannot be started.
+        """
+        refused = []
+        cgroup, namespace = None, None
+        for level in levels:
+            if level == CGROUP:
+                cgroup = make_cgroup(marker) if use_cgroups else None
+                if cgroup is None:
+                    refused.append("cgroup: no cgroup v2 that can be written, or not wanted")
+                    continue
+            elif level == NAMESPACE:
+                try:
+                    namespace = Namespace.make(marker)
+                except NamespaceRefused as error:
+                    refused.append(f"namespace: {error}")
+                    continue
+            tree = Tree(marker, cgroup, holder=os.getpid(), namespace=namespace)
+            tree.refused = refused
+            return tree
+        raise NotHeldError(
+            f"the attempt's processes are to be held by {' or '.join(levels)}, which this machine "
+            f"does not allow: {'; '.join(refused)}"
+        )
 
     @property
     def kind(self) -> str:
-        """What holds the tree: "cgroup2" or "subreaper"."""
-        return "subreaper" if self.cgroup is None else "cgroup2"
+        """What holds the tree: "cgroup2", "namespace" or "subreaper"."""
+        if self.namespace is not None:
+            return _KINDS[NAMESPACE]
+        return _KINDS[SCAN if self.cgroup is None else CGROUP]
+
+    def enter(self) -> None:
+        """Make a fresh child of the holder, before it runs anything, one of the tree.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        if self.namespace is not None:
+            self.namespace.enter()
+
+    def close(self) -> None:
+        """Give up what only held the tree, once it is empty; the holder then reaps."""
+        if self.namespace is not None:
+            self.namespace.close()
+
+    def _not_members(self) -> set[int]:
+        init = () if self.namespace is None else (self.namespace.init.pid,)
+        return {os.getpid(), *init}
 
     def add(self, pid: int) -> None:
         """Put a process that has no children yet into the tree."""
@@ -52,7 +120,7 @@ class Tree:
     def members(self) -> list[ProcessStat]:
         """Every living process of the tree, found in every way, without its holder."""
         found = {stat.pid: stat for stat in self.held()}
-        found.update((stat.pid, stat) for stat in marked(self.marker, without=[os.getpid()]))
+        found.update((stat.pid, stat) for stat in marked(self.marker, without=self._not_members()))
         return [stat for _, stat in sorted(found.items())]
 
     def held(self) -> list[ProcessStat]:
@@ -65,13 +133,17 @@ class Tree:
                     found[pid] = stat
         if self._holder is not None:
             found.update((stat.pid, stat) for stat in descendants(self._holder))
-        return [stat for pid, stat in sorted(found.items()) if pid != os.getpid()]
+        others = self._not_members()
+        return [stat for pid, stat in sorted(found.items()) if pid not in others]
 
     def is_empty_quickly(self) -> bool:
         """Whether the cheap signs say that nothing is left; `members` is the proof."""
         if self.cgroup is not None and cgroups.value(self.cgroup, "cgroup.events", "populated"):
             return False
-        return self._holder is None or not descendants(self._holder)
+        if self._holder is None:
+            return True
+        others = self._not_members()
+        return not any(stat.pid not in others for stat in descendants(self._holder))
 
     def signal(self, members: Iterable[ProcessStat], number: int) -> int:
         """Send a signal to exactly these processes; the count of those that were still there."""
@@ -88,6 +160,8 @@ class Tree:
         members = self.members()
         if self.cgroup is not None:
             cgroups.write(self.cgroup, "cgroup.kill", "1")
+        if self.namespace is not None:
+            self.namespace.kill()
         self.signal(members, signal.SIGKILL)
         return members
 
@@ -105,7 +179,10 @@ def make_cgroup(marker: str) -> str | None:
         if folder is None:
             continue
         can_kill = os.access(os.path.join(folder, "cgroup.kill"), os.W_OK)
-        can_join = os.access(os.path.join(folder, "cgroup.procs"), os.W_OK)
+        # To be moved, a process needs a right on the common ancestor of both cgroups, too.
+        can_join = all(
+            os.access(os.path.join(place, "cgroup.procs"), os.W_OK) for place in (folder, mount.own)
+        )
         if can_kill and can_join:
             return folder
         cgroups.remove(folder, patience_s=0.0)

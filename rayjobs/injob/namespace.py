@@ -1,0 +1,212 @@
+"""A PID namespace of an attempt: its processes see only themselves, and end with its init.
+
+As a program, `python namespace.py`, it tries all of it on this machine and prints one JSON line:
+`{"works": true}` or `{"works": false, "why": "..."}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from typing import Any, Dict
+
+if __name__ == "__main__":
+    # Run by its path: this folder, whose module names are general words, is not on the module path.
+    _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:1] = [_package_home]
+
+from rayjobs.injob import kernel
+from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.processes import MARKER_VARIABLE
+
+# It reads its standard input to the end; small, started in a millisecond, and everywhere.
+_INITS = ("/bin/cat", "/usr/bin/cat")
+_HARMLESS_BELOW_PROC = ("/proc/sys/fs/binfmt_misc",)
+
+
+class NamespaceRefused(OSError):
+    """This machine does not allow it; nothing was changed."""
+
+
+class Namespace:
+    """The PID namespace that later children of the calling process are born into.
+
+    Its init is a program that reads a pipe whose other end is the caller's alone: when the caller
+    ends, however that happens, init does too, and the kernel then ends every process of the
+    namespace. No process can leave it, change its init, or be hidden from it. Each child has to
+    `enter` for a `/proc` that agrees with its pids. The caller must not start threads any more:
+    the kernel refuses them to a process whose children live elsewhere.
+    """
+
+    def __init__(self, init: Identity, lifeline: int, *, own_users: bool) -> None:
+        """Know the namespace that `make` has made."""
+        self.init = init
+        self._lifeline = lifeline
+        self._own_users = own_users
+
+    @staticmethod
+    def make(marker: str) -> Namespace:
+        """Make a namespace for the attempt `marker`, held by the calling process.
+
+        Its init carries the marker, so that a scan finds it.
+
+        Raises:
+            NamespaceRefused: the machine does not allow it; nothing was changed.
+            OSError: it was made, but its init cannot be started: no child can be made any more.
+        """
+        _check_proc()
+        own_users = _unshare()
+        reader, writer = os.pipe()
+        before = signal.getsignal(signal.SIGCHLD)
+        # Ignored over the exec too, whereby the kernel itself takes in the orphans that init gets.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        try:
+            pid = os.posix_spawn(
+                _init_program(),
+                ["cat"],
+                {MARKER_VARIABLE: marker},
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, reader, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
+                ],
+            )
+        except OSError:
+            os.close(writer)
+            raise
+        finally:
+            signal.signal(signal.SIGCHLD, before)
+            os.close(reader)
+        init = identity_of(pid)
+        if init is None:
+            raise OSError("the init of the attempt's PID namespace cannot be seen in /proc")
+        return Namespace(init, writer, own_users=own_users)
+
+    def enter(self) -> None:
+        """Give the calling process, a fresh child of the maker, its own view of `/proc`.
+
+        Mounts that are made outside later still arrive; none of its own leave.
+
+        Raises:
+            OSError: the kernel refused a step.
+        """
+        self._let_go()
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+        kernel.mount("proc", "/proc", "proc", kernel.MS_PLAIN)
+        if self._own_users:
+            # Being the first of a user namespace gives rights over one's own files that a user
+            # does not have outside.
+            kernel.drop_capabilities()
+
+    def kill(self) -> None:
+        """End every process of the namespace at once. Idempotent."""
+        send_signal(self.init, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let init end, and with it whatever is left. The caller still has to wait for it."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lifeline >= 0:
+            os.close(self._lifeline)
+            self._lifeline = -1
+
+
+def _check_proc() -> None:
+    # A container hides parts of /proc, such as devices that are not its own, below mounts. A
+    # fresh one would show them again.
+    try:
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+            points = [line.split()[4] for line in file]
+    except OSError as error:
+        raise NamespaceRefused(f"/proc/self/mountinfo cannot be read: {error}") from error
+    hidden = [
+        point
+        for point in points
+        if point.startswith("/proc/") and not point.startswith(_HARMLESS_BELOW_PROC)
+    ]
+    if hidden:
+        raise NamespaceRefused(
+            f"{hidden[0]} is mounted over, as containers do, and a new /proc would uncover it"
+        )
+
+
+def _unshare() -> bool:
+    """Give later children a PID namespace; whether that took a user namespace too."""
+    try:
+        kernel.unshare(kernel.CLONE_NEWPID)
+    except PermissionError as error:
+        if os.geteuid() == 0:
+            raise NamespaceRefused(
+                "root has no CAP_SYS_ADMIN here, as in a container; in a user namespace it would "
+                "lose its rights over other users' files"
+            ) from error
+    except OSError as error:
+        raise NamespaceRefused(f"PID namespaces: {error.strerror}") from error
+    else:
+        return False
+    user, group = os.geteuid(), os.getegid()
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+    except OSError as error:
+        raise NamespaceRefused(
+            f"user namespaces: {error.strerror} (see user.max_user_namespaces and "
+            f"kernel.apparmor_restrict_unprivileged_userns in sysctl)"
+        ) from error
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{user} {user} 1"),
+        ("gid_map", f"{group} {group} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w", encoding="ascii") as file:
+            file.write(text)
+    return True
+
+
+def _init_program() -> str:
+    for path in _INITS:
+        if os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(2, "the program cat is not installed", _INITS[0])
+
+
+def _try() -> None:
+    """Make a namespace and a process in it that looks around.
+
+    Raises:
+        OSError: some step was refused, or did not do what it should.
+    """
+    _init_program()
+    namespace = Namespace.make("probe")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            namespace.enter()
+            agrees = os.readlink("/proc/self") == str(os.getpid()) and os.getpid() != 1
+            os.write(writer, b"" if agrees else b"the new /proc does not agree with the pids")
+        except BaseException as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.close(writer)
+    _, status = os.waitpid(child, 0)
+    said = os.read(reader, 4096)
+    namespace.close()
+    _, of_init = os.waitpid(namespace.init.pid, 0)
+    if said or status or of_init:
+        raise OSError(said.decode() or f"the processes ended with {status} and {of_init}")
+
+
+def probe() -> Dict[str, Any]:
+    """Try it in this process, which can start no thread and no other child after it."""
+    try:
+        _try()
+    except OSError as error:
+        return {"works": False, "why": error.strerror or str(error)}
+    return {"works": True, "why": ""}
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe()))
