@@ -130,10 +130,13 @@ class Array(Model):
     Attributes:
         indices: As written: ``0-15``, ``1,3,8``, ``0-30:5``.
         limit: How many of them may have a place at a time; None: as many as fit.
+        count: What RAYJOBS_ARRAY_COUNT says; None: how many indices there are. Given where a few
+            members of a larger array run again, and divide their data as they did in it.
     """
 
     indices: str
     limit: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
 
     @model_validator(mode="before")
     @classmethod

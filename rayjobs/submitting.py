@@ -67,6 +67,8 @@ def submit(
 ) -> Submitted:
     """Submit a job; it is never lost once this has returned.
 
+    A spec with `array` becomes an array with all its members, or nothing; the array is returned.
+
     Args:
         source: The source directory; None takes the spec's, and none there packs nothing.
         snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
@@ -90,14 +92,26 @@ def submit(
         digest, packed_warnings = snapshot, ()
         check_snapshot(workspace, snapshot)
     warnings = [*checked.warnings, *packed_warnings]
-    job, created = workspace.store.submit(
-        pack_start(workspace, checked.spec),
-        experiment=experiment,
-        snapshot=digest,
-        user=user_name(),
-        idempotency_key=idempotency_key,
-        parent=parent,
-    )
+    ready = pack_start(workspace, checked.spec)
+    if ready.array is not None:
+        if parent is not None:
+            raise UsageError("a trial is no array: take `array` out of its job")
+        job, created = workspace.store.submit_array(
+            ready,
+            experiment=experiment,
+            snapshot=digest,
+            user=user_name(),
+            idempotency_key=idempotency_key,
+        )
+    else:
+        job, created = workspace.store.submit(
+            ready,
+            experiment=experiment,
+            snapshot=digest,
+            user=user_name(),
+            idempotency_key=idempotency_key,
+            parent=parent,
+        )
     starting = False
     if wake and not job.state.is_final:
         try:
@@ -120,8 +134,8 @@ def resume(
 ) -> Submitted:
     """Submit a new job that goes on from a job's newest whole checkpoint, with the same code.
 
-    Its arguments stay as they are: the script finds the checkpoint by
-    ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
+    A member of an array becomes an array of one. Its arguments stay as they are: the script
+    finds the checkpoint by ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
 
     Args:
         job_id: Whatever names the job.
@@ -138,6 +152,11 @@ def resume(
     job = workspace.store.find(job_id)
     if job.kind == "sweep":
         raise UsageError(f"{job.id} is a sweep, which runs nothing itself; resume one of its jobs")
+    if job.kind == "array":
+        raise UsageError(
+            f"{job.id} is an array, which runs nothing itself; resume a member, such as "
+            f"'{job.id}[{job.spec.array.expand()[0] if job.spec.array else 0}]'"
+        )
     if not job.state.is_final:
         raise UsageError(
             f"{job.id} is {job.state} and resumes by itself when it is tried again; end it first "
@@ -146,6 +165,10 @@ def resume(
     if checkpoints.newest(workspace.store, workspace.blobs, job.id) is None:
         raise UsageError(resuming.no_checkpoint(workspace.store, job.id))
     values = {**job.spec.model_dump(mode="json"), "resume_from": job.id, "depends_on": []}
+    if job.array_index is not None and job.spec.array is not None:
+        # Its script goes by index and count: they stay what they were in the array.
+        count = job.spec.array.count or len(job.spec.array.expand())
+        values["array"] = {"indices": str(job.array_index), "limit": None, "count": count}
     spec = build_spec(merge(values, changes or {}))
     return submit(
         workspace,

@@ -29,6 +29,7 @@ PLAIN: Mapping[str, str] = {
     "stall_timeout": "stall_timeout",
     "log_cap": "log_cap",
     "priority": "priority",
+    "array": "array",
     "env": "environment",
     "resume_from": "resume_from",
     "target": "target",
@@ -64,8 +65,13 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option(
         "--after",
         multiple=True,
-        metavar="JOB[:any]",
-        help="Start when JOB has completed (:any: has ended); repeatable.",
+        metavar="JOB[:ok|any]",
+        help="Start when JOB (or array, or sweep) completed; :any: has ended. Repeatable.",
+    ),
+    _option(
+        "--array",
+        metavar="INDICES[%N]",
+        help="One job for each of 0-15 or 1,3,8; %4: four at a time. See $RAYJOBS_ARRAY_INDEX.",
     ),
     _option("--env", metavar="PATH", help="Python or virtual environment on the target."),
     _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),

@@ -156,12 +156,25 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
             "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
         }
     )
+    environment |= array_variables(job)
     if job.spec.resume_from is not None:
         environment |= resume_variables(attempt_paths.resume)
     inputs = context.inputs[place.node] if place.node < len(context.inputs) else {}
     for name, path in inputs.items():
         environment |= input_variables(name, path)
     return environment
+
+
+def array_variables(job: Job) -> dict[str, str]:
+    """Return the variables by which a script finds which member of an array it is; else none."""
+    array = job.spec.array
+    if array is None or job.array_index is None:
+        return {}
+    return {
+        "RAYJOBS_ARRAY_INDEX": str(job.array_index),
+        "RAYJOBS_ARRAY_ID": job.parent or "",
+        "RAYJOBS_ARRAY_COUNT": str(array.count or len(array.expand())),
+    }
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import pytest
 from rayjobs import ScriptRunConfig, checkpoint, resuming, submitting
 from rayjobs.errors import PrepareError, SpecError, UsageError
 from rayjobs.records import Job
-from rayjobs.spec import JobSpec
+from rayjobs.spec import Array, JobSpec
 from rayjobs.states import JobState
 from rayjobs.submitting import submit
 from tests.unit.resume.conftest import Trainer
@@ -206,6 +206,25 @@ def test_resume_submits_the_same_code_again(trainer: Trainer) -> None:
     assert (done.spec.max_duration_s, done.spec.priority) == (7200.0, 5)
     assert done.spec.arguments == old.spec.arguments
     assert (done.experiment, done.state) == (old.experiment, JobState.QUEUED)
+
+
+def test_a_member_that_is_resumed_keeps_its_index_and_count(trainer: Trainer) -> None:
+    spec = JobSpec(script="train.py", array=Array(indices="0-3", limit=2))
+    array = submit(trainer.workspace, spec, experiment="t", wake=False).job
+    member = trainer.workspace.store.find(f"{array.id}[2]")
+    paths = trainer.start(member)
+    trainer.save(paths, 5)
+    trainer.publish(member, paths)
+    trainer.end(member, JobState.FAILED)
+    done = submitting.resume(trainer.workspace, f"{array.id}[2]", wake=False).job
+    assert (done.kind, done.spec.resume_from) == ("array", member.id)
+    (again,) = trainer.workspace.store.jobs(parent=done.id)
+    _, environment = trainer.prepared(again, attempt=1)
+    assert environment["RAYJOBS_ARRAY_INDEX"] == "2"
+    assert environment["RAYJOBS_ARRAY_COUNT"] == "4"
+    assert environment["RAYJOBS_ARRAY_ID"] == done.id
+    with pytest.raises(UsageError, match="is an array"):
+        submitting.resume(trainer.workspace, array.id, wake=False)
 
 
 def test_resume_refuses_what_it_cannot_go_on_from(trainer: Trainer) -> None:

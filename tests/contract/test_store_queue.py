@@ -1,0 +1,175 @@
+"""What the queue learns of the past and is held to: durations, predictions, waits, usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rayjobs.records import Prediction
+from rayjobs.spec import Array, JobSpec
+from rayjobs.states import JobState
+from rayjobs.store.sql import SqlStore
+from tests.contract.store_contract import SHAPE, bring, submit
+
+S = JobState
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class SetClock:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = AT
+
+    def now(self) -> datetime:
+        return self.at
+
+    def monotonic_s(self) -> float:
+        return self.at.timestamp()
+
+    def go(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SetClock) -> Iterator[SqlStore]:
+    where = tmp_path / "store.db" if request.param == "file" else ":memory:"
+    store = SqlStore(where, clock=clock, busy_timeout_s=60)
+    yield store
+    store.close()
+
+
+def ran(store: SqlStore, clock: SetClock, seconds: float, state: JobState = S.COMPLETED) -> None:
+    """Submit a job of train.py in mnist that runs so long and ends so."""
+    job = submit(store)
+    attempt = bring(store, job, S.RUNNING)
+    clock.go(seconds)
+    if state is S.COMPLETED:
+        assert store.move(job.id, attempt=attempt, old=S.RUNNING, new=S.FINALIZING)
+    assert store.finish(job.id, attempt=attempt, state=state)
+
+
+def test_durations_are_those_of_the_same_entry_that_completed(
+    store: SqlStore, clock: SetClock
+) -> None:
+    for seconds in (10, 20, 30, 40, 1000):
+        ran(store, clock, seconds)
+    ran(store, clock, 1, S.FAILED)
+    submit(store, JobSpec(script="other.py"))
+    known = store.durations([("mnist", "train.py"), ("mnist", "other.py"), ("x", "train.py")])
+    assert set(known) == {("mnist", "train.py")}
+    found = known["mnist", "train.py"]
+    assert (found.count, found.median_s, found.p90_s) == (5, 30.0, 1000.0)
+
+
+def test_durations_come_from_the_newest(store: SqlStore, clock: SetClock) -> None:
+    for seconds in (1000, 1000, 1000, 5, 7):
+        ran(store, clock, seconds)
+    found = store.durations([("mnist", "train.py")], most=2)["mnist", "train.py"]
+    assert (found.count, found.median_s) == (2, 6.0)
+
+
+def test_members_of_arrays_teach_too(store: SqlStore, clock: SetClock) -> None:
+    spec = JobSpec(script="train.py", array=Array(indices="0-1"))
+    array, _ = store.submit_array(spec, experiment="mnist", snapshot=None, user="ada")
+    bring(store, store.member(array.id, 0), S.RUNNING)
+    clock.go(12)
+    assert store.move(store.member(array.id, 0).id, attempt=1, old=S.RUNNING, new=S.FINALIZING)
+    assert store.finish(store.member(array.id, 0).id, attempt=1, state=S.COMPLETED)
+    assert store.usual_durations("local")["mnist", "train.py"].median_s == 12.0
+
+
+def test_usual_durations_are_of_what_has_not_ended_on_a_target(
+    store: SqlStore, clock: SetClock
+) -> None:
+    ran(store, clock, 10)
+    assert store.usual_durations("local") == {}
+    submit(store)
+    assert store.usual_durations("cluster") == {}
+    assert store.usual_durations("local")["mnist", "train.py"].count == 1
+
+
+def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:
+    from rayjobs.store.queue import DURATIONS
+
+    with store._database.read() as connection:
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {DURATIONS}", {"experiment": "e", "entry": "a", "most": 1}
+        ).fetchall()
+    told = " ".join(row["detail"] for row in plan)
+    assert "ix_jobs_history (experiment=? AND entry=? AND state=?)" in told
+    assert "TEMP B-TREE" not in told
+
+
+def test_the_first_and_the_last_word_before_the_start_are_kept(
+    store: SqlStore, clock: SetClock
+) -> None:
+    job = submit(store)
+    for wait_s, basis in ((60, "caps"), (90, "history"), (30, "history")):
+        starts_at = clock.at + timedelta(seconds=wait_s)
+        store.note_predictions([Prediction(job=job.id, starts_at=starts_at, basis=basis)])
+        clock.go(10)
+    attempt = bring(store, job, S.RUNNING)
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    store.note_predictions([Prediction(job=job.id, starts_at=AT, basis="too late")])
+    (row,) = store.queue_history()
+    assert row.placed_at == AT + timedelta(seconds=30)
+    first, last = row.predicted_first, row.predicted_last
+    assert first is not None
+    assert last is not None
+    assert (first.starts_at, first.basis, first.made_at) == (AT + timedelta(seconds=60), "caps", AT)
+    assert last.starts_at == AT + timedelta(seconds=20 + 30)
+
+
+def test_the_first_place_stays_when_a_job_is_tried_again(store: SqlStore, clock: SetClock) -> None:
+    job = submit(store)
+    attempt = bring(store, job, S.RUNNING)
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    clock.go(100)
+    bring(store, job, S.RUNNING)
+    assert store.job(job.id).placed_at == AT
+
+
+def test_predictions_of_unknown_jobs_are_ignored(store: SqlStore) -> None:
+    store.note_predictions([Prediction(job="gone", starts_at=AT, basis="caps")])
+    assert store.queue_history() == []
+
+
+def test_history_is_of_a_time_and_a_target(store: SqlStore, clock: SetClock) -> None:
+    submit(store)
+    clock.go(3600)
+    later = submit(store, JobSpec(script="train.py", target="cluster"), user="bob")
+    assert [row.job for row in store.queue_history(target="cluster")] == [later.id]
+    assert [row.user for row in store.queue_history(since=AT + timedelta(seconds=1))] == ["bob"]
+    assert len(store.queue_history()) == 2
+
+
+def test_usage_is_what_attempts_held(store: SqlStore, clock: SetClock) -> None:
+    store.add_allocation("rj-local-1", target="local", shape={**SHAPE, "gpus": 2.0})
+    job = submit(store)
+    attempt = bring(store, job, S.RUNNING)
+    clock.go(50)
+    (held,) = store.usage()
+    assert (held.job, held.since, held.until, held.shape["gpus"]) == (job.id, AT, None, 2.0)
+    assert store.finish(job.id, attempt=attempt, state=S.FAILED)
+    (held,) = store.usage(target="local")
+    assert held.until == AT + timedelta(seconds=50)
+    assert store.usage(since=AT + timedelta(seconds=51)) == []
+    assert store.usage(target="cluster") == []
+
+
+def test_pruned_records_take_their_predictions_along(store: SqlStore) -> None:
+    job = submit(store)
+    store.note_predictions([Prediction(job=job.id, starts_at=AT, basis="caps")])
+    store.request_cancel(job.id)
+    assert store.prune_records([job.id]) == {job.id}
+    with store._database.read() as connection:
+        assert connection.execute("SELECT COUNT(*) FROM predictions").fetchone()[0] == 0
