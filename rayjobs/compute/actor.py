@@ -156,7 +156,10 @@ class TargetActor:
         if asked["op"] == "ping":
             return me
         if asked["op"] == "status":
-            return {**me, **engine.status()}
+            return {**me, **engine.status(asked.get("keys"))}
+        if asked["op"] == "explain":
+            decision = engine.explain(str(asked["key"]))
+            return {**me, "decision": None if decision is None else decision.to_dict()}
         return {"ok": False, "error": f"no operation {asked['op']!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:

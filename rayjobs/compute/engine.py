@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rayjobs import capacity, policy
-from rayjobs.clock import Clock, to_text
+from rayjobs import policy
+from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations
 from rayjobs.compute.board import Board, Served
+from rayjobs.compute.candidates import Candidates, Usual
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError
-from rayjobs.policy import Shape, Waiting
+from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
@@ -45,6 +46,7 @@ class Engine:
         note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
         drivers: Drivers | None = None,
         epoch: str | None = None,
+        limits: Callable[[], Limits] = Limits,
     ) -> None:
         self.target = target
         self.epoch = epoch
@@ -53,10 +55,14 @@ class Engine:
         self.board = board
         self.clock = clock
         self.shares_machine = shares_machine
+        self.candidates = Candidates(shares_machine=shares_machine)
         self.allocations = Allocations(target, cluster, clock)
         self.parts = Parts(target, cluster, self.allocations, clock, count, waited)
         self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
-        self.decisions: dict[str, policy.Decision] = {}
+        # The last decision, while jobs wait.
+        self.plan: Plan | None = None
+        self._promise: Promise | None = None
+        self._limits = limits
         self.nodes: list[NodeInfo] = []
         # Workspaces whose live jobs were taken over, by path.
         self.recovered: dict[str, Served] = {}
@@ -97,21 +103,23 @@ class Engine:
         self._retired_until_s = None
         self._wake.set()
 
-    def status(self) -> dict[str, Any]:
-        """Return what the target is doing, as plain data."""
+    def status(self, keys: Collection[str] | None = None) -> dict[str, Any]:
+        """Return what the target is doing, as plain data.
+
+        Args:
+            keys: Say only of these jobs why they wait; None: of all.
+        """
         return {
             "target": self.target,
             "live": sorted(self.drives),
-            "waiting": {
-                key: {"reason": decision.reason, "position": decision.position}
-                for key, decision in self.decisions.items()
-                if not decision.start
-            },
+            "waiting": {} if self.plan is None else _reasons(self.plan, keys),
             "nodes": [vars(node) for node in self.nodes],
             "allocations": [
                 {
                     "name": held.name,
                     "shape": held.shape.to_dict(),
+                    "nodes": list(held.nodes),
+                    "gpus": [list(ids) for ids in held.gpus],
                     "job": held.job,
                     "draining": held.draining,
                 }
@@ -119,6 +127,12 @@ class Engine:
             ],
             "workspaces": [served.path for served in self.board.served],
         }
+
+    def explain(self, key: str) -> policy.Decision | None:
+        """Return why a job waits; None: it does not, or was not looked at yet."""
+        if self.plan is None or key not in self.plan.by_key:
+            return None
+        return self.plan.explain(key)
 
     # -- the loop --------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -163,9 +177,10 @@ class Engine:
         ]
         if waiting:
             self.nodes = await self.cluster.nodes()
-            await self._decide(waiting)
+            self.candidates.look_at(self.nodes)
+            await self._decide(waiting, live)
         else:
-            self.decisions = {}
+            self.plan = self._promise = None
         now_s = self.clock.monotonic_s()
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
@@ -177,65 +192,36 @@ class Engine:
         busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": len(waiting), "live": busy, "nodes": self.nodes})
 
-    async def _decide(self, waiting: list[tuple[Served, Job]]) -> None:
+    async def _decide(
+        self, waiting: list[tuple[Served, Job]], live: list[tuple[Served, Job, Attempt]]
+    ) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}
-        candidates = [await self._candidate(served, job) for served, job in waiting]
+        usual: Usual = {}
+        candidates = [
+            self.candidates.waiting(
+                served, job, blocked=await self._blocked(served, job), usual=usual
+            )
+            for served, job in waiting
+        ]
+        self.candidates.forget_all_but(by_key)
         if self.is_retired:  # asked last of all: from here on nothing else gets its turn
             return
-        rooms = self.allocations.rooms(self.nodes)
-        decisions = policy.decide(candidates, rooms)
-        self.decisions = {decision.key: decision for decision in decisions}
-        shapes = {candidate.key: candidate.shape for candidate in candidates}
-        for decision in decisions:
-            if decision.start:
-                served, job = by_key[decision.key]
-                self._start(served, job, shapes[decision.key], decision.nodes)
-
-    async def _candidate(self, served: Served, job: Job) -> Waiting:
-        shape = self.shape_of(job)
-        blocked = await self._blocked(served, job) or self._never_fits(shape)
-        pause_s = 0.0
-        if job.not_before is not None:
-            pause_s = (job.not_before - self.clock.now()).total_seconds()
-        return Waiting(
-            key=served.key(job.id),
-            priority=job.priority,
-            order=(to_text(job.submitted_at), job.serial, served.key(job.id)),
-            shape=shape,
-            not_before_s=pause_s,
-            blocked_by=blocked,
+        drives = [drive for drive, _task in self.drives.values()]
+        situation = Situation(
+            waiting=candidates,
+            running=self.candidates.running(drives, live, usual=usual),
+            rooms=self.allocations.rooms(self.nodes),
+            limits=self._limits(),
+            now_s=self.clock.now().timestamp(),
+            promise=self._promise,
         )
-
-    def shape_of(self, job: Job) -> Shape:
-        """Return what the job's allocation holds on this target."""
-        shapes = [capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in self.nodes]
-        plan = capacity.plan_shape(
-            job.spec,
-            capacity.Capacity(
-                nodes=tuple(shapes), max_nodes=len(shapes), shares_machine=self.shares_machine
-            ),
-        )
-        return Shape.from_dict(plan.shape)
-
-    def _never_fits(self, shape: Shape) -> str | None:
-        empty = [
-            policy.NodeRoom(
-                node.node_id,
-                node.cpus,
-                node.gpus,
-                node.memory,
-                node.cpus,
-                node.gpus,
-                node.memory,
-            )
-            for node in self.nodes
-        ]
-        if policy.take(empty, shape) is not None:
-            return None
-        return (
-            f"asks for {shape.describe()}; the target's nodes have in all: "
-            f"{policy.describe_free(empty)}"
-        )
+        plan = policy.decide(situation)
+        self.plan, self._promise = plan, plan.promise
+        for start in plan.starts:
+            served, job = by_key[start.key]
+            self._start(served, job, plan.by_key[start.key].shape, start.nodes)
+        for one in plan.preempts:
+            self.drives[one.key][0].preempt(one.reason)
 
     async def _blocked(self, served: Served, job: Job) -> str | None:
         """Return which other job this one waits for; a parent that failed ends it."""
@@ -350,3 +336,13 @@ class Engine:
             else:
                 seen.add((key, attempt.number))
         self._ownerless = seen
+
+
+def _reasons(plan: Plan, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
+    """Return why jobs wait, without those that start."""
+    found = {}
+    for key in plan.by_key if keys is None else plan.by_key.keys() & set(keys):
+        rule, reason, position = plan.summary(key)
+        if rule is not policy.Rule.START:
+            found[key] = {"reason": reason, "position": position, "rule": str(rule)}
+    return found

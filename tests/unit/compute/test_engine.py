@@ -68,7 +68,8 @@ def test_a_job_that_can_never_fit_does_not_block_others(tmp_path: Path) -> None:
         big = here.submit(resources=Resources(gpus=3))
         small = here.submit()
         await here.state(small, JobState.COMPLETED)
-        decision = here.engine.decisions[f"{here.folder}::{big.id}"]
+        decision = here.engine.explain(f"{here.folder}::{big.id}")
+        assert decision is not None
         assert "3 GPUs" in decision.reason
         assert here.store.job(big.id).state is JobState.QUEUED
 
@@ -232,8 +233,10 @@ def test_a_child_waits_for_its_parent_and_falls_with_it(tmp_path: Path) -> None:
         await here.launched(parent)
         ok = here.submit(depends_on=(Dependency(job=parent.id),))
         any_end = here.submit(depends_on=(Dependency(job=parent.id, when="any"),))
-        await here.until(lambda: len(here.engine.decisions) == 2)
-        assert "waits for" in here.engine.decisions[f"{here.folder}::{ok.id}"].reason
+        await here.until(lambda: here.engine.explain(f"{here.folder}::{ok.id}"))
+        decision = here.engine.explain(f"{here.folder}::{ok.id}")
+        assert decision is not None
+        assert "waits for" in decision.reason
         here.agent.instant = 0
         here.agent.end(parent.id, 1, exit_code=1)
         await here.state(ok, JobState.CANCELED)

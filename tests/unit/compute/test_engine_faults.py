@@ -185,8 +185,10 @@ def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
         await here.restart()
         after = here.submit(resources=Resources(cpus=2))
         key = f"{here.folder}::{after.id}"
-        await here.until(lambda: key in here.engine.decisions)
-        assert not here.engine.decisions[key].start
+        await here.until(lambda: here.engine.explain(key))
+        decision = here.engine.explain(key)
+        assert decision is not None
+        assert not decision.start
         (held,) = here.engine.allocations.all
         assert held.draining
         here.agent.instant = 0

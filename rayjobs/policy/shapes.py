@@ -1,14 +1,9 @@
-"""Which queued jobs start now, and why the others wait: a pure function.
-
-The rule is strict: higher priority first, then first come, first served, and nobody overtakes
-a job that waits for room. A job that waits for its own time (a retry's pause) or for another
-job is not in the line.
-"""
+"""Shapes of allocations, the room of nodes, and how the one is taken from the other."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,80 +77,35 @@ class NodeRoom:
 
     def less(self, shape: Shape) -> NodeRoom:
         """Return the node with one bundle of the shape taken."""
-        return replace(
-            self,
-            free_cpus=self.free_cpus - shape.cpus,
-            free_gpus=self.free_gpus - shape.gpus,
-            free_memory=self.free_memory - shape.memory,
+        return self.plus(-shape.cpus, -shape.gpus, -shape.memory)
+
+    def plus(self, cpus: float, gpus: float, memory: float) -> NodeRoom:
+        """Return the node with that much more (or less) of it free."""
+        return NodeRoom(
+            self.node_id,
+            self.cpus,
+            self.gpus,
+            self.memory,
+            self.free_cpus + cpus,
+            self.free_gpus + gpus,
+            self.free_memory + memory,
+        )
+
+    def emptied(self) -> NodeRoom:
+        """Return the node with nothing on it."""
+        return NodeRoom(
+            self.node_id,
+            self.cpus,
+            self.gpus,
+            self.memory,
+            self.cpus,
+            self.gpus,
+            self.memory,
         )
 
 
 # Fractions of CPUs and GPUs are added and taken away: their sums differ in the last bit.
 _SLACK = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True)
-class Waiting:
-    """A queued job as the policy sees it.
-
-    Attributes:
-        key: Names the job over all workspaces of the target.
-        order: What breaks ties of priority: (time of submission, serial, key).
-        not_before_s: Seconds until a retry's pause is over; 0 or less: over.
-        blocked_by: Why it cannot start whatever the room; None when nothing does.
-    """
-
-    key: str
-    priority: int
-    order: tuple[str, int, str]
-    shape: Shape
-    not_before_s: float = 0.0
-    blocked_by: str | None = None
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Start a job now, or let it wait with a reason."""
-
-    key: str
-    start: bool
-    reason: str
-    position: int = 0
-    nodes: tuple[str, ...] = field(default=())
-
-
-def decide(waiting: Sequence[Waiting], rooms: Sequence[NodeRoom]) -> list[Decision]:
-    """Return one decision per waiting job, in the order of the line.
-
-    Never over capacity; a job starts only if all that stand before it in the line start too.
-    """
-    line = sorted(waiting, key=lambda job: (-job.priority, job.order))
-    left = list(rooms)
-    decisions: list[Decision] = []
-    head: Waiting | None = None
-    position = 0
-    for job in line:
-        if job.blocked_by is not None:
-            decisions.append(Decision(job.key, False, job.blocked_by))
-            continue
-        if job.not_before_s > 0:
-            reason = f"tries again in {job.not_before_s:.0f} s"
-            decisions.append(Decision(job.key, False, reason))
-            continue
-        position += 1
-        if head is not None:
-            reason = f"waits for {position - 1} job{'' if position == 2 else 's'} ahead of it"
-            decisions.append(Decision(job.key, False, reason, position))
-            continue
-        taken = take(left, job.shape)
-        if taken is None:
-            head = job
-            reason = f"first in line; waits for {job.shape.describe()}: {describe_free(left)}"
-            decisions.append(Decision(job.key, False, reason, position))
-            continue
-        left, nodes = taken
-        decisions.append(Decision(job.key, True, "starts now", position, nodes))
-    return decisions
 
 
 def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple[str, ...]] | None:

@@ -1,0 +1,39 @@
+"""Which queued jobs start now, who makes way, and why the others wait: pure functions.
+
+`decide` turns a `Situation` into a `Plan`. Nothing here reads a clock, a file or a cluster, so
+the target's engine, `rayjobs simulate` and the tests run the same code.
+"""
+
+from __future__ import annotations
+
+from rayjobs.policy.deciding import Plan, decide
+from rayjobs.policy.records import (
+    Decision,
+    Limits,
+    Preempt,
+    Promise,
+    Rule,
+    Running,
+    Situation,
+    Start,
+    Waiting,
+)
+from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
+
+__all__ = [
+    "Decision",
+    "Limits",
+    "NodeRoom",
+    "Plan",
+    "Preempt",
+    "Promise",
+    "Rule",
+    "Running",
+    "Shape",
+    "Situation",
+    "Start",
+    "Waiting",
+    "decide",
+    "describe_free",
+    "take",
+]

@@ -1,0 +1,292 @@
+"""The decision itself: one pass along the line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from rayjobs.policy.durations import as_running, worst_duration_s
+from rayjobs.policy.order import Rank, line_of, used_by_users
+from rayjobs.policy.preempting import is_enough_ending, victims
+from rayjobs.policy.records import (
+    Decision,
+    Preempt,
+    Promise,
+    Rule,
+    Situation,
+    Start,
+    Waiting,
+)
+from rayjobs.policy.reserving import Kept, keep, least
+from rayjobs.policy.shapes import NodeRoom, Shape, take
+
+# So many different jobs are tried behind the first in line; the others wait for the next turn.
+BACKFILL_TRIES = 1000
+
+
+@dataclass
+class Plan:
+    """What to do now, and why everybody else waits.
+
+    Attributes:
+        situation: What it was decided on.
+        starts: Start these, in this order.
+        preempts: Stop these; hand `promise` on, so that their room is kept.
+        promise: What is kept for the first in line; None when nobody waits for room.
+        line: Keys of all who stand in the line, those that start among them.
+        refused: Why the others are not in it.
+        head: Who waits first in line; None when nobody does.
+        head_rule: Why it waits.
+        kept: What is kept for it.
+        rooms: What is free once the starts hold their place.
+        by_key: Every waiting job.
+    """
+
+    situation: Situation
+    by_key: Mapping[str, Waiting]
+    starts: tuple[Start, ...] = ()
+    preempts: tuple[Preempt, ...] = ()
+    promise: Promise | None = None
+    line: tuple[str, ...] = ()
+    refused: Mapping[str, Rule] = field(default_factory=dict)
+    head: str | None = None
+    head_rule: Rule = Rule.ROOM
+    kept: Kept | None = None
+    rooms: Sequence[NodeRoom] = ()
+
+    @cached_property
+    def started(self) -> Mapping[str, Start]:
+        """The starts by key."""
+        return {one.key: one for one in self.starts}
+
+    @cached_property
+    def queue(self) -> tuple[str, ...]:
+        """Keys of those who wait in the line, in order."""
+        started = self.started
+        return tuple(key for key in self.line if key not in started)
+
+    @cached_property
+    def positions(self) -> Mapping[str, int]:
+        """Place of each who waits in the line, from 1."""
+        return {key: place for place, key in enumerate(self.queue, start=1)}
+
+    @cached_property
+    def estimates(self) -> Mapping[str, tuple[float, str]]:
+        """Seconds until the start of those who wait, and where that is from, if known."""
+        from rayjobs.policy.estimating import estimates
+
+        return estimates(self)
+
+    def rule(self, key: str) -> Rule:
+        """Return what decided about a waiting job. Raises KeyError: it was not there."""
+        self.by_key[key]
+        if key in self.started:
+            return Rule.START
+        if key == self.head:
+            return self.head_rule
+        return self.refused.get(key, Rule.LINE)
+
+    def summary(self, key: str) -> tuple[Rule, str, int]:
+        """Return rule, reason and position: cheap, for lists. Raises KeyError as `rule`."""
+        from rayjobs.policy.explaining import reason_of
+
+        return self.rule(key), reason_of(self, key), self.positions.get(key, 0)
+
+    def explain(self, key: str) -> Decision:
+        """Return all that is known about why a job waits. Raises KeyError as `rule`."""
+        from rayjobs.policy.explaining import explain
+
+        return explain(self, key)
+
+
+def decide(situation: Situation) -> Plan:
+    """Return which jobs start, which are stopped for them, and why the others wait.
+
+    Pure. Along the line each job starts that has room and is within the limits; the first
+    without room is the head: running jobs make way for it if they may, else its room is kept,
+    and only what cannot delay it passes.
+    """
+    return _Pass(situation).run()
+
+
+class _Pass:
+    """One walk along the line; never over capacity, never over a limit."""
+
+    def __init__(self, situation: Situation) -> None:
+        self.situation = situation
+        self.limits = situation.limits
+        self.now_s = situation.now_s
+        self.by_key = {job.key: job for job in situation.waiting}
+        self.rooms = list(situation.rooms)
+        self.index = {room.node_id: place for place, room in enumerate(self.rooms)}
+        self.running = list(situation.running)
+        self.jobs, gpus = used_by_users(situation.running)
+        self.gpus = dict(gpus)
+        self.line, self.ranks, self.refused = line_of(situation)
+        self.starts: list[Start] = []
+        self.preempts: list[Preempt] = []
+        self.halted: set[str] = set()
+        self.fits_ever: dict[Shape, bool] = {}
+        self.head: Waiting | None = None
+        self.head_rule = Rule.ROOM
+        self.kept: Kept | None = None
+        # Behind the head: what a job may have that ends in time, and one that may not.
+        self.spare: dict[str, NodeRoom] = {}
+        self.beside: list[NodeRoom] = []
+        self.no_room: set[Shape] = set()
+        self.no_spare: set[Shape] = set()
+        self.tries = BACKFILL_TRIES
+
+    def run(self) -> Plan:
+        """Return the plan."""
+        is_limited = self.limits.jobs_per_user is not None or self.limits.gpus_per_user is not None
+        for job in self.line:
+            if not self._could_ever(job.shape):
+                self.refused[job.key] = Rule.NEVER_FITS
+                continue
+            if is_limited and not self._within_user_limits(job):
+                continue
+            if self.head is not None:
+                if self.tries > 0:
+                    self._pass_by(job)
+                elif not is_limited:
+                    break
+                continue
+            taken = take(self.rooms, job.shape) if self._slots() >= 1 else None
+            if taken is None:
+                self._stop_at(job)
+                continue
+            self._start(job, taken[1], backfilled=False)
+        refused = self.refused
+        return Plan(
+            situation=self.situation,
+            by_key=self.by_key,
+            starts=tuple(self.starts),
+            preempts=tuple(self.preempts),
+            promise=None if self.kept is None else self.kept.promise,
+            line=tuple(job.key for job in self.line if job.key not in refused),
+            refused=refused,
+            head=None if self.head is None else self.head.key,
+            head_rule=self.head_rule,
+            kept=self.kept,
+            rooms=tuple(self.rooms),
+        )
+
+    # -- limits ----------------------------------------------------------------------------------
+    def _slots(self) -> float:
+        return math.inf if self.limits.jobs is None else self.limits.jobs - len(self.running)
+
+    def _could_ever(self, shape: Shape) -> bool:
+        known = self.fits_ever.get(shape)
+        if known is None:
+            empty = [room.emptied() for room in self.situation.rooms]
+            known = self.fits_ever[shape] = take(empty, shape) is not None
+        return known
+
+    def _within_user_limits(self, job: Waiting) -> bool:
+        """Whether its user may run it now; one that may not keeps that user's own order."""
+        limits, user = self.limits, job.user
+        if limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user + 1e-6:
+            self.refused[job.key] = Rule.USER_GPUS  # never: the user's others need not wait
+            return False
+        if user in self.halted:
+            self.refused[job.key] = Rule.OWN_ORDER
+            return False
+        if limits.jobs_per_user is not None and self.jobs[user] >= limits.jobs_per_user:
+            self.refused[job.key] = Rule.USER_JOBS
+        elif (
+            limits.gpus_per_user is not None
+            and job.gpus > 0
+            and self.gpus.get(user, 0.0) + job.gpus > limits.gpus_per_user + 1e-6
+        ):
+            self.refused[job.key] = Rule.USER_GPUS
+        else:
+            return True
+        self.halted.add(user)
+        return False
+
+    # -- starts ----------------------------------------------------------------------------------
+    def _start(self, job: Waiting, nodes: tuple[str, ...], *, backfilled: bool) -> None:
+        self.starts.append(Start(job.key, nodes, backfilled))
+        self.running.append(as_running(job, nodes))
+        self.jobs[job.user] += 1
+        self.gpus[job.user] = self.gpus.get(job.user, 0.0) + job.gpus
+        for node in nodes:
+            at = self.index[node]
+            self.rooms[at] = self.rooms[at].less(job.shape)
+
+    # -- the head --------------------------------------------------------------------------------
+    def _stop_at(self, job: Waiting) -> None:
+        """Let the first job without room wait, and keep its room."""
+        self.head = job
+        old = self.situation.promise
+        slots = self._slots()
+        if slots < 1:
+            self.head_rule = Rule.TARGET_JOBS
+        claim = self._make_way(job, self.ranks[job.key], slots)
+        if claim is not None:
+            old = claim
+        if slots < 1:
+            self.tries = 0  # nobody else may start either
+        if not self.limits.backfill:
+            self.tries = 0
+        self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old)
+        self.spare = dict(self.kept.spare)
+        self.beside = [least(room, self.spare.get(room.node_id)) for room in self.rooms]
+
+    def _make_way(self, job: Waiting, rank: Rank, slots: float) -> Promise | None:
+        """Name the jobs to stop for the head; return the claim on their room."""
+        if is_enough_ending(job, self.running, self.rooms, slots=slots):
+            self.head_rule = Rule.YIELDING
+            return None
+        if not self.limits.preemption:
+            return None
+        found = victims(
+            job,
+            rank,
+            # What this very decision starts has not begun: it stands before the head.
+            self.running[: len(self.situation.running)],
+            self.rooms,
+            limits=self.limits,
+            now_s=self.now_s,
+            slots=slots,
+        )
+        if found is None or not found[0]:
+            return None
+        chosen, nodes = found
+        reason = f"makes way for a job of priority {job.priority}"
+        self.preempts = [Preempt(one.key, job.key, reason) for one in chosen]
+        self.head_rule = Rule.YIELDING
+        return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True)
+
+    # -- behind the head -------------------------------------------------------------------------
+    def _pass_by(self, job: Waiting) -> None:
+        """Start a job behind the head if that cannot delay the head."""
+        assert self.kept is not None
+        if self._slots() < 1:
+            return
+        if job.shape not in self.no_spare:
+            self.tries -= 1
+            taken = take(self.beside, job.shape)
+            if taken is not None:
+                for node in taken[1]:
+                    if node in self.spare:
+                        self.spare[node] = self.spare[node].less(job.shape)
+                self._backfill(job, taken[1])
+                return
+            self.no_spare.add(job.shape)
+        if job.shape in self.no_room or self.now_s + worst_duration_s(job) > self.kept.until_s:
+            return
+        taken = take(self.rooms, job.shape)
+        if taken is None:
+            self.no_room.add(job.shape)
+        else:
+            self._backfill(job, taken[1])
+
+    def _backfill(self, job: Waiting, nodes: tuple[str, ...]) -> None:
+        self._start(job, nodes, backfilled=True)
+        for node in nodes:
+            at = self.index[node]
+            self.beside[at] = least(self.rooms[at], self.spare.get(node))

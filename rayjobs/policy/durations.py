@@ -1,0 +1,81 @@
+"""When jobs end: at the latest, by their own limits, and as far as can be guessed."""
+
+from __future__ import annotations
+
+import math
+
+from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
+
+HISTORY, LIMITS, ELAPSED = "history", "limits", "elapsed"
+# A job of which nothing is known is taken to run for at least so long.
+LEAST_GUESS_S = 60.0
+# A limit beyond this is there to stop what hangs: it says nothing about how long a job takes.
+TELLING_LIMIT_S = 2 * 86_400.0
+
+
+def latest_end_s(job: Running, now_s: float) -> float:
+    """Return when the job has given back its place at the latest; infinity without a limit."""
+    margin_s = job.grace_s + OVERHEAD_S
+    if job.is_ending:
+        return now_s + margin_s
+    if job.max_duration_s is None:
+        return math.inf
+    started_s = now_s if job.started_s is None else job.started_s
+    return max(now_s, started_s + job.max_duration_s + margin_s)
+
+
+def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
+    """Return when a running job probably ends, and where that is from.
+
+    By history the median; one that took longer already is given as much again as it is over,
+    a tenth of the median at least. Without history a job is taken to run as long again as it
+    has, up to its limit: the longer something has run, the less likely it ends in a moment.
+    """
+    if job.is_ending:
+        return now_s + min(job.grace_s, LEAST_GUESS_S), LIMITS
+    elapsed_s = 0.0 if job.started_s is None else max(0.0, now_s - job.started_s)
+    left_s = math.inf
+    if job.max_duration_s is not None:
+        left_s = max(0.0, job.max_duration_s - elapsed_s) + job.grace_s
+    if job.expected_s is not None:
+        rest_s = job.expected_s - elapsed_s
+        if rest_s <= 0:
+            rest_s = max(0.1 * job.expected_s, -rest_s)
+        return now_s + min(rest_s, left_s), HISTORY
+    guess_s = max(elapsed_s, LEAST_GUESS_S)
+    return (now_s + left_s, LIMITS) if left_s <= guess_s else (now_s + guess_s, ELAPSED)
+
+
+def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
+    """Return how long a waiting job will probably run, and where that is from."""
+    limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
+    if job.expected_s is not None:
+        return min(job.expected_s, limit_s), HISTORY
+    if limit_s <= TELLING_LIMIT_S:
+        return limit_s, LIMITS
+    return None, ""
+
+
+def worst_duration_s(job: Waiting) -> float:
+    """Return how long a job that starts now may hold its place; infinity without a limit."""
+    if job.max_duration_s is None:
+        return math.inf
+    return job.max_duration_s + job.grace_s + OVERHEAD_S
+
+
+def as_running(job: Waiting, nodes: tuple[str, ...]) -> Running:
+    """Return a waiting job as it will be once it is started on these nodes."""
+    return Running(
+        key=job.key,
+        priority=job.priority,
+        order=job.order,
+        shape=job.shape,
+        nodes=nodes,
+        submitted_s=job.submitted_s,
+        user=job.user,
+        group=job.group,
+        preemptible=job.preemptible,
+        max_duration_s=job.max_duration_s,
+        grace_s=job.grace_s,
+        expected_s=job.expected_s,
+    )

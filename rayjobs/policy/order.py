@@ -1,0 +1,101 @@
+"""The order of the line: priority, then first come, with aging, and one share for each group.
+
+A job's place is its time of submission, moved to the front by `aging_s` for each level of its
+priority: a level is worth so much waiting, and of two jobs the one that stands first stays first
+however long both wait. So a job of priority 0 is passed by jobs of priority 1 only if they come
+within `aging_s` after it: nobody waits for ever.
+
+The jobs of a group (a sweep, an array) have that place only once: for the first of them, while
+none of the group runs. Every further one is an extra: it stands as if it had been submitted
+now, behind all who wait with the same priority, and extras of all groups take turns: first the
+second ones, then the third ones. A group alone on a target so has all of it; where others wait,
+it keeps one place at a time and gets what they leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
+
+Rank = tuple[float, float, int, float, tuple[str, int, str]]
+
+
+def rank(job: Waiting | Running, limits: Limits, *, extra: int = 0, now_s: float = 0.0) -> Rank:
+    """Return what the line is sorted by: smaller is earlier.
+
+    Args:
+        extra: How many of the job's group run or stand before it.
+        now_s: Needed for extras, which count as submitted now.
+    """
+    at_s = max(now_s, job.submitted_s) if extra else job.submitted_s
+    if limits.aging_s is None:
+        return (-job.priority, at_s, extra, job.submitted_s, job.order)
+    return (0.0, at_s - job.priority * limits.aging_s, extra, job.submitted_s, job.order)
+
+
+def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, Rank], dict[str, Rule]]:
+    """Return the line in order, each one's rank, and why the others are not in it.
+
+    A claim (see `Promise`) stands first whatever its rank.
+    """
+    limits, now_s = situation.limits, situation.now_s
+    refused: dict[str, Rule] = {}
+    singles: list[Waiting] = []
+    groups: dict[str, list[Waiting]] = {}
+    for job in situation.waiting:
+        if job.blocked_by is not None:
+            refused[job.key] = job.blocked_rule
+        elif job.not_before_s is not None and job.not_before_s > now_s:
+            refused[job.key] = Rule.PAUSE
+        elif job.group is None:
+            singles.append(job)
+        else:
+            groups.setdefault(job.group, []).append(job)
+    ranks = {job.key: rank(job, limits) for job in singles}
+    line = singles
+    active = Counter(one.group for one in situation.running if one.group is not None)
+    for group, members in groups.items():
+        line += _members(members, active[group], situation, ranks, refused)
+    line.sort(key=lambda job: ranks[job.key])
+    return _claim_first(line, situation.promise), ranks, refused
+
+
+def _members(
+    members: list[Waiting],
+    active: int,
+    situation: Situation,
+    ranks: dict[str, Rank],
+    refused: dict[str, Rule],
+) -> Sequence[Waiting]:
+    """Rank those of a group that may run beside those that do; refuse the others."""
+    limits, now_s = situation.limits, situation.now_s
+    members.sort(key=lambda job: rank(job, limits))
+    allowed: list[Waiting] = []
+    for job in members:
+        extra = active + len(allowed)
+        if job.group_limit is not None and extra >= job.group_limit:
+            refused[job.key] = Rule.ARRAY_LIMIT
+            continue
+        ranks[job.key] = rank(job, limits, extra=extra, now_s=now_s)
+        allowed.append(job)
+    return allowed
+
+
+def _claim_first(line: list[Waiting], promise: Promise | None) -> list[Waiting]:
+    if promise is not None and promise.is_claim:
+        for index, job in enumerate(line):
+            if job.key == promise.key:
+                return [job, *line[:index], *line[index + 1 :]]
+    return line
+
+
+def used_by_users(running: Sequence[Running]) -> tuple[Counter[str], Mapping[str, float]]:
+    """Return how many jobs each user runs, and how many GPUs they hold."""
+    jobs: Counter[str] = Counter()
+    gpus: dict[str, float] = {}
+    for one in running:
+        jobs[one.user] += 1
+        gpus[one.user] = gpus.get(one.user, 0.0) + one.gpus
+    return jobs, gpus

@@ -1,0 +1,141 @@
+"""Which running jobs make way for a waiting one of higher priority."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rayjobs.policy.order import Rank, rank
+from rayjobs.policy.records import Limits, Running, Waiting
+from rayjobs.policy.reserving import with_room_of
+from rayjobs.policy.shapes import NodeRoom, take
+
+
+def is_enough_ending(
+    head: Waiting, running: Sequence[Running], rooms: Sequence[NodeRoom], *, slots: float
+) -> bool:
+    """Return whether `head` fits once the jobs have ended that are ending already."""
+    ending = [one for one in running if one.is_ending]
+    return (
+        bool(ending)
+        and slots + len(ending) >= 1
+        and take(with_room_of(ending, rooms), head.shape) is not None
+    )
+
+
+def victims(
+    head: Waiting,
+    head_rank: Rank,
+    running: Sequence[Running],
+    rooms: Sequence[NodeRoom],
+    *,
+    limits: Limits,
+    now_s: float,
+    slots: float = math.inf,
+) -> tuple[list[Running], tuple[str, ...]] | None:
+    """Return the jobs to stop so that `head` can start, and its nodes then; None: no such.
+
+    Only preemptible jobs of lower priority that come back *behind* it in the line: it is then
+    never stopped for one of them in turn. Few victims first, then little work lost: bundle by
+    bundle the cheapest node is cleared; who proves needless in the end is spared.
+
+    Args:
+        slots: How many more jobs the target may run.
+    """
+    candidates = [
+        one
+        for one in running
+        if one.preemptible
+        and not one.is_ending
+        and one.priority < head.priority
+        and (one.group is None or one.group != head.group)
+        and rank(one, limits) > head_rank
+    ]
+    if not candidates:
+        return None
+    ending = [one for one in running if one.is_ending]
+    base = with_room_of(ending, rooms)
+    chosen = _clear(head, base, candidates, now_s)
+    if chosen is None:
+        return None
+    if not chosen and slots + len(ending) < 1:
+        chosen = [min(candidates, key=lambda one: _cost(one, now_s))]
+    for one in sorted(chosen, key=lambda one: _cost(one, now_s), reverse=True):
+        others = [other for other in chosen if other is not one]
+        enough = slots + len(ending) + len(others) >= 1
+        if enough and take(with_room_of(others, base), head.shape) is not None:
+            chosen = others
+    taken = take(with_room_of(chosen, base), head.shape)
+    assert taken is not None
+    return chosen, taken[1]
+
+
+def _clear(
+    head: Waiting, rooms: Sequence[NodeRoom], candidates: Sequence[Running], now_s: float
+) -> list[Running] | None:
+    """Return jobs whose room lets every bundle of `head` fit."""
+    left = list(rooms)
+    chosen: list[Running] = []
+    used: set[str] = set()
+    for _ in range(head.shape.nodes):
+        best: tuple[tuple[int, float], int, list[Running]] | None = None
+        for index, room in enumerate(left):
+            if head.shape.spread and room.node_id in used:
+                continue
+            here = [one for one in candidates if room.node_id in one.nodes and one not in chosen]
+            needed = _on_one_node(head, room, here, now_s)
+            if needed is None:
+                continue
+            cost = (len(needed), sum(_loss_s(one, now_s) for one in needed))
+            if best is None or cost < best[0]:
+                best = (cost, index, needed)
+        if best is None:
+            return None
+        _, index, needed = best
+        left = with_room_of(needed, left)
+        used.add(left[index].node_id)
+        left[index] = left[index].less(head.shape)
+        chosen += needed
+    return chosen
+
+
+def _on_one_node(
+    head: Waiting, room: NodeRoom, here: Sequence[Running], now_s: float
+) -> list[Running] | None:
+    """Return few jobs of one node whose room lets one bundle fit; None: all are not enough."""
+
+    def fits(ended: Sequence[Running]) -> bool:
+        return with_room_of(ended, [room])[0].holds(head.shape)
+
+    if fits([]):
+        return []
+    if not fits(here):
+        return None
+    by_loss = sorted(here, key=lambda one: _cost(one, now_s))
+    for one in by_loss:  # one is enough, mostly
+        if fits([one]):
+            return [one]
+    # The largest first: so there are few of them.
+    chosen: list[Running] = []
+    for one in sorted(
+        by_loss, key=lambda one: (-one.shape.gpus, -one.shape.cpus, *_cost(one, now_s))
+    ):
+        chosen.append(one)
+        if fits(chosen):
+            break
+    for one in sorted(chosen, key=lambda one: _cost(one, now_s), reverse=True):
+        others = [other for other in chosen if other is not one]
+        if fits(others):
+            chosen = others
+    return chosen
+
+
+def _loss_s(job: Running, now_s: float) -> float:
+    if job.at_risk_s is not None:
+        return job.at_risk_s
+    return 0.0 if job.started_s is None else max(0.0, now_s - job.started_s)
+
+
+def _cost(job: Running, now_s: float) -> tuple[float, float, float, tuple[str, int, str]]:
+    """Lower priority goes first, then less work lost, then who came last."""
+    return (float(job.priority), _loss_s(job, now_s), -job.submitted_s, job.order)

@@ -1,0 +1,170 @@
+"""What is kept for the first in line, and what others may use meanwhile without delaying it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rayjobs.policy.durations import latest_end_s, likely_end_s
+from rayjobs.policy.records import Promise, Running, Waiting
+from rayjobs.policy.shapes import NodeRoom, Shape, take
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The promise to the first in line, and what it leaves to others.
+
+    Attributes:
+        promise: None when no set of nodes could hold it.
+        likely_s: When it will probably start; None: nobody knows.
+        basis: Where `likely_s` is from.
+        spare: For each promised node, its room once the promised job is there: what a job
+            that may run for ever can have.
+    """
+
+    promise: Promise | None
+    likely_s: float | None
+    basis: str
+    spare: Mapping[str, NodeRoom]
+
+    @property
+    def until_s(self) -> float:
+        """Jobs that have given back their place by then may use the promised room."""
+        if self.promise is None or self.promise.at_s is None or self.likely_s is None:
+            return -math.inf
+        return min(self.promise.at_s, self.likely_s)
+
+
+def keep(
+    head: Waiting,
+    running: Sequence[Running],
+    rooms: Sequence[NodeRoom],
+    *,
+    now_s: float,
+    old: Promise | None,
+) -> Kept:
+    """Return what is kept for `head`, which does not fit into `rooms` now.
+
+    The nodes are those that are free first if every running job takes all its time; they are
+    kept until the job starts, so that nobody gets in between by a change of mind, and the
+    promised time may only come nearer.
+    """
+    by_latest = sorted(
+        running, key=lambda one: (latest_end_s(one, now_s), likely_end_s(one, now_s)[0], one.order)
+    )
+    same = old if old is not None and old.key == head.key else None
+    nodes, index = None, 0
+    if same is not None:
+        index_on = _first_fit(by_latest, rooms, lambda now: _holds_on(now, head.shape, same.nodes))
+        if index_on is not None:
+            nodes, index = same.nodes, index_on
+    if nodes is None:
+        found = _first_fit(by_latest, rooms, lambda now: take(now, head.shape) is not None)
+        if found is not None:
+            taken = take(with_room_of(by_latest[:found], rooms), head.shape)
+            assert taken is not None
+            nodes, index = taken[1], found
+    likely_s, basis = likely_start(head.shape, running, rooms, now_s=now_s)
+    if nodes is None:
+        return _keep_of_empty(head, rooms)
+    at_s = latest_end_s(by_latest[index - 1], now_s) if index else now_s
+    promised = None if math.isinf(at_s) else at_s
+    if same is not None and same.at_s is not None and same.nodes == nodes:
+        promised = same.at_s if promised is None else min(promised, same.at_s)
+    is_claim = same is not None and same.is_claim
+    if is_claim:
+        promised = now_s
+    later = {room.node_id: room for room in with_room_of(by_latest[:index], rooms)}
+    spare = {
+        node: later[node].plus(*_negative(head.shape, count))
+        for node, count in Counter(nodes).items()
+    }
+    promise = Promise(key=head.key, nodes=nodes, at_s=promised, is_claim=is_claim)
+    return Kept(promise, likely_s, basis, spare)
+
+
+def likely_start(
+    shape: Shape, running: Sequence[Running], rooms: Sequence[NodeRoom], *, now_s: float
+) -> tuple[float | None, str]:
+    """Return when there is probably room for the shape, and where that is from."""
+    ends = {one.key: likely_end_s(one, now_s) for one in running}
+    by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
+    index = _first_fit(by_likely, rooms, lambda now: take(now, shape) is not None)
+    if index is None:
+        return None, ""
+    return ends[by_likely[index - 1].key] if index else (now_s, "")
+
+
+def _keep_of_empty(head: Waiting, rooms: Sequence[NodeRoom]) -> Kept:
+    """Keep nodes that others than our jobs hold: when they let go is not known."""
+    taken = take([room.emptied() for room in rooms], head.shape)
+    if taken is None:
+        return Kept(None, None, "", {})
+    totals = {room.node_id: room.emptied() for room in rooms}
+    spare = {
+        node: totals[node].plus(*_negative(head.shape, count))
+        for node, count in Counter(taken[1]).items()
+    }
+    return Kept(Promise(key=head.key, nodes=taken[1], at_s=None), None, "", spare)
+
+
+def least(one: NodeRoom, other: NodeRoom | None) -> NodeRoom:
+    """Return the node with no more free than either says."""
+    if other is None:
+        return one
+    return NodeRoom(
+        one.node_id,
+        one.cpus,
+        one.gpus,
+        one.memory,
+        min(one.free_cpus, other.free_cpus),
+        min(one.free_gpus, other.free_gpus),
+        min(one.free_memory, other.free_memory),
+    )
+
+
+def _first_fit(
+    ending: Sequence[Running], rooms: Sequence[NodeRoom], fits: Callable[[list[NodeRoom]], bool]
+) -> int | None:
+    """Return how many of `ending`, in order, must end until it fits; None: all is not enough.
+
+    More room never makes a fit go away, so the number is found by halving.
+    """
+    low, high = 0, len(ending)
+    if not fits(with_room_of(ending, rooms)):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if fits(with_room_of(ending[:middle], rooms)):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def with_room_of(ended: Iterable[Running], rooms: Sequence[NodeRoom]) -> list[NodeRoom]:
+    """Return the rooms as they are once these jobs have ended."""
+    more: dict[str, list[float]] = {}
+    for one in ended:
+        for node in one.nodes:
+            back = more.setdefault(node, [0.0, 0.0, 0.0])
+            back[0] += one.shape.cpus
+            back[1] += one.shape.gpus
+            back[2] += one.shape.memory
+    return [room.plus(*more[room.node_id]) if room.node_id in more else room for room in rooms]
+
+
+def _holds_on(rooms: Sequence[NodeRoom], shape: Shape, nodes: Sequence[str]) -> bool:
+    """Return whether each of the nodes holds as many bundles as it is named."""
+    by_id = {room.node_id: room for room in rooms}
+    for node, count in Counter(nodes).items():
+        room = by_id.get(node)
+        if room is None or not room.plus(*_negative(shape, count - 1)).holds(shape):
+            return False
+    return len(nodes) == shape.nodes
+
+
+def _negative(shape: Shape, count: int) -> tuple[float, float, float]:
+    return (-shape.cpus * count, -shape.gpus * count, -shape.memory * count)
