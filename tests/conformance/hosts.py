@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -18,12 +20,23 @@ import pytest
 
 import rayjobs
 from rayjobs.injob import plan as plans
+from rayjobs.injob.identity import Identity, ProcessStat, identity_of
+from rayjobs.injob.processes import descendants
 from rayjobs.launch import hostclient
+from rayjobs.launch.leftovers import find_leftovers
 
 Found = TypeVar("Found")
 DEADLINE_S = 150.0
 PACKAGE_HOME = str(Path(rayjobs.__file__).resolve().parent.parent)
 _serial = itertools.count()
+
+
+@functools.cache
+def namespaces_work() -> bool:
+    """Whether this machine allows PID namespaces: asked as a node agent asks."""
+    program = Path(plans.__file__).with_name("namespace.py")
+    asked = subprocess.run([sys.executable, str(program)], stdout=subprocess.PIPE, check=True)
+    return bool(json.loads(asked.stdout)["works"])
 
 
 def base_env() -> dict[str, str]:
@@ -161,6 +174,23 @@ class Attempt:
             lambda: text.encode() in self.log(rank),
             f"{text!r} in the log, which has {self.log(rank)[-500:]!r}",
         )
+
+    def outside(self, pid: int) -> Identity | None:
+        """Who, seen from here, is the process that the attempt itself knows by `pid`."""
+        for stat in self.members():
+            status = Path(f"/proc/{stat.pid}/status")
+            with contextlib.suppress(OSError):
+                line = next(one for one in status.read_text().splitlines() if one[:6] == "NSpid:")
+                if int(line.split()[-1]) == pid:
+                    return identity_of(stat.pid)
+        return None
+
+    def members(self) -> list[ProcessStat]:
+        """Living processes of the attempt, those with a wiped environment too."""
+        assert self.identity is not None
+        found = {stat.pid: stat for stat in descendants(self.identity.pid)}
+        found.update((stat.pid, stat) for stat in find_leftovers(self.marker))
+        return list(found.values())
 
     def truth(self) -> tuple[int, bytes]:
         """What `python script.py` gives: its return code and its output, byte for byte.

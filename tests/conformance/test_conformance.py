@@ -8,19 +8,24 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.hosts import PACKAGE_HOME, Attempt, torch_warm, warm
+from tests.conformance.hosts import PACKAGE_HOME, Attempt, namespaces_work, torch_warm, warm
 
 __all__ = ["torch_warm", "warm"]
 
 pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
 SCRIPTS = Path(__file__).parent / "scripts"
-WAYS = ("cold", "warm")
+# What only holds the processes (a cgroup, their host) cannot be seen by them; a namespace can.
+WAYS = ("cold", "warm", *(("cold namespace", "warm namespace") if namespaces_work() else ()))
 
 
 def run(way: str, attempt: Attempt, socket: str) -> tuple[int, bytes]:
     """Run an attempt; its return code as `subprocess` gives it, and its output."""
-    attempt.start_cold() if way == "cold" else attempt.start(socket)
+    for name in ("log/driver_0.log", "exit.json", "host.json"):
+        (attempt.root / name).unlink(missing_ok=True)  # of the way before
+    attempt.plan["hold"] = ["namespace"] if "namespace" in way else ["cgroup", "scan"]
+    attempt.start_cold() if "cold" in way else attempt.start(socket)
     record = attempt.wait()
+    assert (record["tree"] == "namespace") == ("namespace" in way), way
     rank = record["ranks"][0]
     assert record["leftovers"]["proven_dead"]
     assert (record["outcome"] == "completed") == (rank["exit_code"] == 0), record
@@ -50,8 +55,6 @@ def three_ways(folder: Path, socket: str, script: str, *arguments: str, **plan: 
         assert same, report(way, truth[1], output)
         assert code == truth[0], way
         assert attempt.cold is None, attempt.cold
-        for name in ("log/driver_0.log", "exit.json", "host.json"):
-            (attempt.root / name).unlink()
     return truth[1]
 
 
@@ -76,7 +79,6 @@ def test_module_path_is_the_interpreters_own_followed_by_ours(short_path: Path, 
     expected = truth if PACKAGE_HOME in truth else [*truth, PACKAGE_HOME]
     for way in WAYS:
         assert json.loads(run(way, attempt, warm)[1]) == expected
-        (attempt.root / "log/driver_0.log").unlink()
 
 
 def test_script_in_a_subfolder_imports_its_neighbour(short_path: Path, warm: str) -> None:
@@ -87,7 +89,6 @@ def test_script_in_a_subfolder_imports_its_neighbour(short_path: Path, warm: str
     assert b"neighbour" in truth[1]
     for way in WAYS:
         assert run(way, attempt, warm) == truth
-        (attempt.root / "log/driver_0.log").unlink()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,6 @@ def test_missing_script_is_reported_as_python_does(short_path: Path, warm: str) 
     for way in WAYS:
         assert run(way, attempt, warm)[0] == code == 2
         assert attempt.log().partition(b": ")[2] == output.partition(b": ")[2]
-        (attempt.root / "log/driver_0.log").unlink()
 
 
 def test_signal_handlers_work(short_path: Path, warm: str) -> None:
@@ -208,5 +208,3 @@ def test_a_line_is_in_the_log_as_soon_as_it_is_whole(tmp_path: Path, warm: str) 
     for way in WAYS:
         _, output = run(way, attempt, warm)
         assert output == b"whole\n", way
-        for name in ("log/driver_0.log", "exit.json", "host.json"):
-            (attempt.root / name).unlink()

@@ -15,9 +15,9 @@ from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal, stat_of
 from rayjobs.injob.processes import marked
 from rayjobs.injob.tree import make_cgroup
-from rayjobs.launch.hostclient import HostGone
+from rayjobs.launch.hostclient import HostGone, WarmError
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
-from tests.conformance.hosts import Attempt, until, warm
+from tests.conformance.hosts import Attempt, namespaces_work, until, warm
 
 __all__ = ["warm"]
 
@@ -57,7 +57,9 @@ def daemons(attempt: Attempt) -> list[Identity]:
     def found() -> list[Identity] | None:
         lines = attempt.log().decode().split("\n")[:-1]
         pids = [int(line.split()[1]) for line in lines if line.startswith("daemon")]
-        return [found for pid in pids if (found := identity_of(pid))] if len(pids) == 3 else None
+        found = [attempt.outside(pid) for pid in pids]
+        known = [identity for identity in found if identity is not None]
+        return known if len(known) == 3 else None
 
     return until(found, "three daemons")
 
@@ -66,13 +68,22 @@ def wait_for_death(identity: Identity) -> None:
     until(lambda: not is_alive(identity), f"the death of {identity}")
 
 
+IN_NAMESPACE = pytest.param(
+    "namespace",
+    marks=pytest.mark.skipif(not namespaces_work(), reason="no PID namespaces on this machine"),
+)
+
+
 def start(attempt: Attempt, way: str, socket: str) -> Attempt:
-    if way == "warm":
+    """Start warm, cold, held by a namespace (warm), or held by its host alone (cold)."""
+    if way == "namespace":
+        attempt.plan["hold"] = ["namespace"]
+    if way in ("warm", "namespace"):
         return attempt.start(socket)
     return attempt.start_cold(RAYJOBS_CGROUPS="1" if way == "cold" else "0")
 
 
-@pytest.mark.parametrize("way", ["warm", "cold", "subreaper"])
+@pytest.mark.parametrize("way", ["warm", "cold", IN_NAMESPACE, "subreaper"])
 def test_daemons_and_deaf_ranks_are_gone_after_cancel(
     short_path: Path, warm: str, way: str
 ) -> None:
@@ -90,11 +101,11 @@ def test_daemons_and_deaf_ranks_are_gone_after_cancel(
     assert record["leftovers"]["proven_dead"] and record["leftovers"]["killed"] >= 3
     assert not [identity for identity in left if is_alive(identity)]
     assert not find_leftovers(attempt.marker)
-    if way == "subreaper":
-        assert record["tree"] == "subreaper"
+    if way in ("namespace", "subreaper"):
+        assert record["tree"] == way
 
 
-@pytest.mark.parametrize("way", ["warm", "subreaper"])
+@pytest.mark.parametrize("way", ["warm", IN_NAMESPACE, "subreaper"])
 def test_daemons_of_a_finished_script_are_ended_and_it_stays_completed(
     short_path: Path, warm: str, way: str
 ) -> None:
@@ -144,6 +155,29 @@ def test_ranks_die_with_their_host_and_a_sweep_ends_the_rest(short_path: Path, w
         assert end_leftovers(attempt.marker, host["cgroup"], grace_s=0.1).killed == 0
 
 
+@pytest.mark.skipif(not namespaces_work(), reason="no PID namespaces on this machine")
+def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, warm: str) -> None:
+    """Nobody has to sweep, and an environment that was wiped hides nothing.
+
+    Off switch: no `_let_go` in `Namespace.enter`, so that the ranks keep their own init alive.
+    """
+    attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay"), "namespace", warm)
+    attempt.printed("ready")
+    left = daemons(attempt)
+    assert attempt.identity is not None and all(is_alive(identity) for identity in left)
+    os.kill(attempt.identity.pid, signal.SIGKILL)
+    for identity in left:
+        wait_for_death(identity)
+    proof = end_leftovers(attempt.marker, None, grace_s=0.1)
+    assert proof.proven_dead, proof
+
+
+def test_a_level_that_was_demanded_and_refused_is_an_error(short_path: Path) -> None:
+    attempt = Attempt.make(short_path, "pass", hold=["cgroup"])
+    with pytest.raises(WarmError, match="are to be held by cgroup, which this machine does not"):
+        attempt.start_cold(RAYJOBS_CGROUPS="0")
+
+
 def test_reused_pid_is_never_signalled(short_path: Path) -> None:
     """Off switch: no `is_alive` in `send_signal`."""
     with subprocess.Popen(["/bin/sleep", "600"]) as bystander:
@@ -183,7 +217,8 @@ def test_sweep_of_another_boot_touches_nothing(short_path: Path) -> None:
             other.kill()
 
 
-def test_fork_bomb_stays_within_its_limit_and_ends(short_path: Path, warm: str) -> None:
+@pytest.mark.parametrize("way", ["warm", IN_NAMESPACE])
+def test_fork_bomb_stays_within_its_limit_and_ends(short_path: Path, warm: str, way: str) -> None:
     """Off switch: no `ProcessLimit.add`, which must never be tried without another limit."""
     probe = make_cgroup("probe-for-pids")
     has_version_2 = probe is not None and os.path.exists(os.path.join(probe, "pids.max"))
@@ -206,7 +241,7 @@ def test_fork_bomb_stays_within_its_limit_and_ends(short_path: Path, warm: str) 
         "print('stopped', made, flush=True)\n"
         "time.sleep(600)\n"
     )
-    attempt = Attempt.make(short_path, bomb, pids_max=40, grace_s=0.2).start(warm)
+    attempt = start(Attempt.make(short_path, bomb, pids_max=40, grace_s=0.2), way, warm)
     attempt.printed("stopped")
     assert 1 <= int(attempt.log().split()[1]) <= 40
     attempt.cancel()
