@@ -1,0 +1,165 @@
+"""An attempt in a PID namespace: known truly from outside, with all mounts, for any user."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs.injob import namespace
+from rayjobs.injob.identity import Identity, identity_of, is_alive
+from rayjobs.injob.processes import marked
+from tests.conformance.hosts import DEADLINE_S, Attempt, namespaces_work, until, warm
+
+__all__ = ["warm"]
+
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not namespaces_work(), reason="no PID namespaces on this machine"),
+]
+NOBODY = 65534
+WAIT = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
+
+
+def test_what_is_recorded_is_how_the_machine_knows_the_rank(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, WAIT, ranks=2, hold=["namespace"], grace_s=0.2).start(warm)
+    for rank, known in enumerate(attempt.status()["ranks"]):
+        attempt.printed("pid", rank)
+        inner = int(attempt.log(rank).split()[1])
+        outer = identity_of(known["pid"])
+        assert inner not in (1, known["pid"])
+        assert outer is not None and outer.start_time == known["start_time"]
+        assert attempt.outside(inner) == outer
+        assert known["pid"] in {stat.pid for stat in marked(attempt.marker)}
+    attempt.cancel()
+    assert [rank["signal"] for rank in attempt.wait()["ranks"]] == [15, 15]
+
+
+def test_a_rank_sees_its_own_attempt_and_nobody_else(short_path: Path, warm: str) -> None:
+    source = (
+        "import os, psutil\n"
+        "names = sorted(int(name) for name in os.listdir('/proc') if name.isdigit())\n"
+        "print(names == psutil.pids(), os.getpid() in names, len(names), psutil.Process().parent())"
+    )
+    attempt = Attempt.make(short_path, source, hold=["namespace"]).start(warm)
+    assert attempt.wait()["outcome"] == "completed", attempt.log()
+    assert attempt.log() == b"True True 2 None\n"
+
+
+def test_a_rank_can_be_looked_into_from_outside(short_path: Path, warm: str) -> None:
+    """By py-spy, as a node agent or a person does: by the pid in the records."""
+    source = (
+        "import time\n"
+        "def in_the_loop():\n    print('in', flush=True)\n    time.sleep(600)\n"
+        "in_the_loop()\n"
+    )
+    attempt = Attempt.make(short_path, source, hold=["namespace"], grace_s=0.2).start(warm)
+    attempt.printed("in")
+    pid = attempt.status()["ranks"][0]["pid"]
+    spy = Path(sys.executable).with_name("py-spy")
+    seen = subprocess.run(
+        [spy, "dump", "--nonblocking", "--pid", str(pid)],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert "in_the_loop" in seen.stdout, seen
+    attempt.cancel()
+    attempt.wait()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="making a mount takes root")
+def test_what_the_node_has_mounted_is_there_and_proc_stays_private(
+    short_path: Path, warm: str
+) -> None:
+    point = short_path / "data"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", point], check=True)
+    try:
+        (point / "shard").write_text("of the node")
+        before = Path("/proc/self/mountinfo").read_text().count(" - proc ")
+        source = f"print(open('{point}/shard').read(), open('/proc/self/stat').read().split()[0])"
+        attempt = Attempt.make(short_path, source, hold=["namespace"]).start(warm)
+        assert attempt.wait()["outcome"] == "completed", attempt.log()
+        assert attempt.log().startswith(b"of the node ")
+        assert Path("/proc/self/mountinfo").read_text().count(" - proc ") == before
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
+)
+def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path) -> None:
+    """Through a user namespace, in which a process would have rights over its own files at first.
+
+    Off switch: no `drop_capabilities` in `Namespace.enter`.
+    """
+    source = (
+        "import os, signal, subprocess, sys\n"
+        "print(os.getuid(), os.getgid(), os.stat(__file__).st_uid)\n"
+        "os.mkdir('closed', 0)\n"
+        "try:\n    os.listdir('closed')\n"
+        "except PermissionError:\n    print('closed to its owner')\n"
+        "print(*[line.split()[1] for line in open('/proc/self/status') if line[:6] == 'CapEff'])\n"
+        "print(subprocess.run(['id', '-u'], capture_output=True, text=True).stdout, end='')\n"
+    )
+    python = python_of_others()
+    if python is None:
+        pytest.skip("another user can reach no Python here")
+    attempt = Attempt.make(short_path, source, hold=["namespace"], python=python)
+    program = Path(namespace.__file__).with_name("host.py")
+    plan = attempt.write_plan()
+    for path in (short_path, *short_path.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    mode = short_path.parent.stat().st_mode
+    short_path.parent.chmod(mode | 0o011)
+    try:
+        started = subprocess.run(
+            [
+                *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+                *(python, program, plan),
+            ],
+            input=b"{}\n",
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "RAYJOBS_MARKER": "-" * 160},
+            cwd="/",
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        attempt.identity = Identity.from_dict(json.loads(started.stdout))
+        record = attempt.wait()
+    finally:
+        short_path.parent.chmod(mode)
+    assert record["tree"] == "namespace" and record["outcome"] == "completed", attempt.log()
+    assert attempt.log().decode().splitlines() == [
+        f"{NOBODY} {NOBODY} {NOBODY}",
+        "closed to its owner",
+        "0000000000000000",
+        str(NOBODY),
+    ]
+
+
+def test_after_the_end_the_init_is_gone_too(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, WAIT, hold=["namespace"], grace_s=0.2).start(warm)
+    attempt.printed("pid")
+    (init,) = (stat for stat in attempt.members() if stat.comm == "cat")
+    attempt.cancel()
+    assert attempt.wait()["leftovers"]["proven_dead"] and attempt.identity is not None
+    identity = Identity(init.pid, init.start_time, attempt.identity.boot_id)
+    until(lambda: not is_alive(identity), "the end of the init")
+
+
+def python_of_others() -> str | None:
+    """An interpreter that any user of this machine can run."""
+    for path in (Path(sys.executable), Path("/usr/bin/python3")):
+        if path.exists() and all(folder.stat().st_mode & 1 for folder in path.resolve().parents):
+            return str(path)
+    return None
