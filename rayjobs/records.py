@@ -63,6 +63,11 @@ class Job:
     held: str | None = None
 
     @property
+    def name(self) -> str:
+        """The spec's name."""
+        return self.spec.name
+
+    @property
     def group_limit(self) -> int | None:
         """How many of its array may have a place at a time; None: as many as fit."""
         if self.array_index is None or self.spec.array is None:

@@ -66,8 +66,10 @@ class Stages:
         return job
 
     def _look_ahead(self, job: Job) -> None:
-        outlook = outlooks(self._workspace.path, [job])[job.id]
-        is_news = job.state is JobState.QUEUED or outlook.state == NOT_RESPONDING
+        outlook = outlooks(self._workspace.path, [job], store=self._workspace.store)[job.id]
+        is_news = (
+            job.state is JobState.QUEUED or job.kind == "array" or outlook.state == NOT_RESPONDING
+        )
         if is_news and outlook.reason and outlook.reason != self._reason:
             self._reason = outlook.reason
             place = f", number {outlook.position}" if outlook.position else ""

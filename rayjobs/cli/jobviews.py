@@ -7,34 +7,35 @@ from typing import Any
 
 from rayjobs.cli.outlook import Outlook
 from rayjobs.cli.output import duration_text
-from rayjobs.records import Attempt, Job
+from rayjobs.records import Attempt, Job, JobLine
 
 
-def short_id(job: Job) -> str:
+def short_id(job: Job | JobLine) -> str:
     """Return the random tail of a job's id, which names it in every command."""
     tail = job.id.rpartition("_")[2]
     return tail if len(tail) == 8 else job.id
 
 
-def name_of(job: Job) -> str:
-    """Return what people call the job."""
-    return job.display_name or job.spec.display_name or job.spec.name
+def name_of(job: Job | JobLine) -> str:
+    """Return what people call the job; of an array's member, with its index."""
+    name = job.display_name or job.name
+    return name if job.array_index is None else f"{name}[{job.array_index}]"
 
 
-def waited_s(job: Job, *, now: datetime | None = None) -> float:
+def waited_s(job: Job | JobLine, *, now: datetime | None = None) -> float:
     """Return seconds from the submit to the latest start, or to the end without one, or so far."""
     until = job.started_at or job.ended_at or now or datetime.now(UTC)
     return (until - job.submitted_at).total_seconds()
 
 
-def ran_s(job: Job, *, now: datetime | None = None) -> float | None:
+def ran_s(job: Job | JobLine, *, now: datetime | None = None) -> float | None:
     """Return seconds that the latest attempt ran (so far); None before its start."""
     if job.started_at is None:
         return None
     return ((job.ended_at or now or datetime.now(UTC)) - job.started_at).total_seconds()
 
 
-def job_json(job: Job, outlook: Outlook | None = None) -> dict[str, Any]:
+def job_json(job: Job | JobLine, outlook: Outlook | None = None) -> dict[str, Any]:
     """Return a job as JSON data; its keys are part of the command line's contract."""
     return {
         "id": job.id,
@@ -51,8 +52,12 @@ def job_json(job: Job, outlook: Outlook | None = None) -> dict[str, Any]:
         "user": job.user,
         "kind": job.kind,
         "parent": job.parent,
+        "array_index": job.array_index,
+        "members": _members(outlook),
+        "held": job.held,
         "snapshot": job.snapshot,
         "submitted_at": job.submitted_at,
+        "placed_at": job.placed_at,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
         "waited_s": round(waited_s(job), 3),
@@ -62,6 +67,12 @@ def job_json(job: Job, outlook: Outlook | None = None) -> dict[str, Any]:
         "tags": dict(job.tags),
         "properties": dict(job.properties),
     }
+
+
+def _members(outlook: Outlook | None) -> dict[str, int] | None:
+    if outlook is None or outlook.members is None:
+        return None
+    return {str(state): count for state, count in outlook.members.items()}
 
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def attempt_times(attempt: Attempt) -> str:
     return text if attempt.ended_at else f"{text} so far"
 
 
-def end_text(job: Job) -> str:
+def end_text(job: Job | JobLine) -> str:
     """Return how a finished job ended, in one line."""
     if job.failure is not None:
         return f"{job.state} ({job.failure.failure_class}): {job.failure.message}"

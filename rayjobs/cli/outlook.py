@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from rayjobs.compute.wakeclient import ask, socket_of
 from rayjobs.paths import TargetPaths, home
-from rayjobs.records import Job
+from rayjobs.records import Job, JobLine
 from rayjobs.states import JobState
+from rayjobs.store.base import Store
 
 NOT_RESPONDING = "NotResponding"
 ANSWER_S = 1.0
+# Of so many jobs alone is asked; of more, about all that wait.
+ASKED_BY_NAME = 100
 
 
 @dataclass(frozen=True)
@@ -23,31 +28,75 @@ class Outlook:
         state: As shown: the job's own, or NotResponding when it is live and nobody answers.
         reason: Why it waits, or what is amiss; empty when there is nothing to say.
         position: Place in the queue from 1, as the target's policy sees it; None if unknown.
+        members: Of an array, how many of its members are in each state.
     """
 
     state: str
     reason: str = ""
     position: int | None = None
+    members: Mapping[JobState, int] | None = None
 
 
-def outlooks(workspace: Path, jobs: Iterable[Job]) -> dict[str, Outlook]:
-    """Return how each job stands, asking each target at most once."""
+def outlooks(
+    workspace: Path, jobs: Iterable[Job | JobLine], *, store: Store | None = None
+) -> dict[str, Outlook]:
+    """Return how each job stands, asking each target at most once.
+
+    Args:
+        store: Where members of arrays are counted; without it they are not.
+    """
     listed = list(jobs)
-    answers = {
-        target: _Answer(target)
-        for target in {job.target for job in listed if not job.state.is_final}
-    }
-    return {job.id: _of(job, workspace, answers.get(job.target)) for job in listed}
+    waiting: dict[str, list[str]] = {}
+    for job in listed:
+        if not job.state.is_final:
+            keys = waiting.setdefault(job.target, [])
+            if job.state is JobState.QUEUED:
+                keys.append(key_of(workspace, job))
+    answers = {target: _Answer(target, keys) for target, keys in waiting.items()}
+    arrays = [job.id for job in listed if job.kind == "array"]
+    counts = store.member_counts(arrays) if store is not None and arrays else {}
+    found = {}
+    for job in listed:
+        outlook = _of(job, workspace, answers.get(job.target))
+        members = counts.get(job.id)
+        found[job.id] = outlook if members is None else _of_array(job, outlook, members)
+    return found
+
+
+def key_of(workspace: Path, job: Job | JobLine) -> str:
+    """Return the job's name over all workspaces of its target."""
+    return f"{workspace}::{job.id}"
+
+
+def members_text(members: Mapping[JobState, int]) -> str:
+    """Return how an array stands in words, e.g. ``16 jobs: 3 Running, 13 Queued``."""
+    total = sum(members.values())
+    parts = [f"{members[state]} {state}" for state in JobState if members.get(state)]
+    return f"{total} job{'' if total == 1 else 's'}: {', '.join(parts)}"
+
+
+def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
+    text = members_text(members)
+    if job.state.is_final:
+        return replace(outlook, members=members, reason=outlook.reason if job.failure else text)
+    state = outlook.state
+    if job.placed_at is None and state in (str(job.state), NOT_RESPONDING):
+        state = str(JobState.QUEUED)  # none of its members has had a place
+    reason = f"{text}; {outlook.reason}" if outlook.reason else text
+    return replace(outlook, state=state, members=members, reason=reason)
 
 
 class _Answer:
     """The status of one target."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, keys: list[str]) -> None:
         self.target = target
         self.is_late = False
+        request: dict[str, Any] = {"op": "status"}
+        if len(keys) <= ASKED_BY_NAME:
+            request["keys"] = keys
         try:
-            status = ask(socket_of(target, home()), {"op": "status"}, timeout_s=ANSWER_S)
+            status = ask(socket_of(target, home()), request, timeout_s=ANSWER_S)
         except TimeoutError:
             self.is_late = True  # busy, or stopped by a debugger: nothing is known
             status = None
@@ -58,7 +107,7 @@ class _Answer:
         """Whether nobody listens there."""
         return self.status is None and not self.is_late
 
-    @property
+    @cached_property
     def is_starting(self) -> bool:
         """Whether somebody is bringing it up."""
         from rayjobs.compute.keeper import is_kept  # only where nobody answers
@@ -66,7 +115,7 @@ class _Answer:
         return is_kept(TargetPaths.of(self.target, under=home()))
 
 
-def _of(job: Job, workspace: Path, answer: _Answer | None) -> Outlook:
+def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     own = str(job.state)
     if job.state.is_final or answer is None:
         message = job.failure.message if job.failure is not None else job.reason
@@ -74,7 +123,7 @@ def _of(job: Job, workspace: Path, answer: _Answer | None) -> Outlook:
     if job.cancel_requested_at is not None:
         return Outlook(own, "its end was requested")
     if answer.is_absent:
-        if job.state is JobState.QUEUED:
+        if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
             if answer.is_starting:
                 return Outlook(own, f"target {answer.target!r} is being started")
             return Outlook(
@@ -90,7 +139,9 @@ def _of(job: Job, workspace: Path, answer: _Answer | None) -> Outlook:
     if job.state is not JobState.QUEUED or answer.status is None:
         return Outlook(own, job.reason)
     waiting = answer.status.get("waiting") or {}
-    entry = waiting.get(f"{workspace}::{job.id}")
+    entry = waiting.get(key_of(workspace, job))
+    if entry is None and job.held is not None:
+        return Outlook(own, f"held: {job.held}")
     if entry is None:
         return Outlook(own, job.reason or "the target looks at it within a second")
     position = entry.get("position")

@@ -29,6 +29,12 @@ def print_json(data: Any) -> None:
     click.echo(json.dumps(data, indent=2, default=_plain, ensure_ascii=False))
 
 
+def print_json_rows(rows: Sequence[Any]) -> None:
+    """Print a JSON list with one row on each line: thousands of them in a moment."""
+    lines = [json.dumps(row, default=_plain, ensure_ascii=False) for row in rows]
+    click.echo("[\n  " + ",\n  ".join(lines) + "\n]" if lines else "[]")
+
+
 def print_json_line(data: Any) -> None:
     """Print one JSON object on one line, for streams of them."""
     click.echo(json.dumps(data, default=_plain, ensure_ascii=False))

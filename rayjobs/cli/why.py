@@ -2,18 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
 import click
 
-from rayjobs.cli.jobviews import end_text, job_json
-from rayjobs.cli.outlook import outlooks
-from rayjobs.cli.output import print_json
+from rayjobs.cli.jobviews import end_text, job_json, name_of, short_id
+from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
+from rayjobs.cli.output import duration_text, facts, print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.compute.wakeclient import ask, socket_of
+from rayjobs.errors import NotFoundError
+from rayjobs.paths import home
+from rayjobs.records import Job
 from rayjobs.states import JobState
+from rayjobs.store.base import Store
+from rayjobs.terminal import plain_text
 
 EPILOG = """\b
-Example:
+Examples:
   rayjobs why 1f3c
+  rayjobs why '1f3c[3]'           a member of an array
+  rayjobs why --json 1f3c | jq .decision.estimate_s
+
+The estimate is what the policy thinks now; `rayjobs report queue` says how good
+such estimates were.
 """
+# What an estimate rests on, in words.
+BASES = {
+    "history": "from how long such jobs took",
+    "limits": "from the time limits of the jobs before it",
+    "elapsed": "a guess: running jobs are taken to run as long again as they have",
+}
 
 
 @click.command(epilog=EPILOG)
@@ -22,17 +43,131 @@ Example:
 @common_options
 @click.pass_obj
 def why(settings: Settings, job: str) -> None:
-    """Say why a job waits, and at which place of the queue it stands."""
+    """Say why a job waits: the rule, its place, what is free, and when it may start."""
     with settings.open() as workspace:
-        found = workspace.store.find(job)
-        outlook = outlooks(workspace.path, [found])[found.id]
+        store = workspace.store
+        asked = store.find(job)
+        found = _next_member(store, asked)
+        outlook = outlooks(workspace.path, [found], store=store)[found.id]
+        decision = _decision(workspace.path, found)
+        ahead = _named(store, workspace.path, decision)
+        waits_for = _known_without_target(store, found) if decision is None else []
     if settings.as_json:
-        print_json(job_json(found, outlook))
-    elif found.state is JobState.QUEUED:
+        data = job_json(found, outlook)
+        print_json({**data, "decision": decision, "ahead": ahead, "waits_for": waits_for})
+        return
+    if found.id != asked.id:
+        click.echo(f"{asked.id} is an array; this is about {name_of(found)}, the next of it")
+    if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
-        click.echo(f"{found.id} waits{place}: {outlook.reason}")
+        click.echo(plain_text(f"{found.id} waits{place}: {outlook.reason}"))
+        details = facts(_details(decision, ahead, waits_for))
+        if details:
+            click.echo(plain_text(details))
     elif found.state.is_final:
         click.echo(f"{found.id} does not wait: {end_text(found)}")
     else:
         rest = f": {outlook.reason}" if outlook.reason else ""
         click.echo(f"{found.id} does not wait: {outlook.state}{rest}")
+
+
+def _next_member(store: Store, job: Job) -> Job:
+    """Return the first member that waits of an array; the job itself otherwise."""
+    if job.kind != "array":
+        return job
+    waiting = store.job_lines(parent=job.id, states=[JobState.QUEUED], limit=1, newest_first=False)
+    return store.job(waiting[0].id) if waiting else job
+
+
+def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
+    """Return what the target's policy decided about a job; None: nobody answers, or nothing."""
+    if job.state is not JobState.QUEUED:
+        return None
+    request = {"op": "explain", "key": key_of(workspace, job)}
+    try:
+        answer = ask(socket_of(job.target, home()), request, timeout_s=ANSWER_S)
+    except TimeoutError:
+        return None
+    decision = (answer or {}).get("decision")
+    return decision if isinstance(decision, dict) else None
+
+
+def _named(
+    store: Store, workspace: Path, decision: Mapping[str, Any] | None
+) -> list[dict[str, Any]]:
+    """Return who stands ahead: jobs of this workspace by name, others by their workspace."""
+    found = []
+    for key in (decision or {}).get("ahead", ()):
+        place, _, job_id = str(key).rpartition("::")
+        one: dict[str, Any] = {"id": job_id, "workspace": place, "name": None, "user": None}
+        if place == str(workspace):
+            try:
+                job = store.job(job_id)
+            except NotFoundError:
+                continue  # pruned since
+            one |= {"name": name_of(job), "user": job.user, "priority": job.priority}
+            one["short_id"] = short_id(job)
+        found.append(one)
+    return found
+
+
+def _known_without_target(store: Store, job: Job) -> list[str]:
+    """Return what would keep a job from starting even if its target ran."""
+    if job.state is not JobState.QUEUED:
+        return []
+    found = []
+    if job.held is not None:
+        found.append(f"its release (`rayjobs update {short_id(job)} --release`)")
+    for dependency in job.spec.depends_on:
+        try:
+            parent = store.job(dependency.job)
+        except NotFoundError:
+            found.append(f"{dependency.job}, which was removed: the job will be canceled")
+            continue
+        if not parent.state.is_final:
+            found.append(f"{parent.id} ({parent.state})")
+    return found
+
+
+def _details(
+    decision: Mapping[str, Any] | None, ahead: list[dict[str, Any]], waits_for: list[str]
+) -> list[tuple[str, str]]:
+    if decision is None:
+        return [("  Also waits for", "; ".join(waits_for))]
+    lines = [("  Rule", str(decision.get("rule", "")))]
+    names = [
+        f"{one['short_id']} {one['name']}"
+        if one.get("short_id")
+        else f"a job of {one['workspace']}"
+        for one in ahead
+    ]
+    more = int(decision.get("position") or 0) - 1 - len(names)
+    if names:
+        rest = f" and {more} more" if more > 0 else ""
+        lines.append(("  Ahead of it", ", ".join(names) + rest))
+    for number, node in enumerate(decision.get("free") or ()):
+        lines.append(("  Free" if number == 0 else "      ", _free_text(node)))
+    lines.append(("  Nearest fit", str(decision.get("nearest") or "")))
+    lines.append(("  Starts", _estimate_text(decision)))
+    lines.append(("  To start it now", str(decision.get("remedy") or "")))
+    return lines
+
+
+def _free_text(node: Mapping[str, Any]) -> str:
+    text = f"{node['free_cpus']:g} of {node['cpus']:g} CPUs"
+    if node.get("gpus"):
+        text += f", {node['free_gpus']:g} of {node['gpus']:g} GPUs"
+    if node.get("memory"):
+        text += f", {node['free_memory'] / 2**30:.1f} of {node['memory'] / 2**30:.1f} GiB"
+    return f"{text} on {str(node['node_id'])[:12]}"
+
+
+def _estimate_text(decision: Mapping[str, Any]) -> str:
+    estimate_s, latest_s = decision.get("estimate_s"), decision.get("latest_s")
+    parts = []
+    if estimate_s is not None:
+        basis = BASES.get(str(decision.get("basis")), str(decision.get("basis") or ""))
+        parts.append(f"in about {duration_text(float(estimate_s))}" + (f" ({basis})" * bool(basis)))
+    if latest_s is not None:
+        parts.append(f"within {duration_text(float(latest_s))} at the latest")
+    return ", ".join(parts) or "cannot be told"
