@@ -14,8 +14,10 @@ from rayjobs.compute.nodecollect import Collecting
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeends import KEEP_S, Ends
 from rayjobs.compute.nodehosts import host_of, interpreter, read_secrets
+from rayjobs.compute.nodehold import NodeHold
 from rayjobs.compute.nodeprepare import Preparing
 from rayjobs.compute.nodescratch import Scratch
+from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.errors import PrepareError
@@ -29,7 +31,11 @@ log = logging.getLogger(__name__)
 class Node:
     """One node's side of all attempts on it. Its methods run on one event loop."""
 
-    def __init__(self, target: str, home: Path) -> None:
+    def __init__(
+        self, target: str, home: Path, settings: NodeSettings | None = None
+    ) -> None:
+        """Act for `target`; without `settings`, as the environment says."""
+        settings = settings or NodeSettings.read(target)
         self.target = target
         self.paths = NodePaths(home / "node")
         self.paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -38,6 +44,7 @@ class Node:
         scratch = Scratch(self.paths.root)
         workspaces = Workspaces()
         self._warm = NodeWarm(self.paths.root, logs / "warm.log")
+        self._hold = NodeHold(settings.hold)
         self._data = NodeData(self.paths.data_cache)
         self._preparing = Preparing(
             scratch, snapshots.NodeSnapshots(self.paths.snapshots), self._data, workspaces
@@ -47,6 +54,7 @@ class Node:
 
     def warm_up(self) -> None:
         """Begin to start the warm interpreter, unless it is known to be up."""
+        asyncio.get_running_loop().run_in_executor(None, self._hold.levels)
         self._warm.warm_up()
 
     def injob_path(self) -> Path:
@@ -68,6 +76,7 @@ class Node:
         plan["python"] = interpreter(plan["python"])
         root = Path(plan["root"])
         plan["env"] = self.environment_of(plan)
+        plan["hold"] = await asyncio.to_thread(self._hold.levels)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         path = AttemptPaths(root).plan
         await asyncio.to_thread(path.write_text, json.dumps(plan))

@@ -1,0 +1,58 @@
+"""The settings of a node's agent: what holds jobs' processes, and how long it stays without work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rayjobs.compute.localhead import LOCAL
+from rayjobs.errors import UsageError
+from rayjobs.injob.tree import LEVELS
+
+HOLD = "RAYJOBS_HOLD"
+LINGER = "RAYJOBS_AGENT_LINGER_S"
+AUTO = "auto"
+# An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
+# going; the one local node does not go, so there it stays until people have most likely left.
+LOCAL_LINGER_S = 600.0
+CLUSTER_LINGER_S = 45.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How an agent behaves, as its environment says where its target was started.
+
+    Attributes:
+        hold: ``auto`` (the best that the machine allows), or the one level to insist on, of
+            ``cgroup``, ``namespace`` and ``scan``.
+        linger_s: Seconds without an attempt after which the agent ends.
+    """
+
+    hold: str = AUTO
+    linger_s: float = CLUSTER_LINGER_S
+
+    @classmethod
+    def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
+        """Return the settings for the agents of a target.
+
+        Raises:
+            UsageError: a variable has a value that makes no sense.
+        """
+        hold = environment.get(HOLD, "").strip() or AUTO
+        if hold not in (AUTO, *LEVELS):
+            raise UsageError(
+                f"{HOLD} is {hold!r}; it must be {AUTO}, {', '.join(LEVELS)}. Correct or unset it."
+            )
+        default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
+        text = environment.get(LINGER, "").strip()
+        try:
+            linger_s = float(text) if text else default_s
+        except ValueError:
+            linger_s = float("nan")
+        if not 0 <= linger_s < 1e9:
+            raise UsageError(
+                f"{LINGER} is {text!r}; it must be a number of seconds from 0 on. Correct or "
+                f"unset it."
+            )
+        return cls(hold, linger_s)
