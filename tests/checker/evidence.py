@@ -1,0 +1,193 @@
+"""What the invariants are judged by: the store, what ranks wrote, and what is on the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rayjobs import checkpoints
+from rayjobs.injob.identity import stat_of
+from rayjobs.records import Allocation, Attempt, Event, Job, ModelVersion
+from rayjobs.workspace_files import OpenWorkspace
+
+LOG_NAME = "azureml-logs/70_driver_log"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One execution as its rank wrote it down itself: the truth about what ran when.
+
+    Attributes:
+        start, end: Epoch seconds of its first and last sign of life.
+        cpus: What it held while it ran.
+        gpus: Names of the GPUs that it saw.
+    """
+
+    job: str
+    attempt: int
+    rank: int
+    start: float
+    end: float
+    cpus: float = 1.0
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A whole checkpoint that a job has stored."""
+
+    step: int
+    attempt: int
+
+
+@dataclass
+class Evidence:
+    """All that is known about one workspace.
+
+    Attributes:
+        acknowledged: (idempotency key, job id) that a client was told; the key may be empty.
+        keys: Idempotency key → ids of the store's jobs that have it.
+        ran: What the ranks wrote.
+        alive: Marker → processes that carry it now.
+        left: Marker → what else is left of its attempt: mounts, folders.
+        written: (job, rank) → the bytes that the rank of the last attempt wrote.
+        logs: (job, rank) → the stored log.
+        checkpoints: Job → its whole checkpoints.
+        digests: Blob key → the digest of its bytes as they are; only those of models.
+        canaries: Secrets that must be nowhere.
+        artefacts: Name → bytes that are searched for them.
+        total_cpus, total_gpus: What the target has; None: not known, not judged.
+    """
+
+    jobs: list[Job] = field(default_factory=list)
+    attempts: Mapping[str, list[Attempt]] = field(default_factory=dict)
+    events: Mapping[str, list[Event]] = field(default_factory=dict)
+    allocations: list[Allocation] = field(default_factory=list)
+    models: list[ModelVersion] = field(default_factory=list)
+    acknowledged: list[tuple[str, str]] = field(default_factory=list)
+    keys: Mapping[str, list[str]] = field(default_factory=dict)
+    ran: list[Ran] = field(default_factory=list)
+    alive: Mapping[str, list[int]] = field(default_factory=dict)
+    left: Mapping[str, list[str]] = field(default_factory=dict)
+    written: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
+    logs: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
+    checkpoints: Mapping[str, list[Whole]] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+    canaries: list[bytes] = field(default_factory=list)
+    artefacts: Mapping[str, bytes] = field(default_factory=dict)
+    total_cpus: float | None = None
+    total_gpus: float | None = None
+
+
+def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = True) -> Evidence:
+    """Read what a workspace and this machine tell. What ranks wrote is the caller's to add."""
+    store, blobs = workspace.store, workspace.blobs
+    jobs = store.jobs()
+    found = Evidence(
+        jobs=jobs,
+        attempts={job.id: store.attempts(job.id) for job in jobs},
+        events={job.id: store.events(job.id) for job in jobs},
+        allocations=store.allocations(target),
+        models=store.models(),
+        keys=_keys(workspace.path / "store.db"),
+    )
+    hosts = [host for all_ in found.attempts.values() for one in all_ for host in one.hosts]
+    found.alive = living({str(host["marker"]) for host in hosts})
+    found.left = {str(host["marker"]): _left(Path(host["root"])) for host in hosts}
+    digests: dict[str, str] = {}
+    found.digests = digests
+    resumed = {job for job, events in found.events.items() if _is_resumed(events)}
+    found.checkpoints = {
+        job: [Whole(one.step, one.attempt) for one in checkpoints.whole(store, blobs, job)]
+        for job in resumed
+    }
+    for one in {file.blob for model in found.models for file in model.files}:
+        with blobs.open(one) as stream:
+            digests[one] = f"sha256:{hashlib.sha256(stream.read()).hexdigest()}"
+    if logs:
+        stored = {}
+        for job in jobs:
+            for file in store.files(job.id):
+                if file.name.startswith(LOG_NAME):
+                    with blobs.open(file.blob) as stream:
+                        stored[job.id, _rank_of(file.name)] = stream.read()
+        found.logs = stored
+    return found
+
+
+def _is_resumed(events: Iterable[Event]) -> bool:
+    return any(event.kind == "resumed" for event in events)
+
+
+def _rank_of(name: str) -> int:
+    digits = name.removeprefix(LOG_NAME).removesuffix(".txt").removeprefix("_")
+    return int(digits) if digits else 0
+
+
+def _keys(database: Path) -> dict[str, list[str]]:
+    """Read idempotency keys past our own code, which would show one job a key in any case."""
+    found: dict[str, list[str]] = {}
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        rows = connection.execute(
+            "SELECT idempotency_key, id FROM jobs WHERE idempotency_key IS NOT NULL"
+        )
+        for key, job in rows:
+            found.setdefault(str(key), []).append(str(job))
+    finally:
+        connection.close()
+    return found
+
+
+def living(markers: set[str]) -> dict[str, list[int]]:
+    """Return the processes that carry one of the markers in their environment."""
+    found: dict[str, list[int]] = {}
+    wanted = [(marker, marker.encode()) for marker in markers]
+    for entry in os.scandir("/proc") if wanted else ():
+        if not entry.name.isdigit():
+            continue
+        try:
+            block = Path(entry.path, "environ").read_bytes()
+        except OSError:
+            continue  # it has just ended, or is not ours
+        for marker, text in wanted:
+            stat = stat_of(int(entry.name)) if text in block else None
+            if stat is not None and not stat.is_dead:
+                found.setdefault(marker, []).append(stat.pid)
+    return found
+
+
+def _left(root: Path) -> list[str]:
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    found = [f"the mount {line.split()[4]}" for line in mounts if f" {root}/" in line]
+    return [*found, f"the folder {root}"] if root.exists() else found
+
+
+def read_history(path: Path) -> list[Ran]:
+    """Read executions from a file to which ranks appended JSON objects, each by one write.
+
+    A line has ``job attempt rank at``, and ``cpus gpus`` if it likes. The first and last sign of
+    life of each rank of each attempt are its start and end; a line that a kill cut is no line.
+    """
+    spans: dict[tuple[str, int, int], Ran] = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            one = json.loads(line)
+            key = (str(one["job"]), int(one["attempt"]), int(one["rank"]))
+            at = float(one["at"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        known = spans.get(key)
+        spans[key] = Ran(
+            *key,
+            start=min(at, known.start) if known else at,
+            end=max(at, known.end) if known else at,
+            cpus=float(one.get("cpus", 1.0)),
+            gpus=tuple(one.get("gpus", ())),
+        )
+    return list(spans.values())

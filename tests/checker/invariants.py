@@ -1,0 +1,316 @@
+"""Invariants I1 to I11: what must hold of a workspace, whatever was killed, said in words."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from rayjobs.driverlog import marker as gap_marker
+from rayjobs.states import JobState, may_move
+from tests.checker.evidence import Evidence
+
+# Clocks of two processes, and a host that is slow to look at its own.
+SLACK_S = 5.0
+EPSILON = 1e-6
+_GAP = re.compile(rb"\n\[rayjobs: (\d+) bytes were left out here[^\n]*\]\n")
+# As `resuming.bring` says it; from another run, or from given files, it says otherwise.
+_STEP = re.compile(r"from its checkpoint of step (\d+)")
+# Attempts that ended for no failure of theirs spend no budget.
+FREE_ENDS = ("put_back", "not_placed", "preempted")
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One thing that must never be."""
+
+    invariant: str
+    words: str
+
+    def __str__(self) -> str:
+        """Return both."""
+        return f"{self.invariant}: {self.words}"
+
+
+def check(evidence: Evidence, *, scratch: bool = False) -> list[Violation]:
+    """Return all violations; none is what every history must give.
+
+    Args:
+        scratch: Also folders and mounts of jobs that have ended must be gone.
+    """
+    found = []
+    for name, rule in RULES.items():
+        found += [Violation(name, words) for words in rule(evidence)]
+    if scratch:
+        found += [Violation("I5", words) for words in _scratch(evidence)]
+    return found
+
+
+def _submits(evidence: Evidence) -> Iterator[str]:
+    """I1: each acknowledged submit exists, once per key."""
+    known = {job.id for job in evidence.jobs}
+    for key, job in evidence.acknowledged:
+        if job not in known:
+            yield f"the submit of {job} was acknowledged, and the store has no such job"
+        stored = evidence.keys.get(key, [])
+        if key and stored != [job]:
+            yield f"the key {key!r} was acknowledged as {job}; the store has {stored}"
+    for key, jobs in evidence.keys.items():
+        if len(jobs) > 1:
+            yield f"the key {key!r} stands for {len(jobs)} jobs: {', '.join(jobs)}"
+
+
+def _overlaps(evidence: Evidence) -> Iterator[str]:
+    """I2: no two attempts of a job are alive at once, by what their ranks wrote."""
+    by_job: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    for one in evidence.ran:
+        by_job.setdefault(one.job, {}).setdefault(one.attempt, []).append((one.start, one.end))
+    for job, attempts in by_job.items():
+        spans = {
+            number: (min(start for start, _ in all_), max(end for _, end in all_))
+            for number, all_ in attempts.items()
+        }
+        for earlier, later in pairwise(sorted(spans)):
+            late_s = spans[earlier][1] - spans[later][0]
+            if late_s > 0:
+                yield (
+                    f"attempt {earlier} of {job} was alive {late_s:.3f} s after attempt {later} "
+                    f"had begun"
+                )
+    for job in evidence.jobs:
+        numbers = [one.number for one in evidence.attempts.get(job.id, [])]
+        if numbers != list(range(1, len(numbers) + 1)):
+            yield f"the attempts of {job.id} are numbered {numbers}"
+        for one in evidence.attempts.get(job.id, [])[:-1]:
+            if one.ended_at is None:
+                yield f"attempt {one.number} of {job.id} has a successor and no end"
+
+
+def _ends(evidence: Evidence) -> Iterator[str]:
+    """I3: one terminal state, never left, true to the exit record; each step is in the table."""
+    for job in evidence.jobs:
+        if job.state.is_final != (job.ended_at is not None):
+            yield f"{job.id} is {job.state}, and its end is {job.ended_at}"
+        states = [
+            JobState(event.data["new"])
+            for event in evidence.events.get(job.id, [])
+            if event.kind == "state"
+        ]
+        for old, new in pairwise(states):
+            if job.kind == "job" and not may_move(old, new):
+                yield f"{job.id} went from {old} to {new}"
+        if states and states[-1] is not job.state:
+            yield f"the history of {job.id} ends as {states[-1]}, its row says {job.state}"
+        attempts = evidence.attempts.get(job.id, [])
+        if not attempts or not job.state.is_final:
+            continue
+        last = attempts[-1]
+        if last.ended_at is None:
+            yield f"{job.id} is {job.state}, and its attempt {last.number} has no end"
+        codes = [_code(rank) for record in last.exits for rank in record["ranks"]]
+        if job.state is JobState.COMPLETED and (not codes or set(codes) != {0}):
+            yield f"{job.id} is Completed, and its exit codes are {codes}"
+        was_well = set(codes) == {0} and len(last.exits) == len(last.hosts)
+        if job.state is JobState.FAILED and was_well and last.outcome == "failed":
+            yield f"{job.id} is Failed, and all its ranks ended with 0"
+
+
+def _code(rank: Mapping[str, Any]) -> int | None:
+    """Return a rank's exit code, or its signal below zero; None: neither is known."""
+    code, number = rank["exit_code"], rank["signal"]
+    return code if number is None else -int(number)
+
+
+def _limits(evidence: Evidence) -> Iterator[str]:
+    """I4: no class of failures has more attempts than its budget, and one."""
+    for job in evidence.jobs:
+        failed: dict[str, int] = {}
+        for one in evidence.attempts.get(job.id, []):
+            if one.failure is not None and one.outcome not in FREE_ENDS:
+                name = str(one.failure.failure_class)
+                failed[name] = failed.get(name, 0) + 1
+        for name, count in failed.items():
+            budget = int(getattr(job.spec.retries, name))
+            if count > budget + 1:
+                yield f"{job.id} failed {count} times as {name}; its budget is {budget} retries"
+        if job.state is JobState.COMPLETED and len(evidence.attempts.get(job.id, [])) > 1:
+            for one in evidence.attempts[job.id][:-1]:
+                if one.outcome == "completed":
+                    yield f"{job.id} was run again after its attempt {one.number} had completed"
+
+
+def _leftovers(evidence: Evidence) -> Iterator[str]:
+    """I5: no process, and no place, of a job that has ended."""
+    final = {job.id: job for job in evidence.jobs if job.state.is_final}
+    for job_id, attempts in evidence.attempts.items():
+        for one in attempts:
+            if job_id not in final and one.ended_at is None:
+                continue
+            for host in one.hosts:
+                pids = evidence.alive.get(str(host["marker"]), [])
+                if pids:
+                    yield f"processes {pids} of attempt {one.number} of {job_id} are alive"
+    for place in evidence.allocations:
+        if place.state == "held" and place.job in final:
+            yield f"the place {place.name} is held for {place.job}, which has ended"
+
+
+def _scratch(evidence: Evidence) -> Iterator[str]:
+    for job in evidence.jobs:
+        for one in evidence.attempts.get(job.id, []):
+            for host in one.hosts if job.state.is_final else ():
+                for what in evidence.left.get(str(host["marker"]), []):
+                    yield f"{what} is left of attempt {one.number} of {job.id}"
+
+
+def _capacity(evidence: Evidence) -> Iterator[str]:
+    """I6: what runs at once never needs more than there is; no GPU has two jobs."""
+    moments = sorted({one.start for one in evidence.ran})
+    for at in moments:
+        now = [one for one in evidence.ran if one.start <= at < one.end]
+        cpus = sum(one.cpus for one in now)
+        if evidence.total_cpus is not None and cpus > evidence.total_cpus + EPSILON:
+            yield f"{cpus:g} CPUs were in use at {at:.3f}, of {evidence.total_cpus:g}"
+            break
+        holders: dict[str, set[str]] = {}
+        for one in now:
+            for gpu in one.gpus:
+                holders.setdefault(gpu, set()).add(one.job)
+        shared = {gpu: jobs for gpu, jobs in holders.items() if len(jobs) > 1}
+        if shared:
+            yield f"GPUs were seen by several jobs at once: {shared}"
+            break
+    live = [one for one in evidence.allocations if one.state in ("held", "draining")]
+    for what, total in (("cpus", evidence.total_cpus), ("gpus", evidence.total_gpus)):
+        held = sum(one.shape.get(what, 0.0) * one.shape.get("nodes", 1) for one in live)
+        if total is not None and held > total + EPSILON:
+            yield f"places hold {held:g} {what} of {total:g}"
+
+
+def _durations(evidence: Evidence) -> Iterator[str]:
+    """I7: no attempt runs longer than its limit and its grace."""
+    for job in evidence.jobs:
+        limit = job.spec.max_duration_s
+        if limit is None:
+            continue
+        most = limit + job.spec.grace_s + SLACK_S
+        for one in evidence.attempts.get(job.id, []):
+            for record in one.exits:
+                if (record.get("duration_s") or 0.0) > most:
+                    yield (
+                        f"attempt {one.number} of {job.id} ran {record['duration_s']:.1f} s; its "
+                        f"limit is {limit:g} s and its grace {job.spec.grace_s:g} s"
+                    )
+    by_job = {job.id: job for job in evidence.jobs}
+    for ran in evidence.ran:
+        job_of = by_job.get(ran.job)
+        if job_of is not None and job_of.spec.max_duration_s is not None:
+            most = job_of.spec.max_duration_s + job_of.spec.grace_s + SLACK_S
+            if ran.end - ran.start > most:
+                yield f"rank {ran.rank} of {ran.job} was alive {ran.end - ran.start:.1f} s"
+
+
+def _logs(evidence: Evidence) -> Iterator[str]:
+    """I8: a stored log is what the rank wrote, or its start and end with a counted gap."""
+    for (job, rank), written in evidence.written.items():
+        stored = evidence.logs.get((job, rank))
+        if stored is None:
+            yield f"rank {rank} of {job} wrote {len(written)} bytes, and no log is stored"
+        elif not is_log_of(stored, written):
+            yield f"the log of rank {rank} of {job} is not what it wrote"
+    for job_id, attempts in evidence.attempts.items():
+        if not attempts:
+            continue
+        for record in attempts[-1].exits:
+            for one in record["ranks"]:
+                stored = evidence.logs.get((job_id, one["rank"]))
+                whole = not one.get("log_dropped")
+                if stored is not None and whole and len(stored) != one["log_bytes"]:
+                    yield (
+                        f"the log of rank {one['rank']} of {job_id} has {len(stored)} bytes; its "
+                        f"host counted {one['log_bytes']}"
+                    )
+
+
+def is_log_of(stored: bytes, written: bytes) -> bool:
+    """Return whether a stored log is the bytes, or their ends with a gap that is counted right."""
+    if stored == written:
+        return True
+    match = _GAP.search(stored)
+    if match is None:
+        return False
+    missing = int(match[1])
+    if gap_marker(missing) != match[0]:
+        return False
+    start, end = stored[: match.start()], stored[match.end() :]
+    return (
+        written.startswith(start)
+        and written.endswith(end)
+        and len(start) + missing + len(end) == len(written)
+    )
+
+
+def _resumes(evidence: Evidence) -> Iterator[str]:
+    """I9: an attempt goes on from the newest whole checkpoint of those before it."""
+    for job_id, events in evidence.events.items():
+        stored = evidence.checkpoints.get(job_id, [])
+        for event in events:
+            match = _STEP.search(event.message) if event.kind == "resumed" else None
+            if match is None:
+                continue
+            step = int(match[1])
+            before = [one.step for one in stored if one.attempt < event.attempt]
+            if step not in {one.step for one in stored}:
+                yield (
+                    f"attempt {event.attempt} of {job_id} resumed from step {step}, which is "
+                    f"not whole"
+                )
+            if before and max(before) > step:
+                yield (
+                    f"attempt {event.attempt} of {job_id} resumed from step {step}, and step "
+                    f"{max(before)} was whole"
+                )
+
+
+def _models(evidence: Evidence) -> Iterator[str]:
+    """I10: a model is of a run that completed, its value is finite, and its bytes are whole."""
+    by_id = {job.id: job for job in evidence.jobs}
+    for model in evidence.models:
+        name = f"model {model.name}:{model.version}"
+        run = by_id.get(model.run)
+        if run is None or run.state is not JobState.COMPLETED:
+            yield f"{name} is of {model.run}, which is {run.state if run else 'unknown'}"
+        primary = model.lineage.get("primary_metric") or {}
+        value = primary.get("value")
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
+            yield f"{name} has the value {value!r}"
+        for file in model.files:
+            real = evidence.digests.get(file.blob)
+            if real is not None and real != file.digest:
+                yield f"{name}: {file.name} is {real}, recorded as {file.digest}"
+
+
+def _canaries(evidence: Evidence) -> Iterator[str]:
+    """I11: no secret is in anything that is kept."""
+    for name, content in evidence.artefacts.items():
+        for canary in evidence.canaries:
+            if canary in content:
+                yield f"a secret is in {name}"
+
+
+RULES: dict[str, Callable[[Evidence], Iterator[str]]] = {
+    "I1": _submits,
+    "I2": _overlaps,
+    "I3": _ends,
+    "I4": _limits,
+    "I5": _leftovers,
+    "I6": _capacity,
+    "I7": _durations,
+    "I8": _logs,
+    "I9": _resumes,
+    "I10": _models,
+    "I11": _canaries,
+}

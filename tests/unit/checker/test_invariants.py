@@ -1,0 +1,290 @@
+"""Each invariant seen red: histories that are broken on purpose, one thing at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from rayjobs.driverlog import marker as gap_marker
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import (
+    Allocation,
+    AllocationState,
+    Attempt,
+    Event,
+    Job,
+    ModelFile,
+    ModelVersion,
+)
+from rayjobs.spec import JobSpec, Retries
+from rayjobs.states import JobState
+from tests.checker.evidence import Evidence, Ran, Whole, living, read_history
+from tests.checker.invariants import RULES, check
+from tests.fakes.cluster import exit_record
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def event(number: int, kind: str, message: str, attempt: int = 1, **data: str) -> Event:
+    return Event(
+        serial=number, job="j", at=NOW, kind=kind, message=message, attempt=attempt, data=data
+    )
+
+
+def path_of(*states: JobState) -> list[Event]:
+    return [event(number, "state", str(new), new=str(new)) for number, new in enumerate(states)]
+
+
+S = JobState
+LIFE = (S.QUEUED, S.PROVISIONING, S.PREPARING, S.RUNNING)
+HOST = {"node": 0, "marker": "rj-j-a1-n0-x", "root": "/nowhere", "pid": 1}
+
+
+def history() -> Evidence:
+    """One job that was killed once, resumed and completed; all is well."""
+    spec = JobSpec(script="train.py", max_duration_s=60.0, retries=Retries(user=1))
+    job = Job(
+        id="j",
+        serial=1,
+        experiment="e",
+        spec=spec,
+        state=S.COMPLETED,
+        attempt=2,
+        submitted_at=NOW,
+        changed_at=NOW,
+        ended_at=NOW,
+    )
+    failure = Failure(FailureClass.USER, "killed")
+    first = Attempt(
+        job="j",
+        number=1,
+        allocation="p",
+        created_at=NOW,
+        ended_at=NOW,
+        hosts=(HOST,),
+        exits=(exit_record("j", 1, exit_code=None, signal=9, outcome="failed"),),
+        outcome="failed",
+        failure=failure,
+    )
+    good = exit_record("j", 2)
+    good["ranks"][0]["log_bytes"] = 3
+    second = replace(
+        first,
+        number=2,
+        hosts=({**HOST, "marker": "rj-j-a2-n0-x"},),
+        exits=(good,),
+        failure=None,
+        outcome="completed",
+    )
+    events = [
+        *path_of(*LIFE, S.FINALIZING, S.QUEUED, *LIFE[1:], S.FINALIZING, S.COMPLETED),
+        event(99, "resumed", "continues from its checkpoint of step 7 (attempt 1)", attempt=2),
+    ]
+    model = ModelVersion(
+        name="m",
+        version=1,
+        run="j",
+        attempt=2,
+        path="outputs/m",
+        digest="sha256:m",
+        files=(ModelFile(name="m", size=1, digest="sha256:a", blob="b"),),
+        lineage={"primary_metric": {"name": "loss", "value": 0.5}},
+        created_at=NOW,
+    )
+    place = Allocation(
+        name="p",
+        target="local",
+        shape={"nodes": 1, "cpus": 1.0},
+        state=AllocationState.IDLE,
+        changed_at=NOW,
+    )
+    return Evidence(
+        jobs=[job],
+        attempts={"j": [first, second]},
+        events={"j": events},
+        allocations=[place],
+        models=[model],
+        acknowledged=[("key", "j")],
+        keys={"key": ["j"]},
+        ran=[Ran("j", 1, 0, 0.0, 5.0, gpus=("0",)), Ran("j", 2, 0, 6.0, 9.0, gpus=("0",))],
+        written={("j", 0): b"abc"},
+        logs={("j", 0): b"abc"},
+        checkpoints={"j": [Whole(3, 1), Whole(7, 1), Whole(9, 2)]},
+        digests={"b": "sha256:a"},
+        canaries=[b"hunter2"],
+        artefacts={"store.db": b"nothing of that"},
+        total_cpus=1.0,
+        total_gpus=1.0,
+    )
+
+
+def test_a_history_in_which_all_is_well_has_no_violation() -> None:
+    assert check(history(), scratch=True) == []
+
+
+def job_of(**changes: object) -> Callable[[Evidence], None]:
+    def change(it: Evidence) -> None:
+        it.jobs = [replace(it.jobs[0], **changes)]  # type: ignore[arg-type]
+
+    return change
+
+
+def attempt_of(index: int, **changes: object) -> Callable[[Evidence], None]:
+    def change(it: Evidence) -> None:
+        listed = list(it.attempts["j"])
+        listed[index] = replace(listed[index], **changes)  # type: ignore[arg-type]
+        it.attempts = {"j": listed}
+
+    return change
+
+
+def put(**values: object) -> Callable[[Evidence], None]:
+    def change(it: Evidence) -> None:
+        for name, value in values.items():
+            setattr(it, name, value)
+
+    return change
+
+
+def add_event(new: Event) -> Callable[[Evidence], None]:
+    return lambda it: it.events["j"].append(new)
+
+
+def held(job: str | None, state: AllocationState, cpus: float = 1.0) -> list[Allocation]:
+    return [
+        Allocation(
+            name="p",
+            target="local",
+            shape={"nodes": 1, "cpus": cpus},
+            state=state,
+            job=job,
+            changed_at=NOW,
+        )
+    ]
+
+
+def long_exit() -> dict[str, object]:
+    record = exit_record("j", 2)
+    record["ranks"][0]["log_bytes"] = 3
+    return {**record, "duration_s": 90.0}
+
+
+USER = Failure(FailureClass.USER, "again")
+
+
+def failed_too_often(it: Evidence) -> None:
+    job_of(spec=JobSpec(script="train.py", retries=Retries(user=0)))(it)
+    attempt_of(1, failure=USER)(it)
+
+
+BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
+    ("I1", "acknowledged", put(acknowledged=[("key", "j"), ("", "lost")])),
+    ("I1", "stands for 2 jobs", put(keys={"key": ["j", "k"]})),
+    ("I1", "the store has", put(keys={})),
+    ("I2", "was alive 1.000 s after", put(ran=[Ran("j", 1, 0, 0, 7), Ran("j", 2, 0, 6, 9)])),
+    ("I2", "are numbered", attempt_of(1, number=3)),
+    ("I2", "a successor and no end", attempt_of(0, ended_at=None)),
+    ("I3", "went from Completed to Queued", add_event(event(100, "state", "", new="Queued"))),
+    ("I3", "and its end is None", job_of(ended_at=None)),
+    ("I3", "its row says Failed", job_of(state=S.FAILED)),
+    ("I3", "its exit codes are [1]", attempt_of(1, exits=(exit_record("j", 2, exit_code=1),))),
+    ("I3", "has no end", attempt_of(1, ended_at=None)),
+    ("I4", "failed 2 times as user", failed_too_often),
+    ("I4", "run again after", attempt_of(0, outcome="completed", failure=None)),
+    ("I5", "are alive", put(alive={"rj-j-a2-n0-x": [4711]})),
+    ("I5", "are alive", put(alive={"rj-j-a1-n0-x": [4711]})),
+    ("I5", "is held for j", put(allocations=held("j", AllocationState.HELD))),
+    ("I5", "is left of attempt 2", put(left={"rj-j-a2-n0-x": ["the mount /x"]})),
+    ("I6", "2 CPUs were in use", put(ran=[Ran("j", 1, 0, 0, 5), Ran("k", 1, 0, 4, 9)])),
+    (
+        "I6",
+        "seen by several jobs",
+        put(ran=[Ran("j", 1, 0, 0, 5, 0.5, ("0",)), Ran("k", 1, 0, 4, 9, 0.5, ("0",))]),
+    ),
+    ("I6", "places hold 2 cpus", put(allocations=held(None, AllocationState.DRAINING, 2.0))),
+    ("I7", "ran 90.0 s", attempt_of(1, exits=(long_exit(),))),
+    ("I7", "was alive 94.0 s", put(ran=[Ran("j", 2, 0, 6, 100)])),
+    ("I8", "not what it wrote", put(written={("j", 0): b"abd"})),
+    ("I8", "no log is stored", put(logs={})),
+    ("I8", "its host counted 3", put(logs={("j", 0): b"ab"}, written={})),
+    ("I9", "which is not whole", put(checkpoints={"j": [Whole(3, 1)]})),
+    ("I9", "and step 8 was whole", put(checkpoints={"j": [Whole(7, 1), Whole(8, 1)]})),
+    (
+        "I10",
+        "has the value nan",
+        lambda it: it.models[0].lineage["primary_metric"].update(value=float("nan")),
+    ),
+    ("I10", "is unknown", lambda it: setattr(it, "models", [replace(it.models[0], run="k")])),
+    ("I10", "recorded as sha256:a", put(digests={"b": "sha256:b"})),
+    ("I11", "a secret is in store.db", put(artefacts={"store.db": b"-hunter2-"})),
+]
+
+
+@pytest.mark.parametrize(("name", "words", "change"), BROKEN, ids=lambda one: str(one)[:30])
+def test_a_broken_history_is_named(
+    name: str, words: str, change: Callable[[Evidence], None]
+) -> None:
+    evidence = history()
+    change(evidence)
+    found = [str(one) for one in check(evidence, scratch=True)]
+    assert any(one.startswith(f"{name}: ") and words in one for one in found), found
+
+
+def test_every_invariant_was_seen_red() -> None:
+    assert {name for name, _, _ in BROKEN} == set(RULES)
+
+
+def test_a_log_with_a_counted_gap_is_the_log() -> None:
+    evidence = history()
+    evidence.attempts = {}
+    evidence.written = {("j", 0): b"start" + b"x" * 100 + b"end"}
+    evidence.logs = {("j", 0): b"start" + gap_marker(100) + b"end"}
+    assert [one for one in check(evidence) if one.invariant == "I8"] == []
+    evidence.logs = {("j", 0): b"start" + gap_marker(99) + b"end"}
+    assert [one.invariant for one in check(evidence) if one.invariant == "I8"] == ["I8"]
+
+
+def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
+    evidence = history()
+    job_of(state=S.FAILED)(evidence)
+    evidence.events["j"][-2] = event(98, "state", "", new="Failed")
+    killed = exit_record("j", 2, exit_code=None, signal=9, outcome="failed")
+    killed["ranks"][0]["log_bytes"] = 3
+    attempt_of(1, exits=(killed,), outcome="failed")(evidence)
+    evidence.models = []
+    assert check(evidence) == []
+
+
+def test_attempts_that_were_put_back_spend_no_budget() -> None:
+    evidence = history()
+    attempt_of(1, failure=USER, outcome="put_back")(evidence)
+    assert [one for one in check(evidence) if one.invariant == "I4"] == []
+
+
+def test_histories_of_ranks_are_read_and_torn_lines_are_not(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    at = (NOW + timedelta(seconds=1)).timestamp()
+    lines = [{"job": "j", "attempt": 1, "rank": 0, "at": at + more} for more in (2.0, 0.0, 1.0)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"job": "j", "att')
+    assert read_history(path) == [Ran("j", 1, 0, at, at + 2.0)]
+    assert read_history(tmp_path / "none") == []
+
+
+def test_a_living_process_is_found_by_its_marker() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", "input()"],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "RAYJOBS_MARKER": "rj-checker-test"},
+    ) as process:
+        assert process.pid in living({"rj-checker-test"})["rj-checker-test"]
+        assert process.stdin is not None
+        process.stdin.close()
+    assert living({"rj-checker-test-" + "gone"}) == {}
