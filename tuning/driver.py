@@ -23,8 +23,10 @@ from rayjobs.states import FINAL, JobState
 from rayjobs.workspace_files import OpenWorkspace
 from tuning.arguments import override_arguments
 from tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
+from tuning.policies import Scheduler
 from tuning.registering import register_best
 from tuning.results import best_trial
+from tuning.samplers import Sampler
 from tuning.spec import SweepSpec, parse_sweep
 from tuning.table import load_state, row_of
 from tuning.trials import TrialRecord, TrialState
@@ -72,7 +74,8 @@ class Driver:
         sweep = self._store.sweep(sweep_id)
         self.spec: SweepSpec = parse_sweep(sweep.spec, where=f"sweep {sweep_id}")
         self._job: Job = sweep.job
-        self._sampler = self.spec.sampling.sampler(self.spec.goal)
+        self._sampler: Sampler = self.spec.sampling.sampler(self.spec.goal)
+        self._scheduler: Scheduler = self.spec.policy.scheduler(self.spec.goal)
 
     # -- the loop ------------------------------------------------------------------------------
     def run(self, *, stopped: Callable[[], bool] = lambda: False) -> JobState:
@@ -106,6 +109,9 @@ class Driver:
         if self._claim is None:
             return False
         self._seen.clear()
+        # What they were asked and told may not have been written: Tune gets the table alone.
+        self._sampler = self.spec.sampling.sampler(self.spec.goal)
+        self._scheduler = self.spec.policy.scheduler(self.spec.goal)
         self._look_at_sweep()
         self.state = load_state(self._store, self._job, now=self._clock.now())
         known = {
@@ -131,7 +137,7 @@ class Driver:
         if self._job.state.is_final:
             return self._job.state
         self._synchronise()
-        actions = self.state.next_actions(self.spec, self._sampler)
+        actions = self.state.next_actions(self.spec, self._sampler, self._scheduler)
         for action in actions:
             if isinstance(action, Finish):
                 return self._finish(action)

@@ -1,10 +1,11 @@
-"""The actor a driver lives in: detached, named after its sweep, started again by the target.
+"""The actor all sweeps of a target are driven in: detached, begun again by the target when lost.
 
 Imported in Ray processes only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import threading
@@ -16,6 +17,8 @@ from typing import Any
 
 import ray
 
+import rayjobs
+from rayjobs.clock import Clock, SystemClock
 from rayjobs.compute.actor import NAMESPACE, set_up_logging
 from rayjobs.compute.starting import wake
 from rayjobs.errors import RayjobsError, StoreError, StoreVersionError
@@ -31,18 +34,29 @@ log = logging.getLogger(__name__)
 MOST_FAULTS = 5
 FAULT_EVENT = "driver_fault"
 DRIVER_EVENT = "driver"  # its data has the process's number
-LEAVE_AFTER_S = 5.0
+# An idle actor keeps its node from being scaled down, and holds memory; the next sweep would pay
+# for importing Ray Tune again.
+LINGER_S = 60.0
+HOLD_S = 30.0
+IDLE_POLL_S = 1.0
+MOST_STARTS = 3
 
 
-def actor_name(sweep_id: str) -> str:
-    """Return the name under which Ray knows the driver of a sweep."""
-    return f"rayjobs-sweep-{sweep_id}"
+def actor_name(target: str) -> str:
+    """Return the name under which Ray knows the process that drives a target's sweeps.
+
+    After an upgrade new sweeps are driven by the new version, those that run by the old one.
+    """
+    return f"rayjobs-sweeps-{target}-{rayjobs.__version__}"
 
 
-class DriverActor:
-    """Runs one sweep's driver; all that it knows is in the store."""
+class SweepsActor:
+    """Drives sweeps, each on a thread of its own; all that it knows is in their stores.
 
-    def __init__(self, workspace: str, sweep_id: str, home: str, target: str) -> None:
+    It ends its process when it had nothing to drive for a while.
+    """
+
+    def __init__(self, home: str, target: str, clock: Clock | None = None) -> None:
         # Sockets of this home, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
@@ -50,37 +64,64 @@ class DriverActor:
         ours.handlers[:] = logging.getLogger("rayjobs").handlers
         ours.setLevel(logging.getLogger("rayjobs").level)
         ours.propagate = False
-        self._workspace = workspace
-        self._id = sweep_id
+        import tuning.tune  # noqa: F401  # once, while nobody waits for two of them
+
         self._home = Path(home)
         self._target = target
-        self._lock = threading.Lock()
+        self._clock = clock or SystemClock()
+        self._running: dict[tuple[str, str], Future[str]] = {}
+        self._held_until_s = self._clock.monotonic_s() + LINGER_S
+        self._leaving: asyncio.Task[None] | None = None
 
-    def pid(self) -> int:
-        """Return this process's number."""
+    async def hold(self) -> int:
+        """Stay for a sweep that is about to come; return this process's number."""
+        self._stay(HOLD_S)
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave_when_idle())
         return os.getpid()
 
-    def run(self) -> str:
-        """Drive the sweep to its end; return its state.
+    async def run(self, workspace: str, sweep_id: str) -> str:
+        """Drive a sweep to its end; return its state.
 
         Called again while it runs (by a target actor that replaced another), it waits for the
         same end.
         """
-        with self._lock:
-            try:
-                with open_workspace(self._workspace, create=False) as workspace:
-                    return drive(workspace, self._id, wake_target=self._wake)
-            finally:
-                # Whoever waited ends this process, or is gone himself.
-                leaving = threading.Timer(LEAVE_AFTER_S, os._exit, (0,))
-                leaving.daemon = True
-                leaving.start()
-
-    def _wake(self) -> None:
+        key = (workspace, sweep_id)
+        if key not in self._running:
+            self._running[key] = Future()
+            threading.Thread(target=self._drive, args=key, name=sweep_id, daemon=True).start()
+        ended = self._running[key]
         try:
-            wake(self._target, home=self._home, workspace=self._workspace)
+            return await asyncio.wrap_future(ended)
+        finally:
+            if ended.done():
+                self._running.pop(key, None)
+                self._stay(LINGER_S)
+
+    def _drive(self, path: str, sweep_id: str) -> None:
+        ended = self._running[path, sweep_id]
+        try:
+            with open_workspace(path, create=False) as workspace:
+                state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))
+        except BaseException as error:  # whoever waits must hear of it, whatever it is
+            ended.set_exception(error)
+        else:
+            ended.set_result(state)
+
+    def _wake(self, workspace: str) -> None:
+        try:
+            wake(self._target, home=self._home, workspace=workspace)
         except (TimeoutError, OSError) as error:
             log.info("the target was not woken, its poll finds the jobs: %s", error)
+
+    def _stay(self, seconds: float) -> None:
+        self._held_until_s = max(self._held_until_s, self._clock.monotonic_s() + seconds)
+
+    async def _leave_when_idle(self) -> None:
+        while self._running or self._clock.monotonic_s() < self._held_until_s:
+            await asyncio.sleep(IDLE_POLL_S)
+        log.info("no sweep to drive: the process ends")
+        os._exit(0)
 
 
 def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> str:
@@ -163,40 +204,47 @@ def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:
 
 
 def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[Any]:
-    """Start (or find) the driver of a sweep; return a future that is done when it has ended.
+    """Drive a sweep in the target's process for sweeps, started where there is none.
 
-    The target actor calls it, by its name in the sweep's record.
+    Returns a future that is done when the sweep's driver has ended. The target actor calls it, by
+    its name in the sweep's record.
     """
-    actor = (
-        ray.remote(DriverActor)
-        .options(
-            name=actor_name(sweep_id),
-            namespace=NAMESPACE,
-            lifetime="detached",
-            get_if_exists=True,
-            num_cpus=0,
-            max_restarts=0,  # the target starts the next one, and knows whether one is needed
-            max_concurrency=4,
-        )
-        .remote(workspace, sweep_id, home, target)
-    )
-    running = actor.run.options(name=f"sweep {sweep_id}").remote()
     ended: Future[Any] = Future()
 
     def follow() -> None:
         try:
-            state = ray.get(running)
-        except Exception as error:  # its own fault, or its death: the target decides
-            result: Any = error
+            actor = _actor(home, target)
+            state = ray.get(actor.run.options(name=f"sweep {sweep_id}").remote(workspace, sweep_id))
+        except Exception as error:  # its own fault, or the process's death: the target decides
+            ended.set_exception(error)
         else:
-            result = None
-        # Here, and not in a callback of Ray's: those run on the thread that would have to
-        # deliver the answer. Its name is free afterwards.
-        ray.kill(actor, no_restart=True)
-        if result is None:
             ended.set_result(state)
-        else:
-            ended.set_exception(result)
 
+    # Not in a callback of Ray's: those run on the thread that would have to deliver the answer.
     threading.Thread(target=follow, name=f"sweep {sweep_id}", daemon=True).start()
     return ended
+
+
+def _actor(home: str, target: str) -> Any:
+    """Return the process for sweeps, which stays until it was given one."""
+    for left in reversed(range(MOST_STARTS)):
+        actor = (
+            ray.remote(SweepsActor)
+            .options(
+                name=actor_name(target),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                get_if_exists=True,
+                num_cpus=0,
+                max_restarts=0,  # the target asks again, and knows whether there is need
+            )
+            .remote(home, target)
+        )
+        try:
+            ray.get(actor.hold.remote())
+            return actor
+        except ray.exceptions.RayActorError:  # it was just leaving, or cannot start
+            if not left:
+                raise
+            time.sleep(STORE_PAUSE_S)
+    raise AssertionError("it was returned, or its error raised")

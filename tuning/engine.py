@@ -1,20 +1,22 @@
-"""What a sweep does next: a pure function of its spec and its trial table.
+"""What a sweep does next, given its spec and its trial table.
 
 The driver's loop is: bring the table up to date with the jobs, ask `next_actions`, record each
 action with `applied`, then carry it out. Everything it needs is in the table, so a driver that
-takes over after a crash asks the same function and gets the same remaining work.
+takes over after a crash asks the same function and gets the same remaining work: sampler and
+scheduler, which are Ray Tune's, are rebuilt from the table as well.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from rayjobs.states import JobState
 from tuning.errors import SweepUsageError
+from tuning.policies import Scheduler
 from tuning.samplers import Sampler
 from tuning.spec import SweepSpec
 from tuning.trials import TrialRecord, TrialState
@@ -120,13 +122,16 @@ class SweepState:
             )
         return ""
 
-    def next_actions(self, spec: SweepSpec, sampler: Sampler) -> tuple[Action, ...]:
+    def next_actions(
+        self, spec: SweepSpec, sampler: Sampler, scheduler: Scheduler
+    ) -> tuple[Action, ...]:
         """Return what to do now, in the order to do it.
 
         Calling it again without recording anything gives the same answer.
 
         Args:
             sampler: Fresh or used; it is brought up to the table first.
+            scheduler: As the sampler.
         """
         halted = self.halted(spec)
         if halted:
@@ -136,7 +141,12 @@ class SweepState:
                 if not trial.stop_requested
             )
             return stops or self._finish(spec, halted, exhausted=True)
-        actions: list[Action] = [*self._judgements(spec)]
+        actions: list[Action] = [
+            Judged(verdict.trial, verdict.intervals)
+            if verdict.stop is None
+            else StopTrial(verdict.trial, verdict.stop.reason, verdict.intervals)
+            for verdict in scheduler.judge(self.trials)
+        ]
         actions += [
             Submit(trial.number)
             for trial in self.active
@@ -197,22 +207,6 @@ class SweepState:
         rows = list(self.trials)
         rows[trial.number] = trial
         return replace(self, trials=tuple(rows))
-
-    def _judgements(self, spec: SweepSpec) -> Iterable[Action]:
-        history = {trial.number: trial.values for trial in self.trials}
-        finished = frozenset(trial.number for trial in self.trials if trial.is_final)
-        for trial in self.active:
-            if trial.stop_requested or trial.judged >= len(trial.values):
-                continue
-            for interval in range(trial.judged + 1, len(trial.values) + 1):
-                stop = spec.policy.judge(
-                    history, trial.number, interval, goal=spec.goal, finished=finished
-                )
-                if stop is not None:
-                    yield StopTrial(trial.number, stop.reason, interval)
-                    break
-            else:
-                yield Judged(trial.number, len(trial.values))
 
     def _finish(self, spec: SweepSpec, halted: str, *, exhausted: bool) -> tuple[Action, ...]:
         if self.active or not exhausted:

@@ -1,4 +1,7 @@
-"""HyperDrive's ten parameter expressions: validated values that draw from a given generator.
+"""HyperDrive's ten parameter expressions: validated values, each on one of four base distributions.
+
+Nothing is drawn here: Ray Tune draws from the base distribution (`tuning.tune.domains`), and an
+expression says what parameter a draw stands for, as HyperDrive defines it.
 
 Source: ``azureml.train.hyperdrive.parameter_expressions``.
 """
@@ -7,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from typing import Any, ClassVar
 from tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above
+_MOST_INTEGERS = 2**63  # of one draw
 _MAX_SIGMAS = 8.6  # a Gaussian made of 53-bit uniforms never lies further out
 
 
@@ -32,8 +35,13 @@ class Expression(ABC):
         """The arguments of the wire form."""
 
     @abstractmethod
-    def draw(self, rng: random.Random) -> Any:
-        """Return one value, drawn from `rng` alone."""
+    def value_of(self, drawn: Any) -> Any:
+        """Return the parameter that a draw from the base distribution stands for.
+
+        The base distribution is the first of these that the expression is a kind of: an index
+        of a Choice's options; a RandInt's whole number in [0, upper); a real number between a
+        Uniform's bounds; for a Normal, a Gaussian number with mean 0 and standard deviation 1.
+        """
 
     def to_wire(self) -> list[Any]:
         """Return ``[name, [args]]``, plain JSON data."""
@@ -65,9 +73,17 @@ class Choice(Expression):
         """One list with all options."""
         return [list(self.options)]
 
-    def draw(self, rng: random.Random) -> Any:
-        """Return one of the options."""
-        return self.options[rng.randrange(len(self.options))]
+    @property
+    def different(self) -> list[Any]:
+        """The options without repeats, compared as JSON text.
+
+        1, 1.0 and True are equal in Python and different to a script.
+        """
+        return list({json.dumps(option): option for option in self.options}.values())
+
+    def value_of(self, drawn: int) -> Any:
+        """Return the option with this index."""
+        return self.options[drawn]
 
 
 @dataclass(frozen=True)
@@ -78,11 +94,11 @@ class RandInt(Expression):
     upper: int
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.upper) or self.upper < 1:
+        if not _is_whole(self.upper) or not 1 <= self.upper <= _MOST_INTEGERS:
             raise problem(
                 "",
                 f"randint's upper bound is {self.upper!r}.",
-                "Give a whole number of at least 1; values are 0 … upper - 1.",
+                "Give a whole number of 1 … 2**63; values are 0 … upper - 1.",
             )
 
     @property
@@ -90,9 +106,9 @@ class RandInt(Expression):
         """The upper bound, which is itself never drawn."""
         return [self.upper]
 
-    def draw(self, rng: random.Random) -> int:
-        """Return a whole number in [0, upper)."""
-        return rng.randrange(self.upper)
+    def value_of(self, drawn: int) -> int:
+        """Return the draw."""
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -112,15 +128,22 @@ class Uniform(Expression):
                 f"than {self.max_value!r}.",
                 "Swap the bounds, or use choice() for a single value.",
             )
+        if not math.isfinite(self.max_value - self.min_value):
+            raise problem(
+                "",
+                f"{self.name}'s bounds, {self.min_value!r} and {self.max_value!r}, are further "
+                f"apart than a float can hold.",
+                "Give nearer bounds, or search the logarithm.",
+            )
 
     @property
     def args(self) -> list[Any]:
         """Both bounds."""
         return [self.min_value, self.max_value]
 
-    def draw(self, rng: random.Random) -> float:
-        """Return a real number in [min_value, max_value]."""
-        return rng.uniform(self.min_value, self.max_value)
+    def value_of(self, drawn: float) -> float:
+        """Return the draw."""
+        return drawn
 
 
 @dataclass(frozen=True)
@@ -144,9 +167,9 @@ class QUniform(Uniform):
         """The smallest and largest multiple: values are ``k * q`` for k between them."""
         return round(self.min_value / self.q), round(self.max_value / self.q)
 
-    def draw(self, rng: random.Random) -> int:
-        """Return a multiple of q."""
-        return _quantised(super().draw(rng), self.q)
+    def value_of(self, drawn: float) -> int:
+        """Return the multiple of q nearest to the value."""
+        return _quantised(super().value_of(drawn), self.q)
 
 
 @dataclass(frozen=True)
@@ -159,9 +182,9 @@ class LogUniform(Uniform):
         super().__post_init__()
         _check_exponent(self.name, self.max_value)
 
-    def draw(self, rng: random.Random) -> float:
-        """Return a real number in [exp(min_value), exp(max_value)]."""
-        return math.exp(super().draw(rng))
+    def value_of(self, drawn: float) -> float:
+        """Return ``exp(drawn)``."""
+        return math.exp(drawn)
 
 
 @dataclass(frozen=True)
@@ -180,9 +203,9 @@ class QLogUniform(LogUniform):
         """Both bounds and the step."""
         return [self.min_value, self.max_value, self.q]
 
-    def draw(self, rng: random.Random) -> int:
-        """Return a multiple of q."""
-        return _quantised(super().draw(rng), self.q)
+    def value_of(self, drawn: float) -> int:
+        """Return the multiple of q nearest to the value."""
+        return _quantised(super().value_of(drawn), self.q)
 
 
 @dataclass(frozen=True)
@@ -207,9 +230,9 @@ class Normal(Expression):
         """Mean and standard deviation."""
         return [self.mu, self.sigma]
 
-    def draw(self, rng: random.Random) -> float:
-        """Return a real number."""
-        return rng.gauss(self.mu, self.sigma)
+    def value_of(self, drawn: float) -> float:
+        """Return ``mu + sigma * drawn``."""
+        return self.mu + self.sigma * drawn
 
 
 @dataclass(frozen=True)
@@ -228,9 +251,9 @@ class QNormal(Normal):
         """Mean, standard deviation and step."""
         return [self.mu, self.sigma, self.q]
 
-    def draw(self, rng: random.Random) -> int:
-        """Return a multiple of q."""
-        return _quantised(super().draw(rng), self.q)
+    def value_of(self, drawn: float) -> int:
+        """Return the multiple of q nearest to the value."""
+        return _quantised(super().value_of(drawn), self.q)
 
 
 @dataclass(frozen=True)
@@ -243,9 +266,9 @@ class LogNormal(Normal):
         super().__post_init__()
         _check_exponent(self.name, self.mu + _MAX_SIGMAS * self.sigma)
 
-    def draw(self, rng: random.Random) -> float:
-        """Return a positive real number."""
-        return math.exp(super().draw(rng))
+    def value_of(self, drawn: float) -> float:
+        """Return ``exp(mu + sigma * drawn)``."""
+        return math.exp(super().value_of(drawn))
 
 
 @dataclass(frozen=True)
@@ -264,9 +287,9 @@ class QLogNormal(LogNormal):
         """Mean, standard deviation and step."""
         return [self.mu, self.sigma, self.q]
 
-    def draw(self, rng: random.Random) -> int:
-        """Return a multiple of q."""
-        return _quantised(super().draw(rng), self.q)
+    def value_of(self, drawn: float) -> int:
+        """Return the multiple of q nearest to the value."""
+        return _quantised(super().value_of(drawn), self.q)
 
 
 # Every expression by its name in the wire form.

@@ -1,10 +1,9 @@
-"""Search spaces: named expressions, read from and written to HyperDrive's wire form, sampled."""
+"""Search spaces: named expressions, read from and written to HyperDrive's wire form."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,19 +50,6 @@ class SearchSpace(Mapping[str, Expression]):
     def to_wire(self) -> dict[str, list[Any]]:
         """Return ``{key: [name, [args]]}``, plain JSON data that `parse_space` reads back."""
         return {key: expression.to_wire() for key, expression in self.expressions.items()}
-
-    def sample(self, *, seed: int, number: int) -> dict[str, Any]:
-        """Return the parameters of trial `number`, a function of the arguments alone.
-
-        Each parameter has a generator of its own, seeded by text (stable between processes
-        and Python versions): trials may be asked for in any order and again after a restart,
-        and a parameter added later leaves the values of the others as they were.
-        """
-        return {
-            # Not for secrets: a sweep must be repeatable.
-            key: expression.draw(random.Random(f"{seed}/{number}/{stripped(key)}"))  # noqa: S311
-            for key, expression in self.expressions.items()
-        }
 
 
 def parse_space(given: object) -> SearchSpace:

@@ -1,4 +1,4 @@
-"""Submit a sweep: check everything, pack once, write one durable row, begin its first trials."""
+"""Submit a sweep: check everything, pack once, write one durable row."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from rayjobs.errors import Problem, RayjobsError, SpecError
 from rayjobs.records import Sweep
 from rayjobs.spec import JobSpec
 from rayjobs.spec_file import build_spec
-from tuning.driver import Driver
 from tuning.errors import SweepError, SweepUsageError
-from tuning.samplers import BayesianParameterSampling
 from tuning.spec import SweepSpec
 
 if TYPE_CHECKING:
@@ -113,8 +111,6 @@ def submit_sweep(
         tags=tags,
         idempotency_key=idempotency_key,
     )
-    if created and not isinstance(spec.sampling, BayesianParameterSampling):
-        _first_wave(workspace, sweep.job.id)
     starting = False
     if wake and not sweep.job.state.is_final:
         try:
@@ -125,16 +121,6 @@ def submit_sweep(
                 f"{error}"
             )
     return SubmittedSweep(sweep, created, tuple(warnings), checked.notes, starting)
-
-
-def _first_wave(workspace: OpenWorkspace, sweep_id: str) -> None:
-    """Be the first driver for one turn, so that trials start while the next one still does."""
-    try:
-        driver = Driver(workspace, sweep_id)
-        if driver.take_up():
-            driver.turn()
-    except RayjobsError:
-        return  # the sweep is stored; the driver on the target does it
 
 
 def submit_config(

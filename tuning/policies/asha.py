@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rayjobs.errors import Problem
@@ -21,8 +22,11 @@ class AshaPolicy(Policy):
     at the same rung. The first to arrive goes on. No trial is stopped for reaching
     `max_intervals`: a script knows when it is done.
 
+    A sweep is judged by Ray Tune's ``AsyncHyperBandScheduler`` with one bracket; `judge` is the
+    same rule as a function of a history.
+
     Source: Li et al. 2018, "A System for Massively Parallel Hyperparameter Tuning", in the
-    stopping form of Ray Tune's ``AsyncHyperBandScheduler`` with one bracket.
+    stopping form.
 
     Raises:
         SweepError: a setting is out of range.
@@ -48,13 +52,20 @@ class AshaPolicy(Policy):
     @property
     def rungs(self) -> tuple[int, ...]:
         """The intervals at which trials are compared."""
-        found: list[int] = []
-        rung = float(self.grace_intervals)
-        while rung < self.max_intervals:
-            if int(rung) not in found:
-                found.append(int(rung))
-            rung *= self.reduction_factor
-        return tuple(found)
+        return tuple(self._milestones())
+
+    def milestone(self, interval: int) -> float | None:
+        """Return ``grace * factor**k`` of the rung that an interval is; None where it is none."""
+        return self._milestones().get(interval)
+
+    def _milestones(self) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for k in itertools.count():
+            milestone = self.grace_intervals * self.reduction_factor**k
+            if milestone >= self.max_intervals:
+                return found
+            found.setdefault(int(milestone), milestone)
+        raise AssertionError("the factor is above 1")
 
     def applies_at(self, interval: int) -> bool:
         """Return whether the interval is a rung."""
@@ -106,17 +117,34 @@ class AshaPolicy(Policy):
         finished: Set[int],
     ) -> Stop | None:
         others = [
-            goal.sign * values[interval - 1]
+            values[interval - 1]
             for number, values in history.items()
             if number != trial and len(values) >= interval and math.isfinite(values[interval - 1])
         ]
         if not others:
             return None
-        cutoff = goal.sign * quantile(others, 1 - 1 / self.reduction_factor)
         own = history[trial][interval - 1]
-        share = f"the best 1/{shown(self.reduction_factor)} of {len(others)} others at this rung"
-        if math.isfinite(own) and not goal.is_better(cutoff, own):
+        if math.isfinite(own) and not goal.is_better(self._cutoff(others, goal), own):
             return None
+        return self.stop(others, trial, interval, own, goal=goal)
+
+    def stop(
+        self,
+        others: Sequence[float],
+        trial: int,
+        interval: int,
+        own: float,
+        *,
+        goal: PrimaryMetricGoal,
+    ) -> Stop:
+        """Return the decision to stop `trial`, with its numbers.
+
+        Args:
+            others: The finite reports of other trials at this rung; at least one.
+            own: Its report there, which may be no finite number.
+        """
+        cutoff = self._cutoff(others, goal)
+        share = f"the best 1/{shown(self.reduction_factor)} of {len(others)} others at this rung"
         sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
         value = f"{shown(own)} {sign}" if math.isfinite(own) else f"{own} is no match for"
         reason = (
@@ -124,6 +152,10 @@ class AshaPolicy(Policy):
             f"the limit of {share}"
         )
         return Stop(trial, interval, reason, own if math.isfinite(own) else None, cutoff)
+
+    def _cutoff(self, others: Sequence[float], goal: PrimaryMetricGoal) -> float:
+        signed = [goal.sign * value for value in others]
+        return goal.sign * quantile(signed, 1 - 1 / self.reduction_factor)
 
 
 def quantile(values: list[float], share: float) -> float:

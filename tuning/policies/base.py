@@ -9,11 +9,12 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from rayjobs.errors import Problem
 from tuning.errors import SweepError, problem
 from tuning.goal import PrimaryMetricGoal
+from tuning.trials import TrialRecord
 
 # trial number → its reports of the primary metric, oldest first; the n-th is interval n.
 History = Mapping[int, Sequence[float]]
@@ -35,6 +36,37 @@ class Stop:
     reason: str
     own: float | None
     threshold: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a scheduler decided on a trial's new reports.
+
+    Attributes:
+        intervals: How many of its reports are judged now.
+        stop: The decision to end it at its report `intervals`; None to let it go on.
+    """
+
+    trial: int
+    intervals: int
+    stop: Stop | None
+
+
+class Scheduler(Protocol):
+    """Judges trials as they report. Everything it knows can be rebuilt from the trial table.
+
+    Not safe for several threads: one driver owns it.
+    """
+
+    def judge(self, trials: Sequence[TrialRecord]) -> tuple[Verdict, ...]:
+        """Return a verdict for every running trial with reports that were not judged.
+
+        Asked again with the same table, it returns the same.
+
+        Args:
+            trials: The whole table, in order of number.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -79,6 +111,12 @@ class Policy(ABC):
             return None
         cut = {number: list(values[:interval]) for number, values in history.items()}
         return self._decide(cut, trial, interval, goal, finished)
+
+    def scheduler(self, goal: PrimaryMetricGoal) -> Scheduler:
+        """Return a fresh scheduler of Ray Tune's for this policy; imports Ray."""
+        from tuning.tune import TuneScheduler
+
+        return TuneScheduler(self, goal)
 
     def applies_at(self, interval: int) -> bool:
         """Return whether the policy looks at this interval."""

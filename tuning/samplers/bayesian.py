@@ -41,9 +41,11 @@ class BayesianParameterSampling(Sampling):
         Raises:
             TuningDependencyError: Optuna (or, for "gp", scipy) is not installed.
         """
-        from tuning.samplers.optuna_search import OptunaSampler
+        from tuning.tune import TuneSampler
+        from tuning.tune.bayesian import BayesianSearch
 
-        return OptunaSampler(self.space, goal=goal, seed=self.seed, algorithm=self.algorithm)
+        search = BayesianSearch(self.space, goal=goal, seed=self.seed, algorithm=self.algorithm)
+        return TuneSampler(search, goal=goal)
 
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
         """Return Azure ML's two recommendations where the limits do not follow them."""

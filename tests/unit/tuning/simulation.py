@@ -121,11 +121,12 @@ class World:
 
     def _drive(self, until: int) -> Finish:
         sampler = self.spec.sampling.sampler(self.spec.goal)
+        scheduler = self.spec.policy.scheduler(self.spec.goal)
         for stop in self.state.pending_stops:
             self._cancel(stop.number)
         for _ in range(until):
             self._synchronise()
-            for action in self.state.next_actions(self.spec, sampler):
+            for action in self.state.next_actions(self.spec, sampler, scheduler):
                 self._maybe_die()
                 if isinstance(action, Finish):
                     return action

@@ -20,7 +20,9 @@ from tuning.trials import TrialRecord, TrialState
 
 
 def actions_of(state: SweepState, spec: Any) -> tuple[Any, ...]:
-    return state.next_actions(spec, spec.sampling.sampler(spec.goal))
+    return state.next_actions(
+        spec, spec.sampling.sampler(spec.goal), spec.policy.scheduler(spec.goal)
+    )
 
 
 def running(number: int, *values: float, judged: int = 0) -> TrialRecord:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import statistics
 
 import pytest
@@ -27,6 +26,7 @@ from tuning.expressions import (
     uniform,
 )
 from tuning.space import parse_expression
+from tuning.tune.domains import draw
 
 EXAMPLES: list[Expression] = [
     choice(16, 32, 64),
@@ -43,8 +43,7 @@ EXAMPLES: list[Expression] = [
 
 
 def draws(expression: Expression, count: int = 3000) -> list[float]:
-    rng = random.Random(11)
-    return [expression.draw(rng) for _ in range(count)]
+    return [draw(expression, f"11/{number}") for number in range(count)]
 
 
 def test_every_expression_has_an_example() -> None:
@@ -79,6 +78,17 @@ def test_choice_draws_every_option_about_equally() -> None:
 
 def test_randint_draws_zero_and_never_its_upper_bound() -> None:
     assert set(draws(randint(4))) == {0, 1, 2, 3}
+
+
+def test_what_is_drawn_can_be_written_as_json_and_extreme_arguments_can_be_drawn() -> None:
+    extremes = [randint(1), randint(2**63), loguniform(-1000, -999), normal(1e300, 0)]
+    for expression in (*EXAMPLES, *extremes, choice({"grid_search": [1]}, {"eval": "1/0"})):
+        value = draw(expression, "any")
+        assert json.loads(json.dumps(value, allow_nan=False)) == value
+
+
+def test_a_draw_depends_on_its_source_alone() -> None:
+    assert draw(uniform(0, 1), "a") == draw(uniform(0, 1), "a") != draw(uniform(0, 1), "b")
 
 
 def test_uniform_stays_within_its_bounds() -> None:
@@ -135,9 +145,11 @@ def test_qlognormal_rounds_to_multiples() -> None:
         (lambda: choice([]), "no options"),
         (lambda: choice(object()), "JSON"),
         (lambda: choice(math.nan), "JSON"),
-        (lambda: randint(0), "at least 1"),
+        (lambda: randint(0), "whole number of 1"),
         (lambda: randint(2.5), "whole number"),
         (lambda: randint(True), "whole number"),
+        (lambda: randint(2**63 + 1), "whole number"),
+        (lambda: uniform(-1.7e308, 1.7e308), "further apart"),
         (lambda: uniform(1, 1), "min_value < max_value"),
         (lambda: uniform(2, 1), "min_value < max_value"),
         (lambda: uniform("0", 1), "finite number, not text"),
@@ -185,5 +197,5 @@ def test_quantised_values_are_finite_multiples(low: float, width: float, q: int,
         qnormal(low, width, q),
         qlognormal(low, width / 10, q),
     ):
-        value = expression.draw(random.Random(seed))
+        value = draw(expression, str(seed))
         assert type(value) is int and value % q == 0

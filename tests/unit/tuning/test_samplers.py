@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from tuning.errors import SweepError
-from tuning.expressions import choice, loguniform, normal, quniform, uniform
+from tuning.expressions import choice, loguniform, normal, quniform, randint, uniform
 from tuning.goal import PrimaryMetricGoal
 from tuning.samplers import (
     BayesianParameterSampling,
@@ -22,6 +24,11 @@ from tuning.samplers import (
 from tuning.trials import TrialRecord, TrialState
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
+RANDOM_SPACE = {
+    "--lr": loguniform(-9, -2),
+    "batch-size": choice(16, 32),
+    "--x": randint(5),
+}
 BAYESIAN_SPACE = {"--x": uniform(-4, 4), "n": quniform(1, 10, 3), "opt": choice("a", "b")}
 
 
@@ -49,6 +56,43 @@ def test_a_seed_is_drawn_once_and_recorded() -> None:
     assert sampling.to_dict()["seed"] == sampling.seed
     again = parse_sampling(sampling.to_dict())
     assert again.sampler(MAX).suggest(5) == sampling.sampler(MAX).suggest(5)
+
+
+def test_a_trials_parameters_depend_on_seed_and_number_alone() -> None:
+    sampling = RandomParameterSampling(RANDOM_SPACE, {"seed": 3})
+    forward = [sampling.sampler(MAX).suggest(number) for number in range(20)]
+    backwards = sampling.sampler(MAX)
+    assert forward == [backwards.suggest(number) for number in reversed(range(20))][::-1]
+    assert len({str(parameters) for parameters in forward}) == 20
+    other = RandomParameterSampling(RANDOM_SPACE, {"seed": 4})
+    assert other.sampler(MAX).suggest(0) != forward[0]
+
+
+def test_a_parameter_added_later_leaves_the_others_as_they_were() -> None:
+    before = RandomParameterSampling(RANDOM_SPACE, {"seed": 3}).sampler(MAX).suggest(2)
+    more = RandomParameterSampling({"new": uniform(0, 1), **RANDOM_SPACE}, {"seed": 3})
+    after = more.sampler(MAX).suggest(2)
+    assert before and after and {key: after[key] for key in before} == before
+
+
+def test_draws_are_the_same_in_another_process() -> None:
+    code = (
+        "from tuning import PrimaryMetricGoal, RandomParameterSampling, loguniform;"
+        "sampling = RandomParameterSampling({'--lr': loguniform(-9, -2)}, {'seed': 3});"
+        "print(sampling.sampler(PrimaryMetricGoal.MAXIMIZE).suggest(1))"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=180
+    ).stdout
+    here = RandomParameterSampling({"--lr": loguniform(-9, -2)}, {"seed": 3})
+    assert printed.strip().endswith(str(here.sampler(MAX).suggest(1)))
+
+
+def test_a_grid_larger_than_memory_is_begun_at_once() -> None:
+    space = {f"p{number}": choice(range(50)) for number in range(12)}
+    sampling = GridParameterSampling(space)
+    assert sampling.size == 50**12
+    assert list((sampling.sampler(MAX).suggest(51) or {}).values())[-3:] == [0, 1, 1]
 
 
 def test_a_grid_goes_through_every_point_once_last_parameter_fastest() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,22 @@ def test_create_prints_the_id_and_what_to_type_next(
     assert (code, json.loads(out)["kind"]) == (0, "sweep")
     code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"), "-q")
     assert (code, len(out.split()), err) == (0, 1, "")
+
+
+def test_a_sweep_is_submitted_without_ray_and_without_a_trial(world: World, tmp_path: Path) -> None:
+    finished(world)
+    (tmp_path / "sweep.yaml").write_text(FILE)
+    code = (
+        "import sys, rayjobs.submitting, tuning\n"
+        "rayjobs.submitting.wake_or_start = lambda *_: False\n"
+        "from rayjobs.cli.main import run\n"
+        f"code = run(['sweep', 'create', '-q', '-f', {str(tmp_path / 'sweep.yaml')!r}])\n"
+        "heavy = [name for name in ('ray', 'torch', 'optuna', 'numpy') if name in sys.modules]\n"
+        "raise SystemExit(code or ' '.join(heavy) or 0)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=180)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not world.store.trials(done.stdout.strip())
 
 
 def test_a_dry_run_shows_the_first_commands_and_submits_nothing(

@@ -242,8 +242,7 @@ def test_a_driver_that_was_replaced_can_write_nothing_more(world: World) -> None
 def test_a_driver_that_slept_submits_nothing_into_a_sweep_that_has_ended(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuning.submitter._first_wave", lambda *_: None)
-    sweep = world.submit(limits={"total": 2, "concurrent": 2})
+    sweep = world.submit(begun=False, limits={"total": 2, "concurrent": 2})
     slow = world.driver(sweep)
     carry_out = slow._carry_out
 
@@ -441,7 +440,7 @@ def test_the_same_key_gives_the_same_sweep(world: World) -> None:
     again = submit_sweep(world.workspace, spec, idempotency_key="k", wake=False)
     assert (first.created, again.created) == (True, False)
     assert first.sweep.job.id == again.sweep.job.id
-    assert len(world.jobs(first.sweep.job.id)) == 2
+    assert [sweep.job.id for sweep in world.store.sweeps()] == [first.sweep.job.id]
 
 
 def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:

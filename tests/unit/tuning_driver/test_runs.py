@@ -56,6 +56,7 @@ def config(world: World, **changes: Any) -> HyperDriveConfig:
 def submit(world: World, experiment: Experiment, **changes: Any) -> HyperDriveRun:
     run = experiment.submit(config(world, **changes), tags={"team": "blue"})
     assert isinstance(run, HyperDriveRun)
+    world.driver(run.id).turn()  # its first trials are submitted
     return run
 
 

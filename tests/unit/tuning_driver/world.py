@@ -59,9 +59,17 @@ class World:
     def close(self) -> None:
         self.workspace.close()
 
-    def submit(self, **changes: Any) -> str:
+    def submit(self, *, begun: bool = True, **changes: Any) -> str:
+        """Submit a sweep.
+
+        Args:
+            begun: Let a driver take a first turn, which submits the first trials.
+        """
         spec = sweep(self.folder / "source", **changes)
-        return submit_sweep(self.workspace, spec, wake=False).sweep.job.id
+        submitted = submit_sweep(self.workspace, spec, wake=False).sweep.job.id
+        if begun:
+            self.driver(submitted).turn()
+        return submitted
 
     def driver(self, sweep_id: str) -> Driver:
         driver = Driver(self.workspace, sweep_id)

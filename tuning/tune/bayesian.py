@@ -1,6 +1,6 @@
 """Optuna's TPE and Gaussian process through Ray Tune's OptunaSearch, made repeatable.
 
-Imports Ray Tune and Optuna, so it is imported on first use alone. No cluster is needed.
+Imports Optuna, so it is imported on first use alone. No cluster is needed.
 """
 
 from __future__ import annotations
@@ -8,15 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tuning.errors import TuningDependencyError
 from tuning.expressions import Choice, Expression, QUniform, Uniform
 from tuning.goal import PrimaryMetricGoal
 from tuning.space import SearchSpace
-from tuning.trials import TrialRecord
+from tuning.tune.searching import METRIC, mode_of
 
 try:
     import optuna
@@ -24,81 +23,49 @@ try:
 except ImportError as exc:
     raise TuningDependencyError("Bayesian sampling", "optuna", "bayes") from exc
 
-_METRIC = "objective"
-
 # Optuna writes a line to stderr for every study and trial; a sweep's records say it all.
 logging.getLogger("optuna").setLevel(logging.WARNING)
 
 
-class OptunaSampler:
-    """The `Sampler` of `BayesianParameterSampling`.
+class BayesianSearch(OptunaSearch):
+    """Tune's OptunaSearch, whose suggestions are a function of seed, number and what was told.
 
-    A suggestion is a function of the seed, the trial's number and what was told before: for
-    every suggestion Optuna's sampler is made anew with a seed of its own, and a recorded trial
-    is replayed through the same calls with its recorded parameters put in. So a driver that
-    was killed loses nothing.
+    For every suggestion Optuna's sampler is made anew with a seed of its own, and a recorded trial
+    is adopted through the same calls with its recorded parameters put in. So a driver that was
+    killed loses nothing.
     """
 
     def __init__(
         self, space: SearchSpace, *, goal: PrimaryMetricGoal, seed: int, algorithm: str
     ) -> None:
-        self._space = space
-        self._goal = goal
+        self._own_space = space
         # Names of our own: keys may hold "/", which OptunaSearch takes for nesting.
         self._names = {f"p{position}": key for position, key in enumerate(space)}
         self._steered = _SteeredSampler(seed=seed, algorithm=algorithm)
-        self._search = OptunaSearch(
+        super().__init__(
             {name: _distribution(space[key]) for name, key in self._names.items()},
-            metric=_METRIC,
-            mode="max" if goal is PrimaryMetricGoal.MAXIMIZE else "min",
+            metric=METRIC,
+            mode=mode_of(goal),
             sampler=self._steered,
         )
-        self._suggested: dict[int, dict[str, Any]] = {}
-        self._told: set[int] = set()
 
-    def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial; never None."""
-        if trial_number not in self._suggested:
-            self._ask(trial_number, None)
-        return dict(self._suggested[trial_number])
-
-    def tell(self, trial_number: int, value: float | None) -> None:
-        """Learn a result; None, NaN and infinities count as a trial without one."""
-        if trial_number in self._told:
-            return
-        if trial_number not in self._suggested:
-            self._ask(trial_number, None)
-        self._told.add(trial_number)
-        identity = str(trial_number)
-        if value is None or not math.isfinite(value):
-            self._search.on_trial_complete(identity, error=True)
-        else:
-            self._search.on_trial_complete(identity, {_METRIC: value})
-
-    def replay(self, records: Iterable[TrialRecord]) -> None:
-        """Learn every recorded trial, in order of number."""
-        listed = sorted(records, key=lambda record: record.number)
-        for record in listed:
-            if record.number not in self._suggested:
-                self._ask(record.number, record.parameters)
-        for record in listed:
-            if record.is_final:
-                self.tell(record.number, record.told(self._goal))
-
-    def _ask(self, number: int, recorded: Mapping[str, Any] | None) -> None:
-        fixed = None
-        if recorded is not None:
-            fixed = {
-                name: _encoded(self._space[key], recorded[key]) for name, key in self._names.items()
-            }
-        self._steered.aim(number, fixed)
-        answer = self._search.suggest(str(number))
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """Return the trial's parameters."""
+        self._steered.aim(trial_id, None)
+        answer = super().suggest(trial_id)
         assert answer is not None
-        if recorded is None:
-            recorded = {
-                key: _decoded(self._space[key], answer[name]) for name, key in self._names.items()
-            }
-        self._suggested[number] = dict(recorded)
+        return {
+            key: _decoded(self._own_space[key], answer[name]) for name, key in self._names.items()
+        }
+
+    def adopt(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        """Take `parameters` for what was suggested for this trial before."""
+        fixed = {
+            name: _encoded(self._own_space[key], parameters[key])
+            for name, key in self._names.items()
+        }
+        self._steered.aim(trial_id, fixed)
+        super().suggest(trial_id)
 
 
 class _SteeredSampler(optuna.samplers.BaseSampler):
@@ -110,10 +77,10 @@ class _SteeredSampler(optuna.samplers.BaseSampler):
         self._fixed: dict[str, Any] | None = None
         self._inner: Any = optuna.samplers.RandomSampler(seed=0)
 
-    def aim(self, number: int, fixed: dict[str, Any] | None) -> None:
-        """Prepare the next `ask`: for trial `number`, with `fixed` values or chosen ones."""
+    def aim(self, trial_id: str, fixed: dict[str, Any] | None) -> None:
+        """Prepare the next `ask`: for a trial, with `fixed` values or chosen ones."""
         self._fixed = fixed
-        digest = hashlib.sha256(f"{self._seed}/{number}".encode()).digest()
+        digest = hashlib.sha256(f"{self._seed}/{trial_id}".encode()).digest()
         seed = int.from_bytes(digest[:4], "big")
         if fixed is not None:
             return
@@ -147,7 +114,7 @@ def _distribution(expression: Expression) -> Any:
     # Options and multiples go by index: Optuna would take 1, 1.0 and True for one option, and
     # its own steps start at the lower bound instead of at multiples of q.
     if isinstance(expression, Choice):
-        return optuna.distributions.CategoricalDistribution(list(range(len(_options(expression)))))
+        return optuna.distributions.CategoricalDistribution(list(range(len(expression.different))))
     if isinstance(expression, QUniform):
         return optuna.distributions.IntDistribution(*expression.indices)
     assert isinstance(expression, Uniform)
@@ -156,7 +123,7 @@ def _distribution(expression: Expression) -> Any:
 
 def _decoded(expression: Expression, value: Any) -> Any:
     if isinstance(expression, Choice):
-        return _options(expression)[value]
+        return expression.different[value]
     if isinstance(expression, QUniform):
         return value * expression.q
     return value
@@ -164,12 +131,7 @@ def _decoded(expression: Expression, value: Any) -> Any:
 
 def _encoded(expression: Expression, value: Any) -> Any:
     if isinstance(expression, Choice):
-        return [json.dumps(option) for option in _options(expression)].index(json.dumps(value))
+        return [json.dumps(option) for option in expression.different].index(json.dumps(value))
     if isinstance(expression, QUniform):
         return value // expression.q
     return value
-
-
-def _options(expression: Choice) -> list[Any]:
-    # Without repeats, so that a recorded value has one index.
-    return list({json.dumps(option): option for option in expression.options}.values())

@@ -1,0 +1,138 @@
+"""Early termination policies as schedulers of Ray Tune's: they are told results and answer STOP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
+
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies.asha import AshaPolicy
+from tuning.policies.base import Policy, Stop
+from tuning.policies.none import NoTerminationPolicy
+from tuning.tune.searching import mode_of
+
+VALUE = "value"
+INTERVAL = "interval"
+MILESTONE = "milestone"
+
+
+@dataclass(frozen=True)
+class TrialView:
+    """What a scheduler sees of a trial; Tune's schedulers know one by its id.
+
+    Attributes:
+        values: All of its reports, those included that no scheduler was told yet.
+    """
+
+    number: int
+    values: Sequence[float]
+    is_final: bool
+
+    @property
+    def trial_id(self) -> str:
+        """The number as text."""
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class TableView:
+    """Stands where Tune passes its controller: the whole trial table at this moment."""
+
+    trials: Sequence[TrialView]
+
+    def get_trials(self) -> Sequence[TrialView]:
+        """Return every trial, in order of number."""
+        return self.trials
+
+
+class AzureScheduler(FIFOScheduler):
+    """One of HyperDrive's policies, whose exact meaning is ours: a function of the table alone.
+
+    Attributes:
+        stops: Why each trial was stopped, by its number.
+    """
+
+    def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
+        super().__init__()
+        self._policy = policy
+        self._goal = goal
+        self.stops: dict[int, Stop] = {}
+
+    def on_trial_result(
+        self, tune_controller: TableView, trial: TrialView, result: Mapping[str, Any]
+    ) -> str:
+        """Return STOP or CONTINUE for a trial's report."""
+        interval = result[INTERVAL]
+        if not self._policy.applies_at(interval):
+            return str(TrialScheduler.CONTINUE)
+        table = tune_controller.get_trials()
+        finished: Set[int] = frozenset(one.number for one in table if one.is_final)
+        history = {one.number: one.values for one in table}
+        stop = self._policy.judge(
+            history, trial.number, interval, goal=self._goal, finished=finished
+        )
+        if stop is None:
+            return str(TrialScheduler.CONTINUE)
+        self.stops[trial.number] = stop
+        return str(TrialScheduler.STOP)
+
+
+class AshaScheduler(AsyncHyperBandScheduler):
+    """Tune's ASHA with one bracket: it decides, and what it went by is told with the decision.
+
+    Tune measures a trial's age by `MILESTONE`: at the k-th rung ``grace * factor**k``, which is
+    no whole number for every factor, and at other reports nothing, which Tune passes over.
+
+    Attributes:
+        stops: Why each trial was stopped, by its number.
+    """
+
+    def __init__(self, policy: AshaPolicy, goal: PrimaryMetricGoal) -> None:
+        super().__init__(
+            time_attr=MILESTONE,
+            metric=VALUE,
+            mode=mode_of(goal),
+            max_t=policy.max_intervals,
+            grace_period=policy.grace_intervals,
+            reduction_factor=policy.reduction_factor,
+            brackets=1,
+            stop_last_trials=False,  # a script knows when it is done
+        )
+        self._policy = policy
+        self._goal = goal
+        self._at_rungs: dict[int, dict[int, float]] = {rung: {} for rung in policy.rungs}
+        self.stops: dict[int, Stop] = {}
+
+    def on_trial_result(
+        self, tune_controller: TableView, trial: TrialView, result: Mapping[str, Any]
+    ) -> str:
+        """Return STOP or CONTINUE for a trial's report."""
+        interval, value = result[INTERVAL], result[VALUE]
+        milestone = self._policy.milestone(interval)
+        if milestone is None:
+            return str(super().on_trial_result(tune_controller, trial, dict(result)))
+        others = list(self._at_rungs[interval].values())
+        if math.isfinite(value):
+            told = {**result, MILESTONE: milestone}
+            decision = str(super().on_trial_result(tune_controller, trial, told))
+            self._at_rungs[interval][trial.number] = value
+        else:  # Tune would take NaN for good enough, and infinity for a value
+            decision = str(TrialScheduler.STOP if others else TrialScheduler.CONTINUE)
+        if decision == TrialScheduler.STOP:
+            self.stops[trial.number] = self._policy.stop(
+                others, trial.number, interval, value, goal=self._goal
+            )
+        return decision
+
+
+def scheduler_of(policy: Policy, goal: PrimaryMetricGoal) -> Any:
+    """Return Tune's scheduler for a policy, without any trial."""
+    if isinstance(policy, NoTerminationPolicy):
+        return FIFOScheduler()
+    if isinstance(policy, AshaPolicy):
+        return AshaScheduler(policy, goal)
+    return AzureScheduler(policy, goal)

@@ -1,0 +1,70 @@
+"""TuneScheduler: drives a scheduler of Ray Tune's with the rows of the trial table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ray.tune.schedulers import TrialScheduler
+
+from tuning.goal import PrimaryMetricGoal
+from tuning.policies.base import Policy, Stop, Verdict
+from tuning.trials import TrialRecord
+from tuning.tune.schedulers import INTERVAL, VALUE, TableView, TrialView, scheduler_of
+
+
+class TuneScheduler:
+    """The `Scheduler` of every policy, see `tuning.policies.Scheduler`.
+
+    Each report is told to Tune's scheduler once, in order of number within a table. Where the
+    table says that a report was judged, by this driver or an earlier one, or that its trial has
+    ended, Tune's answer to it changes nothing any more.
+    """
+
+    def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
+        self._scheduler = scheduler_of(policy, goal)
+        self._told: dict[int, int] = {}  # number → reports told
+        self._ended: set[int] = set()
+        self._stops: dict[int, Stop] = {}  # number → the first STOP that was not judged before
+
+    def judge(self, trials: Sequence[TrialRecord]) -> tuple[Verdict, ...]:
+        """Return what is decided on reports that were not judged; again, it is the same."""
+        table = TableView(
+            tuple(TrialView(trial.number, trial.values, trial.is_final) for trial in trials)
+        )
+        # Old reports first: what was judged is what the new ones are compared with.
+        for trial, view in zip(trials, table.trials, strict=True):
+            self._tell(table, view, trial, upto=_judged(trial))
+        found = []
+        for trial, view in zip(trials, table.trials, strict=True):
+            count = len(trial.values)
+            if trial.is_final:
+                self._end(table, view)
+                continue
+            if trial.stop_requested or trial.judged >= count:
+                continue
+            self._tell(table, view, trial, upto=count)
+            stop = self._stops.get(trial.number)
+            reached = count if stop is None else stop.interval
+            found.append(Verdict(trial.number, reached, stop))
+        return tuple(found)
+
+    def _tell(self, table: TableView, view: TrialView, trial: TrialRecord, *, upto: int) -> None:
+        if view.number not in self._told:
+            self._scheduler.on_trial_add(table, view)
+        first = self._told.setdefault(view.number, 0) + 1
+        for interval in range(first, upto + 1):
+            result = {VALUE: view.values[interval - 1], INTERVAL: interval}
+            decision = self._scheduler.on_trial_result(table, view, result)
+            self._told[view.number] = interval
+            if decision == TrialScheduler.STOP and interval > _judged(trial):
+                self._stops.setdefault(view.number, self._scheduler.stops[view.number])
+
+    def _end(self, table: TableView, view: TrialView) -> None:
+        if view.number not in self._ended:
+            self._ended.add(view.number)
+            self._scheduler.on_trial_complete(table, view, {})
+
+
+def _judged(trial: TrialRecord) -> int:
+    """Return how many of a trial's reports no decision is open on."""
+    return len(trial.values) if trial.is_final or trial.stop_requested else trial.judged

@@ -1,0 +1,87 @@
+"""Random and grid search as searchers of Ray Tune's, made of its variant generator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ray import tune
+from ray.tune.search import Searcher
+from ray.tune.search.variant_generator import generate_variants
+
+from tuning.expressions import Choice
+from tuning.space import SearchSpace, stripped
+from tuning.tune.domains import draw
+
+
+class _Variants(Searcher):
+    """A searcher that learns nothing: its suggestions depend on a trial's number alone."""
+
+    def adopt(self, trial_id: str, parameters: Mapping[str, Any]) -> None:
+        """Nothing has to be known of earlier suggestions."""
+
+    def on_trial_complete(
+        self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
+    ) -> None:
+        """Learn nothing."""
+
+    def save(self, checkpoint_path: str) -> None:
+        """Keep nothing: the trial table is all there is to know."""
+
+    def restore(self, checkpoint_path: str) -> None:
+        """Bring nothing back."""
+
+
+class RandomSearch(_Variants):
+    """Draws each trial on its own.
+
+    Each parameter has a generator of its own, seeded by seed, number and key: trials may be asked
+    for in any order and again after a restart, and a parameter added later leaves the values of
+    the others as they were.
+    """
+
+    def __init__(self, space: SearchSpace, seed: int) -> None:
+        super().__init__()
+        self._space = space
+        self._seed = seed
+
+    def suggest(self, trial_id: str) -> dict[str, Any]:
+        """Return the trial's parameters."""
+        return {
+            key: draw(expression, f"{self._seed}/{trial_id}/{stripped(key)}")
+            for key, expression in self._space.items()
+        }
+
+
+class GridSearch(_Variants):
+    """Goes through Tune's grid, the last parameter fastest; the n-th trial is the n-th point."""
+
+    def __init__(self, space: SearchSpace) -> None:
+        super().__init__()
+        self._axes: dict[str, list[Any]] = {}
+        for key, expression in space.items():
+            assert isinstance(expression, Choice)
+            self._axes[key] = expression.different
+        # Tune sorts its grid by name and turns the first one fastest: named backwards.
+        self._names = {
+            key: f"p{len(self._axes) - position:06d}" for position, key in enumerate(self._axes)
+        }
+        grid = {
+            self._names[key]: tune.grid_search(list(range(len(options))))
+            for key, options in self._axes.items()
+        }
+        self._rest: Iterator[tuple[Any, Mapping[str, Any]]] = iter(generate_variants(grid))
+        self._points: list[dict[str, Any]] = []
+
+    def suggest(self, trial_id: str) -> dict[str, Any] | str:
+        """Return the point, `Searcher.FINISHED` past the last one."""
+        number = int(trial_id)
+        while len(self._points) <= number:
+            following = next(self._rest, None)
+            if following is None:
+                return str(Searcher.FINISHED)
+            _, indices = following
+            self._points.append(
+                {key: options[indices[self._names[key]]] for key, options in self._axes.items()}
+            )
+        return dict(self._points[number])
