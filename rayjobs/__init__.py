@@ -20,6 +20,8 @@ _LAZY = {
     "RunConfiguration": "rayjobs.configs",
     "MpiConfiguration": "rayjobs.configs",
     "PyTorchConfiguration": "rayjobs.configs",
+    "CondaDependencies": "rayjobs.environments.definitions",
+    "Environment": "rayjobs.environments.definitions",
     "PyTorch": "rayjobs.estimators",
     "Estimator": "rayjobs.estimators",
     "Gloo": "rayjobs.estimators",
@@ -75,6 +77,8 @@ if TYPE_CHECKING:
     from rayjobs.configs import PyTorchConfiguration as PyTorchConfiguration
     from rayjobs.configs import RunConfiguration as RunConfiguration
     from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.environments.definitions import CondaDependencies as CondaDependencies
+    from rayjobs.environments.definitions import Environment as Environment
     from rayjobs.estimators import Estimator as Estimator
     from rayjobs.estimators import Gloo as Gloo
     from rayjobs.estimators import Mpi as Mpi

@@ -21,7 +21,7 @@ from rayjobs.errors import RayjobsError, UsageError
 from rayjobs.injob.metricsfile import METRIC_KINDS, read_batch
 from rayjobs.injob.uploads import PART
 from rayjobs.metrics import point_of
-from rayjobs.paths import AttemptPaths, driver_log_name
+from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, AttemptPaths, driver_log_name
 from rayjobs.records import MetricPoint, StoredFile
 from rayjobs.store.base import Store
 
@@ -65,6 +65,9 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
     uploads = paths.root / "uploads"
     for name, path in _walk(uploads, "", real_root / uploads.name, found):
         names[prefix + name] = path
+    for name, path in ((BUILD_LOG, paths.build_log), (ENVIRONMENT_LOCK, paths.environment_lock)):
+        if path.is_file():
+            names[prefix + name] = path
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
         log = paths.driver_log(int(rank["rank"]))

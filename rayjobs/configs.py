@@ -81,8 +81,8 @@ class RunConfiguration:
 
     Attributes:
         target: Name of the compute target, or an object with a ``name``.
-        environment: None (the target's own Python) or the path of an interpreter or virtual
-            environment there.
+        environment: None (the target's own Python), the path of an interpreter or virtual
+            environment there, or an Environment with packages.
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
             not part of Azure ML, where the machine's size decides.
         priority: Higher runs earlier.
@@ -98,11 +98,6 @@ class RunConfiguration:
         conda_dependencies: Any = None,
         command: str | Sequence[Any] | None = None,
     ) -> None:
-        if conda_dependencies is not None:
-            raise UsageError(
-                "conda environments are not supported yet; give the path of an interpreter or "
-                "virtual environment as run_config.environment"
-            )
         self.script = script
         self.arguments = list(arguments or ())
         self.command = command
@@ -110,6 +105,16 @@ class RunConfiguration:
         self.communicator = communicator or "None"
         self.target: Any = "local"
         self.environment: Any = None
+        if conda_dependencies is not None:
+            from rayjobs.environments.definitions import CondaDependencies, Environment
+
+            if not isinstance(conda_dependencies, CondaDependencies):
+                raise UsageError(
+                    f"conda_dependencies is a {type(conda_dependencies).__name__}; give "
+                    f"CondaDependencies, or set run_config.environment"
+                )
+            self.environment = Environment("conda_dependencies")
+            self.environment.python.conda_dependencies = conda_dependencies
         self.environment_variables: dict[str, str] = {}
         self.node_count = 1
         self.mpi = _Processes()
@@ -210,7 +215,12 @@ class ScriptRunConfig:
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
             "environment": _environment_of(settings.environment),
             "environment_variables": {
-                str(key): str(value) for key, value in settings.environment_variables.items()
+                str(key): str(value)
+                for variables in (
+                    getattr(settings.environment, "environment_variables", {}),
+                    settings.environment_variables,
+                )
+                for key, value in variables.items()
             },
             "distribution": _distribution_of(settings),
             "resources": {
@@ -316,13 +326,17 @@ def _name_of(script: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:128] or "job"
 
 
-def _environment_of(environment: Any) -> str | None:
+def _environment_of(environment: Any) -> str | dict[str, Any] | None:
     if environment is None or isinstance(environment, str):
         return environment
     if isinstance(environment, Path):
         return str(environment)
+    from rayjobs.environments.definitions import Environment
+
+    if isinstance(environment, Environment):
+        return environment.to_spec()
     raise UsageError(
-        f"environment is a {type(environment).__name__}; this version takes the path of an "
+        f"environment is a {type(environment).__name__}; give an Environment, the path of an "
         f"interpreter or virtual environment on the target, or None"
     )
 

@@ -151,11 +151,17 @@ class SnapshotError(RayjobsError):
 
 
 class PrepareError(RayjobsError):
-    """A node could not prepare an attempt; `failure_class` says whose fault it is."""
+    """A node could not prepare an attempt; `failure_class` says whose fault it is.
 
-    def __init__(self, message: str, *, failure_class: str = "system") -> None:
-        super().__init__(message, failure_class=failure_class)
+    `lines` are those of a log that matter, oldest first.
+    """
+
+    def __init__(
+        self, message: str, *, failure_class: str = "system", lines: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message, failure_class=failure_class, lines=tuple(lines))
         self.failure_class = failure_class
+        self.lines = tuple(lines)
 
 
 class JobFailedError(RayjobsError):

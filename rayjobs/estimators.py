@@ -16,7 +16,9 @@ from rayjobs.configs import (
     argument_text,
 )
 from rayjobs.data_arguments import is_data
-from rayjobs.errors import Problem, SpecError, UsageError
+from rayjobs.environments import requirements
+from rayjobs.environments.definitions import CondaDependencies, Environment
+from rayjobs.errors import NotFoundError, Problem, SpecError, UsageError
 
 
 class Mpi:
@@ -134,6 +136,9 @@ class Estimator:
             if not is_data(item)
         ]
         arguments = _arguments(script_params or {}, problems)
+        environment = environment_definition
+        if any(packages.values()) and not problems:
+            environment = _environment(packages, conda_file, pip_file, problems)
         if problems:
             raise SpecError(problems=problems)
         settings = RunConfiguration(framework="PyTorch" if backend != "none" else "Python")
@@ -142,7 +147,7 @@ class Estimator:
         settings.mpi.process_count_per_node = processes
         settings.communicator = {"mpi": "OpenMpi", "none": "None"}.get(backend, backend)
         settings.environment_variables = dict(environment_variables or {})
-        settings.environment = environment_definition
+        settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
         settings.gpus_per_process = 1.0 if use_gpu else 0.0
@@ -300,15 +305,6 @@ def _exclusions(
         problems.append(Problem("conda_dependencies_file", f"excludes {', '.join(others_given)}."))
     if user_managed and given:
         problems.append(Problem("user_managed", f"excludes {', '.join(given)}."))
-    elif given and environment_definition is None and len(given) >= 1:
-        problems.append(
-            Problem(
-                given[0],
-                "packages are not installed by this version.",
-                "Install them into the target's environment and set user_managed=True, or name "
-                "an interpreter in environment_definition.",
-            )
-        )
     if image is not None:
         problems.append(
             Problem("custom_docker_image", "images are not supported.")
@@ -316,6 +312,38 @@ def _exclusions(
             else Problem("use_docker", "False excludes a custom image.")
         )
     return problems
+
+
+def _environment(
+    packages: Mapping[str, Any],
+    conda_file: str | None,
+    pip_file: str | None,
+    problems: list[Problem],
+) -> Environment | None:
+    """Return the environment of an estimator's packages; what cannot be had is a problem.
+
+    Source: MMLBaseEstimator: files are relative to the source directory, or to where the program
+    runs; the latter is done here.
+    """
+    try:
+        if conda_file is not None:
+            return Environment.from_conda_specification("estimator", conda_file)
+        made = Environment("estimator")
+        wanted = CondaDependencies.create(
+            pip_packages=packages["pip_packages"], conda_packages=packages["conda_packages"]
+        )
+        if pip_file is not None:
+            lines = requirements.read(Path(pip_file), field="pip_requirements_file")
+            wanted.set_pip_requirements([*lines, *wanted.pip_packages])
+        made.python.conda_dependencies = wanted
+        made.to_spec()
+        return made
+    except SpecError as error:
+        problems.extend(error.problems)
+    except NotFoundError as error:
+        name = "conda_dependencies_file" if conda_file is not None else "pip_requirements_file"
+        problems.append(Problem(name, f"{error.message}."))
+    return None
 
 
 def _arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:

@@ -136,7 +136,7 @@ def lineage_of(
         "snapshot": job.snapshot,
         "entry": spec.entry,
         "environment": {
-            "interpreter": spec.environment or "the target's own",
+            "interpreter": spec.environment_text or "the target's own",
             "target": job.target,
             "variables": dict(spec.environment_variables),
             "rayjobs": rayjobs.__version__,

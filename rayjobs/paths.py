@@ -9,6 +9,8 @@ from pathlib import Path
 
 WORKSPACE_DIR = ".rayjobs"
 DRIVER_LOG = "azureml-logs/70_driver_log.txt"
+BUILD_LOG = "azureml-logs/20_image_build_log.txt"
+ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
 
 
 def home() -> Path:
@@ -113,6 +115,11 @@ class NodePaths:
         """Downloaded inputs."""
         return self.root / "data"
 
+    @property
+    def environments(self) -> Path:
+        """Environments that were built here, and the locks of what they hold."""
+        return self.root / "environments"
+
     def attempt(self, job: str, attempt: int, node: int = 0) -> AttemptPaths:
         """Return the folder of one attempt's part on this node."""
         suffix = f"-n{node}" if node else ""
@@ -169,6 +176,21 @@ class AttemptPaths:
     def resume(self) -> Path:
         """What the attempt resumes from; absent when it starts from the beginning."""
         return self.root / "resume"
+
+    @property
+    def environment(self) -> Path:
+        """The environment that the attempt uses (JSON); absent when it uses no built one."""
+        return self.root / "environment.json"
+
+    @property
+    def environment_lock(self) -> Path:
+        """The packages of that environment with their hashes."""
+        return self.root / "environment.lock"
+
+    @property
+    def build_log(self) -> Path:
+        """What building the environment said; absent when it stood already."""
+        return self.root / "log" / "build.log"
 
     def driver_log(self, rank: int) -> Path:
         """What the rank printed."""

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
 
 from rayjobs import arrays
 from rayjobs.failures import FailureClass
@@ -159,6 +167,30 @@ class Array(Model):
         return arrays.expand(self.indices)
 
 
+class Packages(Model):
+    """An environment made of packages: built on the node, once for all jobs that ask for it.
+
+    Attributes:
+        pip: Lines of a requirements file.
+        python: A version (``3.11``, ``>=3.9``) or the path of an interpreter on the target; None
+            takes the target's own.
+    """
+
+    name: str | None = None
+    pip: tuple[str, ...] = ()
+    python: str | None = None
+
+
+def _kind_of_environment(value: Any) -> str:
+    return "packages" if isinstance(value, Mapping | Packages) else "path"
+
+
+EnvironmentForm = Annotated[
+    Annotated[str, Tag("path")] | Annotated[Packages, Tag("packages")],
+    Discriminator(_kind_of_environment),
+]
+
+
 class Retries(Model):
     """How often an attempt that ended in a failure class is tried again."""
 
@@ -187,8 +219,8 @@ class JobSpec(Model):
         arguments: The script's own arguments; ``$NAME`` is expanded per process, no shell.
         source_directory: Folder that is packed into the snapshot. None: the script's folder
             was not given (a spec that only names a snapshot).
-        environment: Path of a Python interpreter or virtual environment on the target;
-            None uses the target's own.
+        environment: Path of a Python interpreter or virtual environment on the target, or
+            packages to build one of; None uses the target's own.
         max_duration_s: Limit of one attempt in seconds, from its start.
         resume_from: A run id, a local path, or ``datastore/path`` with a checkpoint.
         grace_s: Seconds between SIGTERM and SIGKILL.
@@ -204,7 +236,7 @@ class JobSpec(Model):
     command: str | None = None
     arguments: tuple[str, ...] = ()
     source_directory: str | None = None
-    environment: str | None = None
+    environment: EnvironmentForm | None = None
     environment_variables: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], str] = Field(
         default_factory=dict
     )
@@ -241,6 +273,15 @@ class JobSpec(Model):
     def entry(self) -> str:
         """The script or the command, for display."""
         return self.script or self.command or ""
+
+    @property
+    def environment_text(self) -> str:
+        """The environment for display; empty for the target's own."""
+        asked = self.environment
+        if not isinstance(asked, Packages):
+            return asked or ""
+        version = f" for Python {asked.python}" if asked.python else ""
+        return f"{asked.name or 'packages'}: {', '.join(asked.pip) or 'none'}{version}"
 
     def to_json(self) -> str:
         """Return the spec as one JSON object; defaults are written, so old records stay true."""

@@ -15,9 +15,10 @@ from pathlib import Path
 
 from rayjobs import spec_processes
 from rayjobs.capacity import Capacity, fits_ever
+from rayjobs.environments import requirements
 from rayjobs.errors import CannotBePlacedError, Problem, SpecError
 from rayjobs.snapshots.secrets_found import holds_secret, is_sensitive_word
-from rayjobs.spec import JobSpec
+from rayjobs.spec import JobSpec, Packages
 from rayjobs.spec_problems import near
 
 SPEC_LIMIT = 2 * 1024**2  # bytes of a spec as JSON
@@ -108,6 +109,7 @@ def check(
         *spec_processes.check(spec),
         *_text(spec),
         *_variables(spec),
+        *_environment(spec),
         *_data(spec),
         *_dependencies(spec, job_id),
         *_limits(spec),
@@ -230,7 +232,7 @@ def _text(spec: JobSpec) -> Iterator[Problem]:
         ("script", spec.script),
         ("command", spec.command),
         ("source_directory", spec.source_directory),
-        ("environment", spec.environment),
+        ("environment", spec.environment if isinstance(spec.environment, str) else None),
         ("resume_from", spec.resume_from),
         ("display_name", spec.display_name),
     ]
@@ -245,6 +247,11 @@ def _text(spec: JobSpec) -> Iterator[Problem]:
         value = getattr(spec, entry)
         if value is not None and not value.strip():
             yield Problem(entry, "is empty.", "Name what is to be run.")
+
+
+def _environment(spec: JobSpec) -> Iterator[Problem]:
+    if isinstance(spec.environment, Packages):
+        yield from requirements.problems(spec.environment.pip, spec.environment.python)
 
 
 def _is_reserved(name: str) -> bool:

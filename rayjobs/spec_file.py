@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rayjobs.environments.reading import anchored, resolved
 from rayjobs.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.spec import JobSpec, json_schema
 from rayjobs.spec_problems import SHORT_KEYS, place, problem_of
@@ -86,6 +87,8 @@ def load_spec_text(
             data["source_directory"] = str(folder / Path(given).expanduser())
         elif given is None and data.get("script") is not None:
             data["source_directory"] = str(folder)
+        if "environment" in data:
+            data["environment"] = anchored(data["environment"], folder)
     return data
 
 
@@ -141,6 +144,12 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
         Problem(place(at), "has bytes that are no UTF-8 text.", "Give such data in a file.")
         for at in _undecodable(ready, ())
     )
+    try:
+        if "environment" in ready:
+            ready["environment"] = resolved(ready["environment"])
+    except SpecError as error:
+        problems.extend(error.problems)
+        ready["environment"] = None
     spec: JobSpec | None = None
     try:
         spec = JobSpec.model_validate(ready)
@@ -309,6 +318,7 @@ def editor_schema() -> dict[str, Any]:
         **size,
         "description": "Memory per process, with a unit; the same as `memory_gib`.",
     }
+    _with_files(definitions["Packages"]["properties"])
     scalar = {"type": ["string", "number", "boolean"]}
     properties["arguments"]["items"] = scalar
     for part in ("environment_variables", "tags"):
@@ -332,3 +342,12 @@ def editor_schema() -> dict[str, Any]:
     }
     schema["description"] = "A job of rayjobs: what to run, with what, where, for how long."
     return schema
+
+
+def _with_files(properties: dict[str, Any]) -> None:
+    """Add what a spec file may say of an environment, and a stored spec does not have any more."""
+    properties["pip"] = {"anyOf": [properties["pip"], {"type": "string"}]}
+    properties["python"]["anyOf"].append({"type": "number"})  # 3.10 is read as it is written
+    for name, of in (("requirements", "Requirements"), ("conda", "Conda specification")):
+        description = f"{of} file, relative to this one."
+        properties[name] = {"type": "string", "description": description}

@@ -15,6 +15,7 @@ from rayjobs.spec import (
     JobSpec,
     Model,
     Output,
+    Packages,
     Resources,
     Retries,
     SecretRef,
@@ -43,6 +44,7 @@ _PARTS: Mapping[str, type[Model]] = {
     "outputs.*": Output,
     "secrets.*": SecretRef,
     "depends_on.*": Dependency,
+    "environment": Packages,
 }
 # What people write from habit with other tools, and where it stands here.
 _ELSEWHERE: Mapping[str, str] = {
@@ -110,7 +112,7 @@ def near(word: str, words: Sequence[str]) -> str:
 
 def problem_of(error: ErrorDetails) -> Problem:
     """Return one error of pydantic as a problem."""
-    location, kind, context = error["loc"], error["type"], error.get("ctx", {})
+    location, kind, context = _without_tags(error["loc"]), error["type"], error.get("ctx", {})
     at = place(location)
     field = str(location[-1]) if location else ""
     if kind == "extra_forbidden":
@@ -163,6 +165,13 @@ _BOUNDS = {
 }
 
 
+def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Drop which of the forms of an environment was meant: nobody has written that."""
+    if location[:1] == ("environment",) and location[1:2] in (("path",), ("packages",)):
+        return (*location[:1], *location[2:])
+    return location
+
+
 def _shown(location: Sequence[str | int], value: Any) -> str:
     if location and location[0] in _UNSHOWN:
         return "the value given"
@@ -179,6 +188,7 @@ def _part(location: Sequence[str | int]) -> str:
 def _unknown_key(location: Sequence[str | int]) -> Problem:
     key, part = str(location[-1]), _part(location)
     known = [*_PARTS[part].model_fields, *SHORT_KEYS.get(part, {})]
+    known += ["requirements", "conda"] if part == "environment" else []
     moved = _ELSEWHERE.get(key)
     if moved is not None and part == "":
         remedy = f"Write `{moved}`."

@@ -1,7 +1,7 @@
 """YAML and JSON texts of specs: safe, bounded, without surprises.
 
 YAML is read as version 1.2 (``yes``, ``010`` and ``12:30`` are text), one event at a time, so
-that nothing is built that the limits would refuse. Values under `arguments`,
+that nothing is built that the limits would refuse. Values under `arguments`, `environment`,
 `environment_variables` and `tags` keep the text that was written.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DEPTH_LIMIT = 32
 VALUES_LIMIT = 20_000  # values in all, each alias counted with all that it stands for
-TEXT_PLACES = frozenset({"arguments", "environment_variables", "tags"})
+TEXT_PLACES = frozenset({"arguments", "environment", "environment_variables", "tags"})
 
 _RESOLVERS = (
     ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),

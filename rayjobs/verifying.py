@@ -247,11 +247,13 @@ class _Verification:
                     [],
                     [f"the last checkpoint is of step {other.step}, undisturbed of {one.step}"],
                 )
+            named = self._asked.spec.environment
             files = weights(
                 one,
                 other,
                 places,
                 tolerance=self._asked.tolerance,
-                python=self._asked.spec.environment,
+                # One made of packages is on the target's nodes alone.
+                python=named if isinstance(named, str) else None,
             )
         return one.step, files, [text for file in files for text in file.sentences]

@@ -111,7 +111,7 @@ def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]
         ("Script" if spec.script else "Command", plain_text(what)),
         ("Source", spec.source_directory or ""),
         ("Snapshot", job.snapshot or ""),
-        ("Environment", spec.environment or ""),
+        ("Environment", spec.environment_text),
         ("Variables", ", ".join(spec.environment_variables)),
         ("Secrets", ", ".join(spec.secrets)),
         ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),

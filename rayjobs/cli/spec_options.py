@@ -73,7 +73,17 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         metavar="INDICES[%N]",
         help="One job for each of 0-15 or 1,3,8; %4: four at a time. See $RAYJOBS_ARRAY_INDEX.",
     ),
-    _option("--env", metavar="PATH", help="Python or virtual environment on the target."),
+    _option(
+        "--env",
+        metavar="PATH|FILE",
+        help="Python or virtual environment on the target, or requirements.txt, environment.yml.",
+    ),
+    _option(
+        "--pip",
+        multiple=True,
+        metavar="PACKAGE",
+        help="A package of the job's own environment, such as 'numpy>=2'; repeatable.",
+    ),
     _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),
     _option(
         "--secret",
@@ -134,8 +144,7 @@ def from_options(
     for flag in ("preemptible", "cold"):
         if options.get(flag):
             data[flag] = True
-    if options.get("env") is not None:
-        data["environment"] = str(Path(options["env"]).expanduser())
+    _set_environment(data, options, problems)
     if options.get("command") is not None:
         data["command"] = options["command"]
     _set_entry(data, script, options.get("source"))
@@ -173,6 +182,8 @@ def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
             typed[f"{short}_s"] = typed[short]
     if "log_cap" in typed:
         typed["log_cap_mib"] = typed["log_cap"]
+    if "array" in typed:
+        typed |= dict.fromkeys(("array.indices", "array.limit"), typed["array"])
     if "resources.memory" in typed:
         typed["resources.memory_gib"] = typed["resources.memory"]
     problems = [
@@ -203,6 +214,31 @@ def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> 
         path = folder / script  # named as it stands in the source directory
     data["source_directory"] = str(folder)
     data["script"] = os.path.relpath(path, folder)
+
+
+def _set_environment(
+    data: dict[str, Any], options: Mapping[str, Any], problems: list[Problem]
+) -> None:
+    """Note the environment: a path of the target, a file of packages here, or packages."""
+    named, packages = options.get("env"), list(options.get("pip") or ())
+    if named is None and not packages:
+        return
+    from rayjobs.environments import reading
+
+    if named is not None:
+        path = Path(named).expanduser()
+        # What is here is meant as seen from here; the target works in another folder.
+        named = str(path.absolute()) if path.exists() or reading.is_file_name(named) else str(path)
+    if not packages:
+        data["environment"] = named
+    elif named is None:
+        data["environment"] = {"pip": packages}
+    elif named.endswith(".txt"):
+        data["environment"] = {"requirements": named, "pip": packages}
+    elif reading.is_file_name(named):
+        problems.append(Problem("--pip", "does not go with a conda file.", "Write it in there."))
+    else:
+        data["environment"] = {"python": named, "pip": packages}
 
 
 def _absolute(text: str) -> Path:

@@ -76,7 +76,7 @@ class Drive(DriveEnds):
         except PrepareError as error:
             # A host that was late to answer, or one on another node, may run all the same.
             proven = await self._settle_all()
-            failure = Failure(FailureClass(error.failure_class), str(error))
+            failure = Failure(FailureClass(error.failure_class), str(error), lines=error.lines)
             await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()
 
@@ -146,6 +146,8 @@ class Drive(DriveEnds):
         for order, one in zip(self.orders, made, strict=True):
             assert not isinstance(one, BaseException)
             environment = order["plan"]["env"]
+            if one.get("python"):
+                order["plan"]["python"] = one["python"]
             for name, value in one.get("variables", {}).items():
                 # An input may be called HOME: what the system needs stays.
                 environment.setdefault(name, value)

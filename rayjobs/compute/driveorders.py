@@ -9,6 +9,7 @@ from typing import Any
 from rayjobs import ids
 from rayjobs.compute.drivebase import DriveBase
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.spec import Packages
 
 
 def orders_of(
@@ -41,7 +42,9 @@ def orders_of(
         workspace_path=drive.served.path,
         master_port=master_port,
         injob_path=str(greetings[0]["injob_path"]),
-        python=spec.environment or str(greetings[0]["python"]),
+        python=spec.environment
+        if isinstance(spec.environment, str)
+        else str(greetings[0]["python"]),
     )
     return [
         {
@@ -49,6 +52,9 @@ def orders_of(
             "target": drive.parts.target,
             "node_id": place.node_id,
             "snapshot": drive.job.snapshot,
+            "environment": spec.environment.model_dump()
+            if isinstance(spec.environment, Packages)
+            else None,
             "inputs": {name: one.model_dump() for name, one in spec.inputs.items()},
             "outputs": {name: one.model_dump() for name, one in spec.outputs.items()},
             "secrets": {name: ref.model_dump() for name, ref in spec.secrets.items()},

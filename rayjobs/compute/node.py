@@ -13,13 +13,15 @@ from rayjobs import snapshots
 from rayjobs.compute.nodecollect import Collecting
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeends import KEEP_S, Ends
-from rayjobs.compute.nodehosts import host_of, interpreter, read_secrets
+from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodehold import NodeHold
+from rayjobs.compute.nodehosts import host_of, read_secrets
 from rayjobs.compute.nodeprepare import Preparing
 from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
 from rayjobs.launch import hostclient
 from rayjobs.launch.plan import resume_variables
@@ -31,9 +33,7 @@ log = logging.getLogger(__name__)
 class Node:
     """One node's side of all attempts on it. Its methods run on one event loop."""
 
-    def __init__(
-        self, target: str, home: Path, settings: NodeSettings | None = None
-    ) -> None:
+    def __init__(self, target: str, home: Path, settings: NodeSettings | None = None) -> None:
         """Act for `target`; without `settings`, as the environment says."""
         settings = settings or NodeSettings.read(target)
         self.target = target
@@ -46,8 +46,13 @@ class Node:
         self._warm = NodeWarm(self.paths.root, logs / "warm.log")
         self._hold = NodeHold(settings.hold)
         self._data = NodeData(self.paths.data_cache)
+        self._environments = NodeEnvironments(self.paths.environments, workspaces)
         self._preparing = Preparing(
-            scratch, snapshots.NodeSnapshots(self.paths.snapshots), self._data, workspaces
+            scratch,
+            snapshots.NodeSnapshots(self.paths.snapshots),
+            self._data,
+            workspaces,
+            self._environments,
         )
         self._collecting = Collecting(self._data, workspaces)
         self._ends = Ends(self.paths.root / "attempts", scratch, self._data)
@@ -73,7 +78,7 @@ class Node:
             PrepareError: a secret is missing, or the host could not be started.
         """
         plan = dict(order["plan"])
-        plan["python"] = interpreter(plan["python"])
+        plan["python"] = interpreter.path_of(plan["python"])
         root = Path(plan["root"])
         plan["env"] = self.environment_of(plan)
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
@@ -97,16 +102,22 @@ class Node:
 
     @staticmethod
     def environment_of(plan: Mapping[str, Any]) -> dict[str, str]:
-        """Return the variables of the plan's ranks, with those of a checkpoint that was brought."""
+        """Return the variables of the plan's ranks, with what is known only on the node.
+
+        That is where a checkpoint was brought to, and the programs of the environment.
+        """
         resume = AttemptPaths(Path(plan["root"])).resume
-        return {**plan["env"], **(resume_variables(resume) if resume.is_dir() else {})}
+        brought = resume_variables(resume) if resume.is_dir() else {}
+        return {**interpreter.variables(plan["python"], plan["env"]), **brought}
 
     async def _start_host(
         self, plan: Mapping[str, Any], path: Path, secrets: Mapping[str, str]
     ) -> dict[str, Any]:
-        reason = plan["cold"] or await self._warm.why_not(plan)
+        socket, reason = None, plan["cold"]
         if reason is None:
-            answer = await hostclient.fork(str(self._warm.socket), str(path), secrets=secrets)
+            socket, reason = await self._warm.ready(plan)
+        if socket is not None:
+            answer = await hostclient.fork(str(socket), str(path), secrets=secrets)
             if answer.identity is not None:
                 return {**answer.identity.as_dict(), "cold": None}
             reason = answer.cold or "the warm interpreter refused"
@@ -137,8 +148,10 @@ class Node:
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         """Ask the host to end its attempt; one that is gone already is fine.
 
-        Of an attempt that is being prepared, a transfer of data is ended.
+        Of an attempt that is being prepared, the build of its environment and a transfer of data
+        are ended.
         """
+        self._environments.stop(order)
         self._data.stop(order)
         connection = host_of(order["plan"]["root"])
         if connection is None:

@@ -16,24 +16,6 @@ from rayjobs.launch.leftovers import Proof
 log = logging.getLogger(__name__)
 
 
-def interpreter(named: str) -> str:
-    """Return the Python interpreter that a path names: itself, or a virtual environment's.
-
-    Raises:
-        PrepareError: class ``environment``: there is none.
-    """
-    path = Path(named).expanduser()
-    if path.is_dir():
-        path = path / "bin" / "python"
-    if not os.access(path, os.X_OK):
-        raise PrepareError(
-            f"the environment {named!r} has no Python interpreter on this node; name a path of "
-            f"an interpreter, or of a virtual environment, that is there",
-            failure_class="environment",
-        )
-    return str(path)
-
-
 def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str, str]:
     """Return secrets by name from the node's own variables and files.
 

@@ -1,4 +1,4 @@
-"""What a node does before an attempt starts: its folder, the snapshot, a checkpoint, its data."""
+"""What a node does before an attempt starts: folder, snapshot, checkpoint, environment, data."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from rayjobs import resuming, snapshots
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.errors import NotFoundError, PrepareError, SnapshotError, StoreError
@@ -25,26 +26,30 @@ class Preparing:
         shared: snapshots.NodeSnapshots,
         data: NodeData,
         workspaces: Workspaces,
+        environments: NodeEnvironments,
     ) -> None:
         """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
         self._scratch = scratch
         self._snapshots = shared
         self._data = data
         self._workspaces = workspaces
+        self._environments = environments
 
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
 
         Returns:
-            The folder, and as ``variables`` where the script finds its inputs and outputs.
+            The folder, as ``variables`` where the script finds its inputs and outputs, and as
+            ``python`` the interpreter of an environment that was asked for by its packages.
 
         Raises:
             PrepareError: with its class.
         """
         made = await asyncio.to_thread(self.make_folder, order)
+        python = await self._environments.bring(order)
         loop = asyncio.get_running_loop()
         variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
-        return {**made, "variables": variables}
+        return {**made, "variables": variables, "python": python}
 
     def _bring_data(self, order: Mapping[str, Any]) -> dict[str, str]:
         note = partial(self._workspaces.note, order)

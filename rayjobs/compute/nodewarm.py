@@ -1,4 +1,4 @@
-"""A node's warm interpreter: found or started, and the folder that its ranks import us from."""
+"""A node's warm interpreters: found or started, and the folder that their ranks import us from."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import datastore
 import rayjobs
+from rayjobs.environments import interpreter
 from rayjobs.errors import RayjobsError
 from rayjobs.launch import hostclient
 from rayjobs.launch.plan import inherited
@@ -23,36 +24,45 @@ WARM_IDLE_S = 1800.0
 
 
 class NodeWarm:
-    """The warm interpreter of one node for this interpreter's packages.
+    """The warm interpreters of one node, one for each environment.
 
-    It outlives whoever started it: the next agent of the node finds it at the same socket.
+    They outlive whoever started them: the next agent of the node finds them at the same sockets.
     """
 
     def __init__(self, root: Path, log_file: Path) -> None:
         """Serve the node whose scratch is `root`; imports print into `log_file`."""
         self._root = root
         self._log_file = log_file
-        self._warm: asyncio.Task[hostclient.WarmInterpreter] | None = None
+        self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
+        self._refused: dict[Path, str] = {}
 
-    @property
-    def socket(self) -> Path:
-        """Where this interpreter's warm copy listens."""
-        return short_socket("warm", f"{sys.executable}:{sys.version}:{self._root}")
+    def socket_of(self, python: str = sys.executable) -> Path:
+        """Return where an interpreter's warm copy listens.
 
-    def warm_up(self, *, again: bool = False) -> asyncio.Task[hostclient.WarmInterpreter]:
-        """Return the start of the warm interpreter; `again` when it was seen to be gone."""
-        task = self._warm
+        One whose packages have changed since is another one: what it imported is of before.
+        """
+        kind = sys.version if python == sys.executable else stamp(python)
+        return short_socket("warm", f"{python}:{kind}:{self._root}")
+
+    def warm_up(
+        self, python: str = sys.executable, *, again: bool = False
+    ) -> asyncio.Task[hostclient.WarmInterpreter]:
+        """Return the start of a warm interpreter; `again` when it was seen to be gone."""
+        socket = self.socket_of(python)
+        task = self._warm.get(socket)
         if task is None or (task.done() and (again or task.exception() is not None)):
-            task = asyncio.ensure_future(self._ensure_warm())
+            task = asyncio.ensure_future(self._ensure_warm(python, socket))
             task.add_done_callback(_note_warm)
-            self._warm = task
+            self._warm[socket] = task
         return task
 
-    async def _ensure_warm(self) -> hostclient.WarmInterpreter:
+    async def _ensure_warm(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
+        if python != sys.executable:
+            await interpreter.ask(python)  # one that cannot start would be tried for minutes
         preload = os.environ.get("RAYJOBS_PRELOAD")
         return await hostclient.ensure_warm(
-            str(self.socket),
-            python=sys.executable,
+            str(socket),
+            python=python,
             env=inherited(os.environ),
             log_file=str(self._log_file),
             preload=preload.split(",") if preload else hostclient.DEFAULT_PRELOAD,
@@ -78,20 +88,39 @@ class NodeWarm:
                 fresh.replace(link)
         return folder
 
-    async def why_not(self, plan: Mapping[str, Any]) -> str | None:
-        """Return why a plan cannot be started warm; None when the interpreter is ready for it."""
-        if Path(plan["python"]) != Path(sys.executable):
-            return f"the job has an interpreter of its own ({plan['python']})"
+    async def ready(self, plan: Mapping[str, Any]) -> tuple[Path | None, str]:
+        """Return the socket of the warm interpreter that is ready for a plan, or None and why."""
         if plan["kind"] == "command":
-            return "the job is a command"
+            return None, "the job is a command"
+        python = str(plan["python"])
+        socket = self.socket_of(python)
+        if socket in self._refused:
+            return None, self._refused[socket]
         try:
-            await asyncio.shield(self.warm_up())
+            await asyncio.shield(self.warm_up(python))
             # It may have ended since (idle, killed): asked again, started again.
-            if await hostclient.ping_warm(str(self.socket)) is None:
-                await asyncio.shield(self.warm_up(again=True))
+            if await hostclient.ping_warm(str(socket)) is None:
+                await asyncio.shield(self.warm_up(python, again=True))
         except RayjobsError as error:
-            return f"no warm interpreter: {error}"
-        return None
+            reason = f"no warm interpreter: {error}"
+            if python != sys.executable:
+                self._refused[socket] = reason  # as long as nothing of it changes
+            return None, reason
+        return socket, ""
+
+
+def stamp(python: str) -> str:
+    """Return what changes when packages are installed into an interpreter's environment."""
+    path = Path(python)
+    home = path.parent.parent
+    found = [path.resolve(), home / "pyvenv.cfg", *sorted(home.glob("lib/python*/site-packages"))]
+    times = []
+    for one in found:
+        try:
+            times.append(f"{one}={one.stat().st_mtime_ns}")
+        except OSError:
+            continue  # an interpreter that is in no virtual environment
+    return ":".join(times)
 
 
 def _note_warm(task: asyncio.Task[hostclient.WarmInterpreter]) -> None:

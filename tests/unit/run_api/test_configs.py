@@ -171,7 +171,9 @@ def test_three_generations_of_distribution(
         ({"conda_dependencies_file": "c.yml", "pip_packages": ["x"]}, "conda_dependencies_file"),
         ({"user_managed": True, "conda_packages": ["x"]}, "user_managed"),
         ({"use_docker": False, "custom_docker_image": "i"}, "use_docker"),
-        ({"pip_packages": ["x"]}, "pip_packages"),
+        ({"conda_packages": ["cudatoolkit=11.3"]}, "environment"),
+        ({"pip_requirements_file": "not-there.txt"}, "pip_requirements_file"),
+        ({"conda_dependencies_file": "not-there.yml"}, "conda_dependencies_file"),
         ({"script_params": {"--data": object()}}, "script_params['--data']"),
         ({"inputs": [object()]}, "inputs"),
         ({"entry_script": None}, "entry_script"),
@@ -195,5 +197,5 @@ def test_the_plain_estimator_knows_mpi_alone() -> None:
 
 def test_all_problems_of_an_estimator_come_at_once() -> None:
     with pytest.raises(SpecError) as told:
-        PyTorch("src", node_count=0, pip_packages=["x"])
+        PyTorch("src", node_count=0, custom_docker_image="x")
     assert len(told.value.problems) == 4

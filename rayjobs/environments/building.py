@@ -1,0 +1,221 @@
+"""One step of a build: a program that is run, logged, and ended when nobody wants it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import logging
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from rayjobs.environments import tied
+from rayjobs.errors import PrepareError
+from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.launch.leftovers import end_leftovers
+from rayjobs.paths import BUILD_LOG
+
+log = logging.getLogger(__name__)
+
+MOST_LINES = 12
+POLL_S = 0.1
+DRAIN_S = 2.0
+_CHUNK = 65_536
+_PASSWORD = re.compile(r"(://)[^/@\s]+@")
+_FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
+_BEGIN = ("error:", "×", "  ×")
+
+
+class StoppedError(PrepareError):
+    """The job's end was asked for while its environment was made."""
+
+
+@dataclass
+class Control:
+    """What may end a build before its time, and who it belongs to.
+
+    Attributes:
+        marker: Of the attempt; what the build starts carries it, so that it can be found.
+        deadline_s: On the event loop's clock; None for no limit.
+        limit_s: The whole limit, for the message.
+    """
+
+    marker: str
+    deadline_s: float | None = None
+    limit_s: float | None = None
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def check(self) -> None:
+        """Raise when the build must end.
+
+        Raises:
+            StoppedError: the job's end was asked for.
+            PrepareError: class ``time_limit``.
+        """
+        if self.stopped.is_set():
+            raise StoppedError("the job's end was asked for while its environment was made")
+        if self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s:
+            raise PrepareError(
+                f"the environment was not ready within the job's limit of {self.limit_s:g} s; "
+                f"give more by --max-duration",
+                failure_class="time_limit",
+            )
+
+    async def pause(self) -> None:
+        """Wait a moment, or less when the build must end. Raises as `check`."""
+        try:
+            async with asyncio.timeout(POLL_S):
+                await self.stopped.wait()
+        except TimeoutError:
+            pass
+        self.check()
+
+
+class BuildLog:
+    """The log of one attempt's build; no password of an address is ever in it."""
+
+    def __init__(self, path: Path, secrets: Sequence[str] = ()) -> None:
+        """Append to `path`; the values `secrets` are replaced wherever they come."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file: IO[str] = path.open("a", encoding="utf-8", errors="backslashreplace")
+        self._secrets = [one for one in secrets if one]
+        self.path = path
+
+    def write(self, text: str) -> None:
+        """Write text, of whole lines."""
+        text = hidden(text, self._secrets)
+        self._file.write(text if text.endswith("\n") else text + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file. Idempotent."""
+        self._file.close()
+
+
+def hidden(text: str, secrets: Sequence[str]) -> str:
+    """Return a text without user names and passwords of addresses, and without `secrets`."""
+    for secret in secrets:
+        text = text.replace(secret, "****")
+    return _PASSWORD.sub(r"\1****@", text)
+
+
+async def run(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path,
+    said: BuildLog,
+    control: Control,
+    doing: str,
+) -> None:
+    """Run one program to its end, its output in the log.
+
+    It is ended with all that it started when `control` says so, and by the kernel when this
+    process dies.
+
+    Args:
+        doing: What it is for, as in "packages cannot be resolved".
+
+    Raises:
+        StoppedError, PrepareError: see `Control.check`.
+        PrepareError: class ``environment`` with the lines that matter; ``storage`` for a full
+            disk; ``system`` when it was killed.
+    """
+    control.check()
+    said.write(f"$ {' '.join(arguments)}")
+    last = _Tail()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", tied.__file__, str(os.getpid()), *arguments),
+        env={**env, MARKER_VARIABLE: control.marker},
+        cwd=cwd,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    reading = asyncio.ensure_future(_copy(process.stdout, said, last.add))
+    ending = asyncio.ensure_future(process.wait())
+    try:
+        while not ending.done():
+            await asyncio.wait({ending}, timeout=POLL_S)
+            if not ending.done():
+                control.check()
+    except BaseException:
+        await _end(control.marker, ending)
+        raise
+    finally:
+        # What it started may hold the pipe open, and is ended with the attempt.
+        await asyncio.wait({reading}, timeout=DRAIN_S)
+        reading.cancel()
+    code = ending.result()
+    if code:
+        raise _failed(code, last.lines, doing)
+
+
+async def _end(marker: str, ending: asyncio.Future[int]) -> None:
+    proof = await asyncio.to_thread(end_leftovers, marker, None, 0.0)
+    if proof.proven_dead:
+        await ending
+    else:
+        log.warning("a build cannot be ended: %s", proof.remaining)
+
+
+async def _copy(stream: asyncio.StreamReader, said: BuildLog, note: Callable[[str], None]) -> None:
+    decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+    held = ""
+    while chunk := await stream.read(_CHUNK):
+        held += decoder.decode(chunk)
+        *lines, held = held.split("\n")
+        if len(held) > _CHUNK:  # one line without an end
+            lines, held = [*lines, held], ""
+        for line in lines:
+            said.write(line)
+            note(line)
+    if held:
+        said.write(held)
+        note(held)
+
+
+class _Tail:
+    """The last lines of what a program said."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, line: str) -> None:
+        if line.strip():
+            self.lines = [*self.lines[-199:], line.rstrip()[:2_000]]
+
+
+def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
+    told = matter(lines)
+    if code < 0:
+        message = f"{doing}: the program that did it was killed (signal {-code})"
+        return PrepareError(message, failure_class="system", lines=told)
+    if any(word in line for line in lines for word in _FULL):
+        message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
+        return PrepareError(message, failure_class="storage", lines=told)
+    message = f"{doing}: {sentence(told) or f'exit code {code}'}. The whole log: {BUILD_LOG}"
+    return PrepareError(message, failure_class="environment", lines=told)
+
+
+def matter(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return the lines that say why: from the last beginning of an error on."""
+    begin = next(
+        (at for at in range(len(lines) - 1, -1, -1) if lines[at].lstrip().startswith(_BEGIN)),
+        max(0, len(lines) - MOST_LINES),
+    )
+    return tuple(hidden(line, ()) for line in lines[begin : begin + MOST_LINES])
+
+
+def sentence(lines: Sequence[str]) -> str:
+    """Return lines of an error as one line for people, without the marks at their begin."""
+    words = " ".join(line.strip(" \t×╰─▶│├·") for line in lines)
+    # Where uv names causes, the last one is what is wrong.
+    words = " ".join(words.rpartition("cause:")[2].strip().removeprefix("error:").split())
+    return (words if len(words) <= 400 else words[:399] + "…").rstrip(".")

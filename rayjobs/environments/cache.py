@@ -1,0 +1,153 @@
+"""The environments of one node: a folder each, whole or not there, and who may use or remove them.
+
+``environments/<key>/`` is a virtual environment with a record of what it is. It is made below
+``building/`` and renamed when it is whole, so what died half-way is never used. A lock of the
+kernel on ``<key>.lock`` says that somebody builds or removes it: it ends with its holder's life.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.durable import sync_folder
+from rayjobs.paths import AttemptPaths
+
+RECORD = "rayjobs-environment.json"
+KEY = re.compile(r"[0-9a-f]{32}")
+_BUILD = re.compile(r"([0-9a-f]{32})-.*")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The folder of a node's environments."""
+
+    root: Path
+
+    def make(self) -> None:
+        """Make the folders. Idempotent."""
+        for folder in (self.root, self.building, self.requests):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def building(self) -> Path:
+        """Where environments are made."""
+        return self.root / "building"
+
+    @property
+    def requests(self) -> Path:
+        """What requests were resolved to."""
+        return self.root / "requests"
+
+    def folder(self, key: str) -> Path:
+        """Return where an environment is, once it is whole."""
+        return self.root / key
+
+    def python(self, key: str) -> Path:
+        """Return its interpreter."""
+        return self.folder(key) / "bin" / "python"
+
+    def lock_of(self, name: str) -> Path:
+        """Return the lock file of an environment or a request."""
+        return self.root / f"{name}.lock"
+
+    def is_whole(self, key: str) -> bool:
+        """Whether an environment is there, and so is the interpreter that it was made for."""
+        return (self.folder(key) / RECORD).exists() and os.access(self.python(key), os.X_OK)
+
+    def resolved(self, digest: str) -> str | None:
+        """Return what a request was resolved to; None when it was not."""
+        try:
+            return (self.requests / f"{digest}.txt").read_text()
+        except FileNotFoundError:
+            return None
+
+    def keep_resolved(self, digest: str, lock: str) -> None:
+        """Note what a request was resolved to."""
+        draft = self.requests / f".{digest}.{os.getpid()}"
+        with draft.open("w") as file:
+            file.write(lock)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self.requests / f"{digest}.txt")
+        sync_folder(self.requests)
+
+    def begin(self, key: str) -> Path:
+        """Return a new folder to build in; what earlier builds left goes. Hold the lock."""
+        for left in self.building.glob(f"{key}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def finish(self, key: str, venv: Path, record: dict[str, Any]) -> None:
+        """Make a whole environment visible under its name. Hold the lock."""
+        (venv / RECORD).write_text(json.dumps(record))
+        sync_file_system(venv)
+        place = self.folder(key)
+        if place.exists():  # its interpreter has gone
+            shutil.rmtree(place)
+        venv.rename(place)
+
+    def touch(self, key: str) -> None:
+        """Note that an environment is used now."""
+        os.utime(self.folder(key) / RECORD)
+
+    def used_by(self) -> dict[str, list[str]]:
+        """Return the attempts whose folders are on this node, by the environment they use."""
+        found: dict[str, list[str]] = {}
+        for path in sorted((self.root.parent / "attempts").glob("*/*")):
+            try:
+                values = json.loads(AttemptPaths(path).environment.read_text())
+                found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
+            except (OSError, ValueError, KeyError, TypeError):
+                continue  # it uses none
+        return found
+
+
+@contextmanager
+def taken(path: Path) -> Iterator[bool]:
+    """Hold a lock file for the time of the block; gives False when another holds it.
+
+    The lock goes with this process, however it ends.
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(handle)
+
+
+def key_of_build(name: str) -> str | None:
+    """Return the environment for which a folder below ``building`` was made."""
+    found = _BUILD.fullmatch(name)
+    return found[1] if found else None
+
+
+def sync_file_system(folder: Path) -> None:
+    """Bring all that was written to a folder's file system to the disk.
+
+    A crash of the machine may otherwise leave files that are there and empty.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+    finally:
+        os.close(handle)

@@ -1,0 +1,114 @@
+"""Which Python an environment is for: found on the node, and asked what it is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.environments.requirements import LEAST_PYTHON
+from rayjobs.errors import PrepareError
+
+_ASK = (
+    "import json,platform,sys;"
+    "print(json.dumps([list(sys.version_info[:3]),platform.python_implementation(),"
+    "platform.machine(),sys.platform,platform.libc_ver()]))"
+)
+_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python interpreter of this node.
+
+    Attributes:
+        platform: What decides which wheels fit it: implementation, machine, system, C library.
+    """
+
+    path: str
+    version: tuple[int, int, int]
+    platform: str
+
+    @property
+    def version_text(self) -> str:
+        """The version as people write it."""
+        return ".".join(map(str, self.version))
+
+
+def path_of(named: str) -> str:
+    """Return the interpreter that a path names: itself, or that of a virtual environment.
+
+    Raises:
+        PrepareError: class ``environment``: there is none.
+    """
+    path = Path(named).expanduser()
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise PrepareError(
+            f"the environment {named!r} has no Python interpreter on this node; name a path of "
+            f"an interpreter, or of a virtual environment, that is there",
+            failure_class="environment",
+        )
+    return str(path)
+
+
+def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return a rank's variables with an environment's programs first on PATH.
+
+    Those of the target's own interpreter stay as they are.
+    """
+    if path == sys.executable:
+        return dict(environment)
+    folder = Path(path).parent
+    search = environment.get("PATH") or os.defpath
+    own = {"PATH": search if str(folder) in search.split(":") else f"{folder}:{search}"}
+    if (folder.parent / "pyvenv.cfg").exists():
+        own["VIRTUAL_ENV"] = str(folder.parent)
+    return {**environment, **own}
+
+
+async def ask(path: str) -> Interpreter:
+    """Return what the interpreter at `path` says of itself.
+
+    Raises:
+        PrepareError: class ``environment``: it is no Python that jobs can use.
+    """
+    if path == sys.executable:
+        arguments = [path, "-I", "-S", "-c", _ASK]
+    else:
+        arguments = [path, "-E", "-s", "-S", "-c", _ASK]
+    said = b""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            cwd="/",
+        )
+        try:
+            async with asyncio.timeout(_TIMEOUT_S):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+        values = json.loads(said)
+        major, minor, micro = (int(part) for part in values[0])
+    except (OSError, ValueError, TypeError, IndexError) as error:
+        raise PrepareError(
+            f"{path} is no Python interpreter that answers; name another one as environment",
+            failure_class="environment",
+        ) from error
+    version = (major, minor, micro)
+    if version < LEAST_PYTHON:
+        raise PrepareError(
+            f"{path} is Python {major}.{minor}.{micro}; jobs need 3.8 or newer. Name another "
+            f"interpreter as environment",
+            failure_class="environment",
+        )
+    return Interpreter(path, version, json.dumps(values[1:]))

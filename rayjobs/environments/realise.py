@@ -1,0 +1,274 @@
+"""Realises environments on a node: resolved once, built once, then found again by their lock."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.environments import interpreter as interpreters
+from rayjobs.environments import requirements, settings
+from rayjobs.environments.building import BuildLog, Control, run
+from rayjobs.environments.cache import Cache, taken
+from rayjobs.environments.interpreter import Interpreter
+from rayjobs.environments.request import Request
+from rayjobs.errors import PrepareError
+from rayjobs.paths import AttemptPaths
+
+log = logging.getLogger(__name__)
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Tells people how it goes: a sentence, and data."""
+
+
+@dataclass(frozen=True)
+class Realised:
+    """An environment that is ready.
+
+    Attributes:
+        python: Its interpreter.
+        key: Its name on this node.
+        lock: Its packages with their hashes.
+        built: Whether this attempt built it.
+    """
+
+    python: str
+    key: str
+    lock: str
+    built: bool
+
+
+@dataclass
+class Work:
+    """One attempt's wish for an environment, while it is worked on.
+
+    Attributes:
+        control: What may end it.
+        tell: Called with what people should know.
+        known_lock: What an earlier attempt of the same job was given, or None.
+    """
+
+    paths: AttemptPaths
+    control: Control
+    tell: Tell
+    known_lock: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    said: BuildLog | None = None
+
+    def log(self) -> BuildLog:
+        """Return the log, begun at its first use: an environment that stands has none."""
+        if self.said is None:
+            names = [name for name in self.env if name.startswith(requirements.SECRET_PREFIX)]
+            self.said = BuildLog(self.paths.build_log, [self.env[name] for name in names])
+        return self.said
+
+
+class Environments:
+    """The environments of one node. Its methods run on one event loop."""
+
+    def __init__(self, root: Path, own_python: str) -> None:
+        """Keep environments below `root`; `own_python` is used where none is asked for."""
+        self._cache = Cache(root)
+        self._own_python = own_python
+
+    async def realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
+        """Return an environment with the packages that a spec asks for, built if it must be.
+
+        One attempt builds, on whatever event loop or process of this node; others that ask for
+        the same wait for it.
+
+        Args:
+            asked: ``environment`` of a spec: pip, python.
+
+        Raises:
+            PrepareError: class ``environment``: it cannot be resolved or built, with the words of
+                the resolver; ``storage``: the disk is full; ``time_limit``; ``system``: the build
+                was killed.
+        """
+        try:
+            self._cache.make()
+            return await self._realise(asked, work)
+        except OSError as error:
+            is_full = error.errno in _DISK_FULL
+            raise PrepareError(
+                f"the environment cannot be kept in {self._cache.root}: {error.strerror}",
+                failure_class="storage" if is_full else "system",
+            ) from error
+        finally:
+            if work.said is not None:
+                work.said.close()
+
+    async def _realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
+        lines = tuple(str(line) for line in asked["pip"])
+        work.env = settings.variables(
+            os.environ,
+            secrets=requirements.secrets_of(lines),
+            pip_files=settings.pip_files(os.environ),
+        )
+        request = Request(lines, await self._interpreter(asked.get("python"), work))
+        lock = await self._resolved(request, work)
+        key = request.key(lock)
+        async with self._alone(key, work):
+            built = not self._cache.is_whole(key)
+            if built:
+                await self._build(key, lock, request, work)
+            self._cache.touch(key)
+            found = Realised(str(self._cache.python(key)), key, lock, built)
+            _note_use(work.paths, found)
+        return found
+
+    async def _interpreter(self, named: str | None, work: Work) -> Interpreter:
+        if named is None:
+            return await interpreters.ask(self._own_python)
+        if not requirements.is_version(named):
+            return await interpreters.ask(interpreters.path_of(named))
+        found = await _found_by_uv(named, work)
+        return await interpreters.ask(found)
+
+    async def _resolved(self, request: Request, work: Work) -> str:
+        """Return the lock of a request: kept here, or of an earlier attempt, or made now."""
+        digest = request.digest()
+        async with self._alone(digest, work):
+            lock = self._cache.resolved(digest)
+            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
+                lock = work.known_lock
+                self._cache.keep_resolved(digest, lock)
+            if lock is None:
+                lock = await self._resolve(request, work)
+                self._cache.keep_resolved(digest, lock)
+        return lock
+
+    async def _resolve(self, request: Request, work: Work) -> str:
+        head = "".join(f"{line}\n" for line in [request.head().rstrip("\n"), *request.options])
+        if not request.packages:
+            return head
+        work.tell(f"resolving {_listed(request.packages)}", {"step": "resolve"})
+        folder = work.paths.tmp
+        wanted, made = folder / "requirements.in", folder / "requirements.lock"
+        wanted.write_text("".join(f"{line}\n" for line in request.lines))
+        arguments = [
+            *(settings.find_uv(), "pip", "compile", "--generate-hashes", "--no-header"),
+            *("--no-annotate", "--quiet", "--python", request.interpreter.path),
+            *("--output-file", str(made), str(wanted)),
+        ]
+        try:
+            await self._run(arguments, work, "the packages cannot be resolved")
+            text = made.read_text()
+        finally:
+            wanted.unlink(missing_ok=True)
+            made.unlink(missing_ok=True)
+        for name in requirements.secrets_of(request.lines):
+            if work.env[name]:
+                text = text.replace(work.env[name], f"${{{name}}}")
+        return head + text
+
+    async def _build(self, key: str, lock: str, request: Request, work: Work) -> None:
+        began_s = time.monotonic()
+        packages = [line for line in lock.splitlines() if line and line[0] not in "#- "]
+        count = f"{len(packages)} package{'s' * (len(packages) != 1)}"
+        work.tell(f"building an environment of {count}", {"step": "build", "key": key})
+        folder = await asyncio.to_thread(self._cache.begin, key)
+        with _removed_at_end(folder):
+            uv, venv = settings.find_uv(), folder / "venv"
+            python = ("--python", request.interpreter.path)
+            await self._run(
+                [uv, "venv", "--relocatable", "--no-project", *python, str(venv)],
+                work,
+                "the virtual environment cannot be made",
+            )
+            if packages:
+                (folder / "lock.txt").write_text(lock)
+                sync = [uv, "pip", "sync", "--compile-bytecode"]
+                await self._run(
+                    [*sync, "--python", str(venv / "bin" / "python"), str(folder / "lock.txt")],
+                    work,
+                    "the packages cannot be installed",
+                )
+            took_s = round(time.monotonic() - began_s, 3)
+            record = {"key": key, "python": request.interpreter.version_text, "took_s": took_s}
+            await asyncio.to_thread(self._cache.finish, key, venv, record)
+        work.log().write(f"built in {took_s:.1f} s: {self._cache.folder(key)}")
+        work.tell(
+            f"built an environment of {count} for Python {request.interpreter.version_text} in "
+            f"{took_s:.1f} s",
+            {"step": "built", "key": key, "took_s": took_s, "packages": len(packages)},
+        )
+
+    async def _run(self, arguments: list[str], work: Work, doing: str) -> None:
+        env = {**work.env, "TMPDIR": str(work.paths.tmp)}
+        await run(
+            arguments,
+            env=env,
+            cwd=work.paths.tmp,
+            said=work.log(),
+            control=work.control,
+            doing=doing,
+        )
+
+    @asynccontextmanager
+    async def _alone(self, name: str, work: Work) -> AsyncIterator[None]:
+        """Hold the lock of an environment or a request; waits while another one does."""
+        told = False
+        while True:
+            work.control.check()
+            with ExitStack() as stack:
+                if stack.enter_context(taken(self._cache.lock_of(name))):
+                    yield
+                    return
+            if not told:
+                told = True
+                work.tell("waiting for another attempt that builds it", {"step": "wait"})
+            await work.control.pause()
+
+
+async def _found_by_uv(version: str, work: Work) -> str:
+    """Return the interpreter of a version that uv finds on this node; nothing is downloaded."""
+    process = await asyncio.create_subprocess_exec(
+        *(settings.find_uv(), "python", "find", "--no-project", "--system", version),
+        env={**work.env, "PATH": settings.search_path(work.env)},
+        cwd=work.paths.tmp,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    found, complaints = await process.communicate()
+    path = found.decode().strip()
+    if process.returncode or not path:
+        said = " ".join(complaints.decode("utf-8", "replace").split())
+        raise PrepareError(
+            f"there is no Python {version} on this node ({said.removeprefix('error: ')[:200]}); "
+            f"install it, or name an interpreter's path",
+            failure_class="environment",
+        )
+    return path
+
+
+def _note_use(paths: AttemptPaths, found: Realised) -> None:
+    """Write which environment an attempt uses, so that it stays as long as the attempt's folder."""
+    paths.environment_lock.write_text(found.lock)
+    draft = paths.environment.with_suffix(".new")
+    draft.write_text(json.dumps({"key": found.key, "python": found.python}))
+    draft.replace(paths.environment)
+
+
+@contextmanager
+def _removed_at_end(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(name.split(";")[0].strip()[:60] for name in names[:5])
+    return shown + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,94 @@
+"""What is asked of one node: requirements for one interpreter, told apart by a digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.environments import requirements
+from rayjobs.environments.interpreter import Interpreter
+
+FORMAT = 1  # raised when the same request must be resolved or built in another way
+_REQUEST = "# request: "
+
+
+@dataclass(frozen=True)
+class Request:
+    """Packages for one interpreter of this node.
+
+    Attributes:
+        lines: Of a requirements file, options among them.
+    """
+
+    lines: tuple[str, ...]
+    interpreter: Interpreter
+
+    @property
+    def options(self) -> list[str]:
+        """The lines that are options, which the lock needs too."""
+        return [line for line in self.lines if line.startswith("-")]
+
+    @property
+    def packages(self) -> list[str]:
+        """The lines that ask for packages."""
+        return [line for line in self.lines if not line.startswith("-")]
+
+    def digest(self) -> str:
+        """Return what tells this request from others.
+
+        A file that is named, or a folder in which packages are looked for, counts with its size
+        and time: it may be another one under the same name.
+        """
+        return _digest(
+            [
+                FORMAT,
+                list(self.lines),
+                self.interpreter.version_text,
+                self.interpreter.platform,
+                [_stamp(path) for path in _local(self.lines)],
+            ]
+        )
+
+    def head(self) -> str:
+        """Return the first lines of a lock that answers this request."""
+        return (
+            f"# Packages of an environment of rayjobs, for Python {self.interpreter.version_text}\n"
+            f"{_REQUEST}{self.digest()}\n"
+        )
+
+    def is_answered_by(self, lock: str) -> bool:
+        """Whether a lock was made for the same request, on this node or another."""
+        return lock.startswith(self.head())
+
+    def key(self, lock: str) -> str:
+        """Return the name of the environment that has what a lock says, for this interpreter."""
+        real = os.path.realpath(self.interpreter.path)
+        body = lock.partition(_REQUEST)[2].partition("\n")[2]
+        return _digest([FORMAT, body, real, self.interpreter.version_text])[:32]
+
+
+def _digest(values: object) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _local(lines: Sequence[str]) -> list[Path]:
+    found = []
+    for line in lines:
+        option, value = requirements.option_of(line)
+        if option is None and requirements.is_file(line):
+            found.append(Path(line.split(" ", 1)[0].split("[", 1)[0]))
+        elif option == "--find-links" and "://" not in value:
+            found.append(Path(value))
+    return found
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        info = path.stat()
+    except OSError:
+        return None  # uv says it better
+    return info.st_size, info.st_mtime_ns

@@ -1,0 +1,178 @@
+"""How this node installs packages: which uv, and which index its users have set for pip or uv."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from rayjobs.errors import PrepareError
+from rayjobs.launch.plan import inherited
+
+# What a build needs of the agent's own variables besides those that every rank inherits.
+_PASSED = frozenset(
+    {
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_CONFIG_DIRS"),
+    }
+)
+_PASSED_PREFIXES = ("SSL_CERT_", "UV_")
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+# They would make uv work on something else than the new environment.
+_DROPPED = frozenset(
+    {"UV_PYTHON", "UV_SYSTEM_PYTHON", "UV_PROJECT", "UV_PROJECT_ENVIRONMENT", "UV_WORKING_DIR"}
+    | {"UV_BREAK_SYSTEM_PACKAGES", "UV_NO_VERIFY_HASHES", "UV_TARGET", "UV_PREFIX"}
+)
+# Setting of pip → variable of uv. Source: the configuration pages of both.
+_OF_PIP: Mapping[str, str] = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "trusted-host": "UV_INSECURE_HOST",
+}
+_OLD_NAMES: Mapping[str, tuple[str, ...]] = {
+    "UV_DEFAULT_INDEX": ("UV_INDEX_URL",),
+    "UV_INDEX": ("UV_EXTRA_INDEX_URL",),
+}
+_LISTS: Mapping[str, str] = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE_HOST": " "}
+
+
+def find_uv() -> str:
+    """Return the path of uv: that beside this interpreter, else that on PATH.
+
+    Raises:
+        PrepareError: class ``environment``: there is none.
+    """
+    beside = Path(sys.executable).with_name("uv")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    if found is None:
+        raise PrepareError(
+            "packages are installed by uv, which is neither beside the target's Python nor on its "
+            "PATH: run `pip install uv` there, or name an interpreter's path as environment",
+            failure_class="environment",
+        )
+    return found
+
+
+def search_path(environment: Mapping[str, str]) -> str:
+    """Return the PATH on which interpreters are looked for.
+
+    pyenv's shims fail for each version that is not selected; the versions themselves do not.
+    """
+    folders = [one for one in environment.get("PATH", os.defpath).split(":") if one]
+    root = _home(environment) / ".pyenv"
+    shims = [one for one in folders if Path(one).name == "shims"]
+    roots = [Path(one).parent for one in shims] or [root]
+    versions = [path for one in roots for path in sorted(one.glob("versions/*/bin"))]
+    return ":".join([*(one for one in folders if one not in shims), *map(str, versions)])
+
+
+def variables(
+    environment: Mapping[str, str], *, secrets: Iterable[str] = (), pip_files: Iterable[Path] = ()
+) -> dict[str, str]:
+    """Return the variables that uv is run with: an allow-list, and what pip's settings mean.
+
+    Args:
+        environment: The agent's own.
+        secrets: Names of variables that the requirements refer to.
+        pip_files: pip's configuration files, the one that wins last.
+
+    Raises:
+        PrepareError: class ``environment``: a secret is not set.
+    """
+    kept = inherited(environment) | {
+        name: value
+        for name, value in environment.items()
+        if (name in _PASSED or name.startswith(_PASSED_PREFIXES) or name.lower() in _PROXIES)
+        and name not in _DROPPED
+    }
+    for name in secrets:
+        if name not in environment:
+            raise PrepareError(
+                f"the environment refers to the variable {name}, which is not set where the "
+                f"target runs; set it and start the target again",
+                failure_class="environment",
+            )
+        kept[name] = environment[name]
+    if not has_settings_of_uv(environment):
+        for name, value in of_pip(environment, pip_files).items():
+            if name not in kept and not any(old in kept for old in _OLD_NAMES.get(name, ())):
+                kept[name] = value
+    return kept | {
+        "UV_PYTHON_DOWNLOADS": "never",
+        "UV_NO_PROGRESS": "1",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def has_settings_of_uv(environment: Mapping[str, str]) -> bool:
+    """Whether the node's user or administrator has a configuration of uv, which then counts alone.
+
+    Source: uv, Configuration files.
+    """
+    user = environment.get("XDG_CONFIG_HOME") or str(_home(environment) / ".config")
+    system = (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    named = environment.get("UV_CONFIG_FILE")
+    folders = [Path(user), *(Path(one) for one in system if one), Path("/etc")]
+    return bool(named) or any((folder / "uv" / "uv.toml").exists() for folder in folders)
+
+
+def pip_files(environment: Mapping[str, str]) -> list[Path]:
+    """Return the files from which pip takes its settings, the one that wins last.
+
+    Source: pip, Configuration (global, user, PIP_CONFIG_FILE).
+    """
+    named = environment.get("PIP_CONFIG_FILE")
+    if named == os.devnull:
+        return []
+    home = _home(environment)
+    system = (environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(":")
+    user = environment.get("XDG_CONFIG_HOME") or str(home / ".config")
+    return [
+        *(Path(folder) / "pip" / "pip.conf" for folder in reversed(system) if folder),
+        Path("/etc/pip.conf"),
+        home / ".pip" / "pip.conf",
+        Path(user) / "pip" / "pip.conf",
+        *([Path(named)] if named else []),
+    ]
+
+
+def of_pip(environment: Mapping[str, str], files: Iterable[Path]) -> dict[str, str]:
+    """Return pip's settings as variables of uv; files that cannot be read are passed by."""
+    found: dict[str, str] = {}
+    for file in files:
+        parser = configparser.RawConfigParser()
+        try:
+            parser.read(file, encoding="utf-8")
+        except (OSError, configparser.Error, UnicodeDecodeError):
+            continue  # pip itself says so at its next use
+        for section in ("global", "install"):
+            if parser.has_section(section):
+                found |= {key: value for key, value in parser.items(section) if key in _OF_PIP}
+    for key in _OF_PIP:
+        value = environment.get("PIP_" + key.replace("-", "_").upper())
+        if value:
+            found[key] = value
+    result = {}
+    for key, value in found.items():
+        name = _OF_PIP[key]
+        if name == "UV_NO_INDEX" and value.strip().lower() in ("0", "false", "no", "off"):
+            continue
+        words = value.split()
+        if words:
+            result[name] = _LISTS.get(name, " ").join(words)
+    if "UV_INDEX" in result:
+        # Who has set several indexes for pip means what pip does: the best of all of them.
+        result["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return result
+
+
+def _home(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HOME") or Path.home())

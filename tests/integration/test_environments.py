@@ -1,0 +1,72 @@
+"""Jobs in environments made of packages, on real Ray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute.nodeenvironments import EVENT
+from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK
+from rayjobs.spec import JobSpec, Packages
+from rayjobs.states import JobState
+from rayjobs.submitting import submit
+from tests.jobs import Jobs
+from tests.wheels import make_wheel
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+SCRIPT = """
+import importlib.util, os, subprocess, sys
+import tiny_tool
+from rayjobs import Run
+Run.get_context().log("value", 1.0)
+print(tiny_tool.VALUE, importlib.util.find_spec("pydantic"), sys.executable, sys.prefix)
+print(subprocess.check_output(["tiny-tool-say"]).decode().strip(), os.environ["VIRTUAL_ENV"])
+"""
+
+
+def test_packages_are_installed_once_and_the_second_job_is_warm(jobs: Jobs, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-tool", value="from a wheel")
+    lines = ("--no-index", f"--find-links {tmp_path}/wheels", "tiny-tool>=1")
+    asked = Packages(pip=lines)
+    first = jobs.wait(jobs.submit(SCRIPT, environment=asked), JobState.COMPLETED)
+    second = jobs.wait(jobs.submit(SCRIPT, environment=asked), JobState.COMPLETED)
+    steps = [
+        [event.data["step"] for event in jobs.store.events(job.id) if event.kind == EVENT]
+        for job in (first, second)
+    ]
+    assert steps == [["resolve", "build", "built"], ["found"]]
+    assert jobs.attempt(second).cold_reason is None
+    assert jobs.log(first) == jobs.log(second)
+    words = jobs.log(first).decode().split()
+    python, prefix = Path(words[-6]), Path(words[-5])
+    assert python == prefix / "bin/python"
+    assert prefix.parent.name == "environments"
+    assert jobs.log(first).decode().splitlines() == [
+        f"from a wheel None {python} {prefix}",
+        f"from a wheel {prefix}",
+    ]
+    assert [point.value for point in jobs.store.metrics(second.id)] == [1.0]
+    names = [{file.name for file in jobs.store.files(job.id)} for job in (first, second)]
+    assert BUILD_LOG in names[0]
+    assert BUILD_LOG not in names[1]
+    lock = jobs.file(second, ENVIRONMENT_LOCK)
+    assert b"tiny-tool==1.0" in lock
+    assert b"--hash=sha256:" in lock
+    jobs.nothing_left(second)
+
+
+def test_a_command_finds_the_programs_of_its_environment(jobs: Jobs, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path / "wheels", "tiny-command", value="said")
+    asked = Packages(pip=(str(wheel),))
+    spec = JobSpec(
+        command="tiny-command-say; python -c 'import tiny_command as t; print(t.__file__)'",
+        environment=asked,
+    )
+    (tmp_path / "source").mkdir()
+    job = submit(jobs.workspace, spec, source=tmp_path / "source", experiment="test").job
+    jobs.wait(job, JobState.COMPLETED)
+    said, place = jobs.log(job).decode().split()
+    assert said == "said"
+    assert "/environments/" in place

@@ -1,0 +1,83 @@
+"""Makes small packages: wheels, and a source archive whose build waits until it may go on."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+
+def make_wheel(folder: Path, name: str, version: str = "1.0", *, value: str = "tiny") -> Path:
+    """Write a pure wheel: a module with ``VALUE``, and a program ``<name>-say`` that prints it."""
+    module = name.replace("-", "_")
+    info = f"{module}-{version}.dist-info"
+    files = {
+        f"{module}.py": f"VALUE = {value!r}\n\n\ndef main():\n    print(VALUE)\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+        f"{info}/entry_points.txt": f"[console_scripts]\n{name}-say = {module}:main\n",
+    }
+    rows = []
+    for path, text in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        rows.append(f"{path},sha256={digest.decode()},{len(text.encode())}\n")
+    files[f"{info}/RECORD"] = "".join([*rows, f"{info}/RECORD,,\n"])
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = folder / f"{module}-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path, text in files.items():
+            archive.writestr(path, text)
+    return wheel
+
+
+# Hands out a wheel that was made beforehand: what is slow is only that it waits.
+_BACKEND = """
+import os, shutil, time
+
+def build_wheel(folder, settings=None, metadata=None):
+    with open({begun!r}, "a") as file:
+        file.write("%d\\n" % os.getpid())
+    while not os.path.exists({go!r}):
+        time.sleep(0.02)
+    shutil.copy({wheel!r}, folder)
+    return os.path.basename({wheel!r})
+"""
+
+
+class SlowPackage:
+    """A source archive whose build says that it has begun, and waits for `let_go`."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        wheel = make_wheel(folder / "wheels", name)
+        self.name = name
+        self._begun, self._go = folder / f"{name}.begun", folder / f"{name}.go"
+        files = {
+            "PKG-INFO": f"Metadata-Version: 2.2\nName: {name}\nVersion: 1.0\n",
+            "pyproject.toml": "[build-system]\nrequires = []\nbuild-backend = 'backend'\n"
+            f"backend-path = ['.']\n[project]\nname = {name!r}\nversion = '1.0'\n",
+            "backend.py": _BACKEND.format(
+                begun=str(self._begun), go=str(self._go), wheel=str(wheel)
+            ),
+        }
+        self.path = folder / f"{name}-1.0.tar.gz"
+        with tarfile.open(self.path, "w:gz") as archive:
+            for path, text in files.items():
+                entry = tarfile.TarInfo(f"{name}-1.0/{path}")
+                entry.size = len(text.encode())
+                archive.addfile(entry, io.BytesIO(text.encode()))
+
+    def builds(self) -> list[int]:
+        """Return the process of every build that has begun."""
+        return [int(line) for line in self._begun.read_text().split()] if self.has_begun() else []
+
+    def has_begun(self) -> bool:
+        """Whether a build has begun."""
+        return self._begun.exists()
+
+    def let_go(self) -> None:
+        """Let all builds go on."""
+        self._go.touch()
