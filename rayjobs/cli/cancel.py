@@ -11,12 +11,14 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
+from rayjobs.records import Job, JobLine
 from rayjobs.states import FINAL, JobState
 
 EPILOG = """\b
 Examples:
   rayjobs cancel 1f3c
   rayjobs cancel 1f3c 88aa
+  rayjobs cancel '1f3c[3]'       a member of an array; 1f3c alone: all of them
   rayjobs cancel -e mnist        all of the experiment that are not finished
 """
 
@@ -40,10 +42,10 @@ def cancel(
     with settings.open() as workspace:
         store = workspace.store
         if jobs:
-            found = [store.find(text) for text in jobs]
+            found: list[Job | JobLine] = [store.find(text) for text in jobs]
         else:
             unfinished = [state for state in JobState if state not in FINAL]
-            found = store.jobs(states=unfinished, experiment=experiment)
+            found = [*store.job_lines(states=unfinished, experiment=experiment, members=False)]
         results: list[dict[str, Any]] = []
         for job in {job.id: job for job in found}.values():
             state = store.request_cancel(job.id, by=getpass.getuser())

@@ -53,7 +53,7 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
             "target_state": view.state,
             "shape": dict(placed.shape),
             "strategy": placed.strategy,
-            "notes": list(placed.notes),
+            "notes": [*placed.notes, *_array_notes(checked.spec)],
             "hosts": _hosts(checked.spec, experiment),
         },
         "would_wait": bool(waits),
@@ -94,6 +94,17 @@ def plan_text(plan: dict[str, Any]) -> str:
     if not plan["waits_for"]:
         lines.append(("Waits for", "nothing"))
     return facts(lines)
+
+
+def _array_notes(spec: JobSpec) -> list[str]:
+    if spec.array is None:
+        return []
+    members = spec.array.expand()
+    limit = f", {spec.array.limit} at a time" if spec.array.limit is not None else ""
+    return [
+        f"an array of {len(members)} such jobs, [{members[0]}] to [{members[-1]}]{limit}; "
+        f"this is the plan of [{members[0]}]"
+    ]
 
 
 def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
@@ -165,6 +176,8 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
         attempt=1,
         submitted_at=now,
         changed_at=now,
+        parent=NO_ID if spec.array is not None else None,
+        array_index=spec.array.expand()[0] if spec.array is not None else None,
     )
     nodes = range(spec.distribution.nodes)
     context = AttemptContext(

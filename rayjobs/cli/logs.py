@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import click
 
 from rayjobs.cli.exits import Exit
+from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option, quiet_option
 from rayjobs.records import Job
 from rayjobs.terminal import plain_text
+
+if TYPE_CHECKING:
+    from rayjobs.workspace_files import OpenWorkspace
 
 EPILOG = """\b
 Examples:
@@ -22,6 +27,7 @@ Examples:
   rayjobs logs --rank all 1f3c     what several print alike is shown once
   rayjobs logs --failed 1f3c       the lines that matter of a failed job
   rayjobs logs 1f3c logs/train.txt
+  rayjobs logs '1f3c[3]'           a member of an array; 1f3c alone prints all members
   rayjobs logs 1f3c > out.bin      byte for byte
 """
 
@@ -68,6 +74,16 @@ def logs(
 
     with settings.open() as workspace:
         found = workspace.store.find(job)
+        if found.kind == "array":
+            return _array(
+                settings,
+                workspace,
+                found,
+                options=(follow, name, list_names, number),
+                failed=failed,
+                tail=tail,
+                raw=raw,
+            )
         of_job = Logs(workspace, found.id)
         if failed:
             return _print_failed(settings, found)
@@ -102,6 +118,33 @@ def logs(
         for part in parts:
             screen.write(part)
         screen.end()
+    return Exit.DONE
+
+
+def _array(
+    settings: Settings,
+    workspace: OpenWorkspace,
+    array: Job,
+    *,
+    options: tuple[bool, str | None, bool, int | None],
+    failed: bool,
+    tail: int | None,
+    raw: bool,
+) -> int:
+    """Print what all members printed; what is about one log alone asks for a member."""
+    from rayjobs.cli.arraylogs import print_array, print_failed
+
+    follow, name, list_names, rank = options
+    if follow or name is not None or list_names or rank is None:
+        raise click.UsageError(
+            f"{array.id} is an array; --follow, --list, --rank all and FILE are about one job: "
+            f"name a member, such as '{short_id(array)}[0]'."
+        )
+    if failed:
+        print_failed(settings, workspace, array)
+    else:
+        _check_rank(array, rank)
+        print_array(settings, workspace, array, rank=rank, tail=tail, raw=raw)
     return Exit.DONE
 
 

@@ -32,6 +32,7 @@ Examples:
   rayjobs submit -f job.yaml --priority 10   a file, with options on top
   rayjobs submit --dry-run --json train.py   spec and plan; submits nothing
   rayjobs submit --command 'nvidia-smi; python train.py'
+  rayjobs submit --array 0-15%4 train.py -- --shard '$RAYJOBS_ARRAY_INDEX'
 
 On a terminal the command stays with the job: stages on stderr, the script's own
 lines on stdout, and its exit code tells how the job ended. Ctrl-C detaches; the
@@ -230,13 +231,15 @@ def tell(settings: Settings, done: Submitted) -> None:
     if done.starting:
         settings.note(f"target {job.target} did not run; it is being started")
     hints = [("logs -f", "what it prints"), ("show", "all about it"), ("cancel", "end it")]
+    if job.kind == "array":
+        hints = [("ls --parent", "its members"), ("wait", "until all have ended"), hints[2]]
     for line in useful_commands(short_id(job), hints):
         settings.note(line)
 
 
 def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     """Follow the job to its end; Ctrl-C detaches."""
-    from rayjobs.cli.following import detached_text, follow_logs
+    from rayjobs.cli.following import await_end, detached_text, follow_logs
     from rayjobs.cli.screen import Screen
     from rayjobs.cli.summary import summary_lines
     from rayjobs.compute.starting import ensure_target
@@ -248,7 +251,10 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     try:
         if not job.state.is_final:
             ensure_target(job.target, home=home(), workspace=workspace.path, on_stage=screen.note)
-        ended = follow_logs(workspace, job.id, screen)
+        if job.kind == "array":  # many logs at once are nothing to look at: how it stands is
+            ended = await_end(workspace, [job.id], screen.note)[0]
+        else:
+            ended = follow_logs(workspace, job.id, screen)
     except KeyboardInterrupt:
         screen.note(detached_text(settings, job))
         return Exit.INTERRUPTED

@@ -30,7 +30,8 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
     """Wait until jobs have ended, and exit as they did.
 
     0: all completed. 124: the job reached its time limit (or --timeout was over). 1: a job
-    failed or was canceled. Ctrl-C ends the waiting alone, with 130.
+    failed or was canceled. An array has ended when all its members have, and counts as the
+    worst of them. Ctrl-C ends the waiting alone, with 130.
     """
     from rayjobs.cli.following import await_end
 

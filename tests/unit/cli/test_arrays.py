@@ -1,0 +1,178 @@
+"""Arrays on the command line: one line, one id, members by their index, the worst exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import Job
+from rayjobs.spec import Array, JobSpec
+from rayjobs.states import JobState
+from tests.unit.cli.conftest import Queue, Terminal
+
+
+@pytest.fixture
+def array(queue: Queue) -> Job:
+    """An array of four that waits."""
+    spec = JobSpec(script="train.py", name="shards", array=Array(indices="0-3", limit=2))
+    return queue.workspace.store.submit_array(spec, experiment="shards", snapshot=None, user="ada")[
+        0
+    ]
+
+
+def member(queue: Queue, array: Job, index: int) -> Job:
+    return queue.workspace.store.member(array.id, index)
+
+
+def tail(job: Job) -> str:
+    return job.id.rpartition("_")[2]
+
+
+def test_submit_makes_an_array(terminal: Terminal, own_home: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print('hi')\n")
+    planned = terminal.type("submit", "--dry-run", "--json", "--array", "0-5%2", str(script))
+    plan = json.loads(planned.out)
+    assert plan["spec"]["array"] == {"indices": "0-5", "limit": 2, "count": None}
+    assert "an array of 6 such jobs, [0] to [5], 2 at a time" in plan["plan"]["notes"][-1]
+    assert plan["plan"]["hosts"][0]["env"]["RAYJOBS_ARRAY_COUNT"] == "6"
+    wrong = terminal.type("submit", "--dry-run", "--array", "5-0", str(script))
+    assert wrong.code == 2
+    assert "--array" in wrong.err
+    assert "backwards" in wrong.err
+
+
+def test_ls_folds_an_array_into_one_line(queue: Queue, array: Job, terminal: Terminal) -> None:
+    queue.finish(queue.start(member(queue, array, 0), until=JobState.FINALIZING))
+    lines = terminal.type("ls").out.splitlines()
+    assert len(lines) == 2
+    assert lines[1].split()[0] == tail(array)
+    assert "4 jobs: 3 Queued, 1 Completed" in lines[1]
+    (listed,) = json.loads(terminal.type("ls", "--json").out)
+    assert (listed["kind"], listed["members"]) == ("array", {"Queued": 3, "Completed": 1})
+    expanded = terminal.type("ls", "--expand").out
+    assert [f"shards[{index}]" in expanded for index in range(4)] == [True] * 4
+    children = json.loads(terminal.type("ls", "--json", "--parent", array.id).out)
+    assert sorted(one["array_index"] for one in children) == [0, 1, 2, 3]
+
+
+def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Terminal) -> None:
+    (listed,) = json.loads(terminal.type("ls", "--json").out)
+    assert (listed["state"], listed["shown_state"]) == ("Running", "Queued")
+    shown = terminal.type("show", array.id).out
+    assert "Members     4 jobs: 4 Queued" in shown
+    assert "0-3, 2 at a time" in shown
+
+
+def test_a_member_is_shown_by_its_index(queue: Queue, array: Job, terminal: Terminal) -> None:
+    data = json.loads(terminal.type("show", "--json", f"{tail(array)}[2]").out)
+    assert (data["id"], data["array_index"]) == (member(queue, array, 2).id, 2)
+    assert data["name"] == "shards[2]"
+    assert terminal.type("show", f"{tail(array)}[9]").code == 3
+
+
+def test_wait_exits_as_the_worst_member(queue: Queue, array: Job, terminal: Terminal) -> None:
+    late = Failure(FailureClass.TIME_LIMIT, "reached its limit")
+    for index in range(3):
+        queue.finish(queue.start(member(queue, array, index), until=JobState.FINALIZING))
+    queue.finish(queue.start(member(queue, array, 3)), late)
+    assert terminal.type("wait", "-q", array.id).code == 124
+    assert terminal.type("wait", "-q", f"{array.id}[0]").code == 0
+    assert terminal.type("wait", "-q", f"{array.id}[3]").code == 124
+    assert "1 of 4 members failed, [3] first" in terminal.type("wait", array.id).out
+
+
+def test_wait_of_an_array_that_failed_is_one(queue: Queue, array: Job, terminal: Terminal) -> None:
+    broken = Failure(FailureClass.USER, "rank 0 exited with code 3", rank=0, exit_code=3)
+    queue.finish(queue.start(member(queue, array, 0)), broken)
+    queue.finish(queue.start(member(queue, array, 1)), Failure(FailureClass.TIME_LIMIT, "late"))
+    queue.workspace.store.request_cancel(array.id)
+    assert terminal.type("wait", "-q", array.id).code == 1
+
+
+def test_cancel_takes_the_array_or_a_member(queue: Queue, array: Job, terminal: Terminal) -> None:
+    assert "Canceled" in terminal.type("cancel", f"{array.id}[1]").out
+    assert member(queue, array, 0).state is JobState.QUEUED
+    done = json.loads(terminal.type("cancel", "--all", "--json").out)
+    assert [one["id"] for one in done] == [array.id]
+    assert done[0]["state"] == "Canceled"
+    assert member(queue, array, 0).state is JobState.CANCELED
+
+
+def test_update_changes_all_members_or_one(queue: Queue, array: Job, terminal: Terminal) -> None:
+    assert terminal.type("update", array.id, "--priority", "5").code == 0
+    assert terminal.type("update", f"{array.id}[3]", "--priority", "9").code == 0
+    assert [member(queue, array, index).priority for index in range(4)] == [5, 5, 5, 9]
+
+
+def test_logs_of_an_array_name_the_member_of_each_line(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
+    for index, text in ((0, b"one\ntwo"), (2, b"three\n")):
+        job = queue.start(member(queue, array, index), until=JobState.FINALIZING)
+        queue.store_file(job, "azureml-logs/70_driver_log.txt", text)
+        queue.finish(job)
+    queue.start(member(queue, array, 1))  # has printed nothing
+    assert terminal.type("logs", array.id).out == "[0] one\n[0] two\n[2] three\n"
+    assert terminal.type("logs", "-n", "1", array.id).out == "[0] two\n[2] three\n"
+    assert terminal.type("logs", f"{array.id}[2]").out == "three\n"
+    lines = [
+        json.loads(line) for line in terminal.type("logs", "--json", array.id).out.split("\n")[:-1]
+    ]
+    assert [(one["array_index"], one["line"]) for one in lines] == [
+        (0, "one"),
+        (0, "two"),
+        (2, "three"),
+    ]
+    refused = terminal.type("logs", "-f", array.id)
+    assert refused.code == 2
+    assert "name a member" in refused.err
+
+
+def test_failed_lines_of_an_array(queue: Queue, array: Job, terminal: Terminal) -> None:
+    assert "has failed" in terminal.type("logs", "--failed", array.id).err
+    broken = Failure(FailureClass.USER, "rank 0 exited with code 3", lines=("ValueError: x",))
+    queue.finish(queue.start(member(queue, array, 2)), broken)
+    done = terminal.type("logs", "--failed", array.id)
+    assert done.out == "[2] ValueError: x\n"
+    assert "[2] user: rank 0 exited with code 3" in done.err
+    (listed,) = json.loads(terminal.type("logs", "--failed", "--json", array.id).out)
+    assert (listed["array_index"], listed["failure"]["failure_class"]) == (2, "user")
+
+
+def test_logs_of_an_array_that_waits_say_so(array: Job, terminal: Terminal) -> None:
+    done = terminal.type("logs", array.id)
+    assert (done.code, done.out) == (0, "")
+    assert "nothing yet" not in done.out
+    assert "has printed anything yet" in done.err
+
+
+def test_why_of_an_array_is_about_its_next_member(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
+    queue.start(member(queue, array, 0))
+    said = terminal.type("why", array.id).out
+    assert f"{array.id} is an array; this is about shards[1], the next of it" in said
+    assert "target 'local' does not run" in said
+
+
+def test_a_held_job_says_so_and_how_to_release_it(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    held = terminal.type("update", job.id, "--hold", "three hosts died of it")
+    assert "held: three hosts died of it" in held.out
+    said = terminal.type("why", job.id).out
+    assert f"rayjobs update {tail(job)} --release" in said
+    assert "three hosts died of it" in terminal.type("show", job.id).out
+    assert json.loads(terminal.type("ls", "--json").out)[0]["held"] == "three hosts died of it"
+    assert terminal.type("update", job.id, "--release").code == 0
+    assert queue.workspace.store.job(job.id).held is None
+
+
+@pytest.mark.parametrize("options", [("--hold", " "), ("--hold", "x", "--release"), ()])
+def test_update_refuses_what_says_nothing(
+    options: tuple[str, ...], queue: Queue, terminal: Terminal
+) -> None:
+    assert terminal.type("update", queue.submit().id, *options).code == 2
