@@ -8,6 +8,7 @@ from typing import Any
 
 from rayjobs import tracebacks
 from rayjobs.failures import Failure, FailureClass, signal_name
+from rayjobs.injob import stacks
 
 _FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 _NO_MEMORY = (
@@ -55,6 +56,10 @@ _CODES = {
     126: "the shell's code for a command that cannot be executed",
     127: "the shell's code for a command that was not found",
 }
+# Of a group that has stalled, how many ranks' places are kept with the failure.
+STALLED_LINES = 16
+# Ends of a host whose node its target could not reach any more (group, injob.lease).
+_NODE_LOST = ("node_lost", "lease_lost")
 # How the reason begins that an attempt's hosts record when it gives way to others.
 PREEMPTED_PREFIX = "preempted: "
 
@@ -81,6 +86,9 @@ def diagnose(
         )
     # The node whose part ended first is the cause; the others followed it.
     record = min(bad, key=_failed_at)
+    lost = next((one for one in bad if one.get("outcome") in _NODE_LOST), None)
+    if lost is not None and _is_of_a_lost_node(record, tails):
+        return "node_lost", Failure(FailureClass.NODE_LOST, str(lost.get("reason") or "node lost"))
     outcome = str(record.get("outcome"))
     if outcome == "canceled":
         reason = str(record.get("reason") or "")
@@ -90,6 +98,8 @@ def diagnose(
     rank = _first_rank(record)
     number = None if rank is None else int(rank["rank"])
     said = tracebacks.find(tails.get(number, b"")) if number is not None else None
+    if outcome == "stalled":
+        return outcome, _stalled(record, bad)
     if outcome == "time_limit":
         number = _any_rank(record) if number is None else number
         lines = tracebacks.find(tails.get(-1 if number is None else number, b"")).lines[-3:]
@@ -189,6 +199,30 @@ def _cause_of(
         return record, first, said
     _, record, rank, words = min(found, key=lambda item: item[0])
     return record, rank, words
+
+
+def _is_of_a_lost_node(record: Mapping[str, Any], tails: Mapping[int, bytes]) -> bool:
+    """Whether an end is that of a lost node, or what a rank elsewhere suffers from it."""
+    rank = _first_rank(record)
+    if rank is None:
+        return True
+    said = tracebacks.find(tails.get(int(rank["rank"]), b""))
+    # Gloo, NCCL and MPI may also abort without a word when a peer is gone.
+    return _lost_peer(said) or not said.is_traceback
+
+
+def _stalled(record: Mapping[str, Any], bad: Sequence[Mapping[str, Any]]) -> Failure:
+    """Return the failure of an attempt that said nothing any more, with the rank to look at."""
+    reason = str(record.get("reason") or "the attempt has stalled")
+    found = [one for node in bad for one in node.get("stacks") or ()]
+    odd, how = stacks.odd_ones(found)
+    name = stacks.named(odd, how)
+    if odd and name not in reason:
+        reason += f"; {name}"
+    places = tuple(f"rank {one['rank']}: {one['where']}" for one in found if one["where"])
+    rank = odd[0] if len(odd) == 1 else None
+    kept = "; the stacks of all ranks are in logs/stacks/" if found else ""
+    return Failure(FailureClass.STALLED, reason + kept, rank=rank, lines=places[:STALLED_LINES])
 
 
 def _any_rank(record: Mapping[str, Any]) -> int | None:

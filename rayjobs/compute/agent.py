@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import rayjobs
+from rayjobs.compute import nodewatch
 from rayjobs.compute.actor import set_up_logging
 from rayjobs.compute.node import Node
 from rayjobs.compute.ports import HeldPorts
@@ -70,7 +71,9 @@ class NodeAgent:
     async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.launch`."""
         try:
-            return await self._node.launch(order)
+            given = nodewatch.with_raylet(order)
+            host = await self._node.launch(given)
+            return {**host, "watches_raylet": bool(given["plan"].get("raylet"))}
         finally:
             self._ports.let_go(order["plan"].get("master_port"))
 
@@ -81,6 +84,22 @@ class NodeAgent:
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         """See `cluster.Agent.stop`."""
         await self._node.stop(order, reason=reason, grace_s=grace_s)
+
+    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
+        """See `cluster.Agent.renew`."""
+        return await nodewatch.renew(order, stamp)
+
+    async def silent_s(self, order: Mapping[str, Any]) -> float | None:
+        """See `cluster.Agent.silent_s`."""
+        return await nodewatch.silent_s(order)
+
+    async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
+        """See `cluster.Agent.stalled`."""
+        await nodewatch.stalled(order, reason=reason)
+
+    async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """See `cluster.Agent.stacks`."""
+        return await nodewatch.stacks(order)
 
     async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.collect`."""

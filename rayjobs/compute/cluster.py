@@ -69,8 +69,15 @@ class Cluster(Protocol):
         """Return the names of the groups that exist and begin with the prefix."""
         ...
 
+    async def raylet_is_gone(self, node_id: str) -> bool:
+        """Whether a dead node's machine answers, and says that Ray's process there has ended.
+
+        False is no news: the machine may be cut off, or the process frozen.
+        """
+        ...
+
     async def agent(self, node_id: str) -> Agent:
-        """Return the agent of a node, started if need be."""
+        """Return the agent of a node, started if need be. AgentLostError: the node is dead."""
         ...
 
 
@@ -103,6 +110,25 @@ class Agent(Protocol):
 
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         """Ask the attempt's host to end it. Idempotent."""
+        ...
+
+    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
+        """Renew the lease of the attempt's host; return the stamp for the next renewal.
+
+        None: the host does not answer, or has ended.
+        """
+        ...
+
+    async def silent_s(self, order: Mapping[str, Any]) -> float | None:
+        """Return for how long no rank of the node was heard; None where nobody counts."""
+        ...
+
+    async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
+        """Let the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
+        ...
+
+    async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """Return where each rank is: rank, state, how, where, text. None: no host answers."""
         ...
 
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,14 +7,22 @@ how far it had come; `recovery` reads them and goes on from there.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rayjobs.compute.cluster import Agent, AgentLostError, NotPlacedError
 from rayjobs.compute.drivebase import Parts
 from rayjobs.compute.driveends import AGENT_PAUSE_S, DriveEnds
 from rayjobs.compute.driveorders import orders_of
-from rayjobs.compute.group import GroupEnd, together
+from rayjobs.compute.group import (
+    GroupEnd,
+    end_when_all_are_silent,
+    exit_record_of_lost_node,
+    node_name,
+    together,
+)
 from rayjobs.errors import PrepareError, RayjobsError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.launch.plan import TORCH_BACKENDS
@@ -22,6 +30,7 @@ from rayjobs.states import JobState
 
 __all__ = ["Drive", "Parts"]
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A group that found no room: other jobs of the cluster were faster. Not a failure.
@@ -99,17 +108,20 @@ class Drive(DriveEnds):
             self._check_canceled()
             await self._prepare(agents)
             self._check_canceled()
+            for order in self.orders:
+                self.parts.leases.grant(order)
             hosts = await together(
                 agent.launch(order) for agent, order in zip(agents, self.orders, strict=True)
             )
         except AgentLostError as error:
             proven = await self._settle_all()
-            await self._fail(
-                Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}"),
-                outcome="agent_lost",
-                proven=proven,
-            )
+            failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
+            if any(order.get("is_lost") for order in self.orders):
+                failure = replace(failure, failure_class=FailureClass.NODE_LOST)
+            await self._fail(failure, outcome="agent_lost", proven=proven)
             return
+        for order, host in zip(self.orders, hosts, strict=True):
+            order["plan"]["watches_raylet"] = bool(host.get("watches_raylet"))
         self.parts.count("launches")
         waited = self.parts.clock.now() - self.job.submitted_at
         self.parts.waited(waited.total_seconds())
@@ -158,7 +170,13 @@ class Drive(DriveEnds):
         The first node that ends in any way but well ends the others.
         """
         end = GroupEnd(self.end_asked)
-        exits = await asyncio.gather(*(self._follow_one(order, end) for order in self.orders))
+        listening = asyncio.ensure_future(
+            end_when_all_are_silent(self.parts.cluster, self.orders, self.job.spec.stall_timeout_s)
+        )
+        try:
+            exits = await asyncio.gather(*(self._follow_one(order, end) for order in self.orders))
+        finally:
+            listening.cancel()
         await self.finalise(list(exits))
 
     async def _follow_one(self, order: dict[str, Any], end: GroupEnd) -> Mapping[str, Any]:
@@ -169,6 +187,7 @@ class Drive(DriveEnds):
                 agent = await self.parts.cluster.agent(order["node_id"])
                 following = asyncio.ensure_future(agent.follow(order))
                 ending = asyncio.ensure_future(end.asked())
+                renewing = asyncio.ensure_future(self.parts.leases.keep(agent, order))
                 try:
                     await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
                     while not following.done():
@@ -181,13 +200,43 @@ class Drive(DriveEnds):
                     return record
                 finally:
                     ending.cancel()
+                    renewing.cancel()
                     if not following.done():
                         following.cancel()
             except AgentLostError as error:
+                lost = await self._lost_with_node(order, end)
+                if lost is not None:
+                    return lost
                 if not told:
                     await self._event("agent_lost", f"the node's agent is replaced: {error}")
                 told = True
                 await asyncio.sleep(AGENT_PAUSE_S)
+
+    async def _lost_with_node(
+        self, order: dict[str, Any], end: GroupEnd
+    ) -> Mapping[str, Any] | None:
+        """Return the record of a host whose node is gone for good, once it has ended for sure.
+
+        None while the node lives, or nobody knows: then it is asked again.
+        """
+        leases = self.parts.leases
+        try:
+            if not await leases.is_lost(order):
+                return None
+            other = await leases.living_node(order)
+        except RayjobsError as error:
+            log.info("whether a node of %s lives is not known: %s", self.job.id, error)
+            return None
+        if other is not None:
+            order["node_id"] = other  # it sees the host, and follows it
+            return None
+        if not order.get("is_lost"):
+            order["is_lost"] = True
+            await self._event("node_lost", f"{node_name(order)} is lost: Ray has given it up")
+        end.node_lost(order)  # the others need not hang until the lease is over
+        if not await leases.wait_over(order):
+            return None
+        return exit_record_of_lost_node(order)
 
     async def now_running(self, state: JobState) -> None:
         """Catch up with a host that was started before its state was written."""

@@ -14,6 +14,7 @@ from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations, Held
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import Cluster
+from rayjobs.compute.leases import Leases
 from rayjobs.errors import StoreError
 from rayjobs.failures import Failure
 from rayjobs.records import Job
@@ -28,7 +29,13 @@ STORE_PAUSE_S = 1.0
 
 @dataclass(frozen=True)
 class Parts:
-    """What every drive works with."""
+    """What every drive works with.
+
+    Attributes:
+        lease_s: How long a host may go on without a renewal; None on one machine, where an end
+            is proven by the identity of processes.
+        shares_machine: All nodes stand on this machine.
+    """
 
     target: str
     cluster: Cluster
@@ -36,6 +43,16 @@ class Parts:
     clock: Clock
     count: Callable[[str], None] = lambda _name: None
     waited: Callable[[float], None] = lambda _seconds: None
+    lease_s: float | None = None
+    shares_machine: bool = True
+    leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the leases: one book of them for all drives."""
+        leases = Leases(
+            self.cluster, self.clock, lease_s=self.lease_s, shares_machine=self.shares_machine
+        )
+        object.__setattr__(self, "leases", leases)
 
 
 @dataclass
@@ -149,6 +166,8 @@ class DriveBase:
                 "root": order["plan"]["root"],
                 "socket": order["plan"]["socket"],
                 "marker": order["plan"]["marker"],
+                "address": order.get("address"),
+                "lease_s": order["plan"].get("lease_s"),
                 **host,
             }
             for order, host in zip(self.orders, hosts, strict=True)
@@ -202,6 +221,10 @@ class DriveBase:
         if self._given_back:
             return
         self._given_back = True
+        if proven and any(order.get("is_lost") for order in self.orders):
+            # Ray moves a dead node's bundles elsewhere: such a group is never handed on.
+            await self.parts.allocations.release(self.held)
+            return
         await self.parts.allocations.give_back(
             self.held,
             attempt=self.number,

@@ -63,6 +63,8 @@ class DriveEnds(DriveBase):
 
     async def _collect(self, order: dict[str, Any]) -> Mapping[str, Any]:
         """Store what the attempt left; a full disk may have room again in a moment."""
+        if order.get("is_lost"):
+            return {"tails": {}, "problems": []}  # on a node that nobody can reach any more
         last: Mapping[str, Any] = {"tails": {}, "problems": ["the node's agent cannot be reached."]}
         for attempt in range(COLLECT_TRIES):
             try:
@@ -80,6 +82,9 @@ class DriveEnds(DriveBase):
 
     async def _clean(self) -> None:
         for order in self.orders:
+            self.parts.leases.forget(order)
+            if order.get("is_lost"):
+                continue
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 await agent.clean(order)
@@ -116,6 +121,12 @@ class DriveEnds(DriveBase):
         proven = True
         for order in self.orders:
             try:
+                node_id = await self.parts.leases.living_node(order)
+                if node_id is None:
+                    order["is_lost"] = True
+                    proven &= await self.parts.leases.wait_over(order)
+                    continue
+                order["node_id"] = node_id
                 agent = await self.parts.cluster.agent(order["node_id"])
                 proven &= bool((await agent.settle(order, end=True))["proven"])
             except Exception as error:

@@ -51,6 +51,7 @@ def orders_of(
             "workspace": drive.served.path,
             "target": drive.parts.target,
             "node_id": place.node_id,
+            "address": place.address,
             "snapshot": drive.job.snapshot,
             "environment": spec.environment.model_dump()
             if isinstance(spec.environment, Packages)
@@ -62,7 +63,11 @@ def orders_of(
                 "run": drive.job.id if drive.number > 1 else None,
                 "path": spec.resume_from,
             },
-            "plan": plan,
+            "plan": {
+                **plan,
+                "lease_s": drive.parts.leases.lease_s,
+                "stall_timeout_s": spec.stall_timeout_s,
+            },
         }
         for place, plan in zip(places, launcher_for(spec).plans(context), strict=True)
     ]

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rayjobs.compute.cluster import Cluster
+from rayjobs.errors import RayjobsError
+from rayjobs.injob.stall import silence
+
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+# How often, at most, the nodes of a group are asked whether anything is heard.
+SILENCE_LOOK_S = 30.0
 
 
 async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -37,6 +46,12 @@ class GroupEnd:
             self._reason = f"node {record['node']} of the job ended: {why}"
             self._failed.set()
 
+    def node_lost(self, order: Mapping[str, Any]) -> None:
+        """Take in that a node is gone for good: the other nodes are to end."""
+        if not self._failed.is_set():
+            self._reason = f"{node_name(order)} of the job was lost"
+            self._failed.set()
+
     async def asked(self) -> str:
         """Return the reason once the end of all nodes is asked for."""
         asked = asyncio.ensure_future(self._asked())
@@ -47,3 +62,60 @@ class GroupEnd:
             asked.cancel()
             failed.cancel()
         return self._reason if self._failed.is_set() else asked.result()
+
+
+def node_name(order: Mapping[str, Any]) -> str:
+    """Return a node's name for people."""
+    at = f" at {order['address']}" if order.get("address") else ""
+    return f"node {order['plan']['node']} ({str(order['node_id'])[:12]}{at})"
+
+
+def exit_record_of_lost_node(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record that stands for a host that went with its node, ended by its own clock."""
+    plan = order["plan"]
+    return {
+        "version": 1,
+        "job": plan["job"],
+        "attempt": plan["attempt"],
+        "node": plan["node"],
+        "marker": plan["marker"],
+        "started_at": None,
+        "ended_at": None,
+        "duration_s": None,
+        "outcome": "node_lost",
+        "reason": f"{node_name(order)} was lost, and its host ended by its own clock",
+        "ranks": [],
+        "first_failed_rank": None,
+        "leftovers": {"killed": 0, "proven_dead": True, "remaining": []},
+        "tree": "lost",
+        "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
+        "cold": None,
+    }
+
+
+async def end_when_all_are_silent(
+    cluster: Cluster, orders: Sequence[Mapping[str, Any]], timeout_s: float | None
+) -> None:
+    """End a group of which nothing is heard on any node for `timeout_s`, until cancelled.
+
+    A host alone cannot tell: in many scripts only rank 0 logs. A node that cannot be asked counts
+    as heard, since unreachable is not stalled.
+    """
+    if timeout_s is None or len(orders) < 2:
+        return
+    while True:
+        await asyncio.sleep(min(timeout_s / 4, SILENCE_LOOK_S))
+        try:
+            agents = [await cluster.agent(order["node_id"]) for order in orders]
+            asked = [agent.silent_s(order) for agent, order in zip(agents, orders, strict=True)]
+            silent = await asyncio.gather(*asked)
+            if any(one is None or one < timeout_s for one in silent):
+                continue
+            reason = silence(timeout_s)
+            told = [
+                agent.stalled(order, reason=reason)
+                for agent, order in zip(agents, orders, strict=True)
+            ]
+            await asyncio.gather(*told)
+        except RayjobsError as error:
+            log.info("whether a group has stalled is not known: %s", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,7 @@ from rayjobs.policy import Shape
 
 NAMESPACE = "rayjobs"
 AGENT_START_S = 180.0
+CONNECT_S = 2.0
 
 
 class RayCluster:
@@ -122,6 +124,10 @@ class RayCluster:
             if row["name"].startswith(prefix) and row["state"] != "REMOVED"
         )
 
+    async def raylet_is_gone(self, node_id: str) -> bool:
+        """See `Cluster.raylet_is_gone`: only a refused connection says so."""
+        return bool(await self._call(_raylet_is_gone, node_id))
+
     async def agent(self, node_id: str) -> RayAgent:
         """Return the agent of a node, started if need be."""
         lock = self._agent_locks.setdefault(node_id, asyncio.Lock())
@@ -129,6 +135,9 @@ class RayCluster:
             known = self._agents.get(node_id)
             if known is not None and not known.lost:
                 return known
+            # Ray would wait for minutes for a node that will never be there again.
+            if node_id not in {node.node_id for node in await self.nodes()}:
+                raise AgentLostError(f"node {node_id[:12]} is not among Ray's living nodes")
             handle = await self._call(self._start_agent, node_id)
             agent = RayAgent(handle)
             try:
@@ -216,6 +225,22 @@ class RayAgent:
         """See `Agent.stop`."""
         await self._call("stop", dict(order), reason=reason, grace_s=grace_s)
 
+    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
+        """See `Agent.renew`."""
+        return await self._call("renew", dict(order), stamp)  # type: ignore[no-any-return]
+
+    async def silent_s(self, order: Mapping[str, Any]) -> float | None:
+        """See `Agent.silent_s`."""
+        return await self._call("silent_s", dict(order))  # type: ignore[no-any-return]
+
+    async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
+        """See `Agent.stalled`."""
+        await self._call("stalled", dict(order), reason=reason)
+
+    async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        """See `Agent.stacks`."""
+        return await self._call("stacks", dict(order))  # type: ignore[no-any-return]
+
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Agent.collect`."""
         return await self._call("collect", dict(order))  # type: ignore[no-any-return]
@@ -237,6 +262,21 @@ def _gpu_ids() -> list[str]:
 def _cluster_id() -> str:
     worker = ray._private.worker.global_worker
     return str(worker.gcs_client.cluster_id.hex())
+
+
+def _raylet_is_gone(node_id: str) -> bool:
+    for node in ray.nodes():
+        if node["NodeID"] != node_id or node["Alive"]:
+            continue
+        try:
+            place = (node["NodeManagerAddress"], int(node["NodeManagerPort"]))
+            with socket.create_connection(place, timeout=CONNECT_S):
+                return False  # the kernel answers for a process that is frozen, too
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def _nodes() -> list[NodeInfo]:

@@ -79,15 +79,20 @@ async def _recover_workspace(
     for job_id, (job, attempt) in live.items():
         if job_id not in taken:
             ended[job_id, attempt.number] = await end_and_requeue(
-                engine, served, job, attempt, why=why
+                engine, served, job, attempt, why=why, restarted=not same_cluster
             )
     for row in gone:
-        await _drop_row(engine, served, row, ended)
+        await _drop_row(engine, served, row, ended, restarted=not same_cluster)
     await served.ask(store.set_meta, key, cluster_id)
 
 
 async def _drop_row(
-    engine: Engine, served: Served, row: Allocation, ended: dict[tuple[str, int], bool]
+    engine: Engine,
+    served: Served,
+    row: Allocation,
+    ended: dict[tuple[str, int], bool],
+    *,
+    restarted: bool,
 ) -> None:
     """Release an allocation without a living job, once nothing of its attempt runs any more."""
     proven = True
@@ -98,7 +103,7 @@ async def _drop_row(
         if known is not None:
             proven = known
         elif not ended_already or row.state is AllocationState.DRAINING:
-            proven = await _prove(engine, orders)
+            proven = await _prove(engine, orders, restarted=restarted)
     if proven:
         await engine.cluster.remove_group(row.name)
         await served.ask(served.store.release_allocation, row.name)
@@ -165,9 +170,13 @@ async def remove_groups_of_nobody(engine: Engine) -> None:
             await engine.cluster.remove_group(name)
 
 
-async def _prove(engine: Engine, orders: Iterable[Mapping[str, Any]]) -> bool:
+async def _prove(
+    engine: Engine, orders: Iterable[Mapping[str, Any]], *, restarted: bool = False
+) -> bool:
     """End what is left of hosts, and return whether nothing is, for sure."""
-    settled = [await _settle(engine, dict(order), end=True) for order in orders]
+    settled = [
+        await _settle(engine, dict(order), end=True, restarted=restarted) for order in orders
+    ]
     return all(one["proven"] for one in settled)
 
 
@@ -226,7 +235,13 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
 
 
 async def end_and_requeue(
-    engine: Engine, served: Served, job: Job, attempt: Attempt, *, why: str
+    engine: Engine,
+    served: Served,
+    job: Job,
+    attempt: Attempt,
+    *,
+    why: str,
+    restarted: bool = False,
 ) -> bool:
     """End what an attempt without a place left, and queue its job again.
 
@@ -234,7 +249,7 @@ async def end_and_requeue(
     locked must not hold up the others.
     """
     orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
-    settled = [await _settle(engine, order, end=True) for order in orders]
+    settled = [await _settle(engine, order, end=True, restarted=restarted) for order in orders]
     nothing_left = all(one["proven"] for one in settled)
     ghost = Held("", served, Shape(), (), (), None, engine.clock.monotonic_s())
     drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
@@ -262,19 +277,28 @@ async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) ->
         await drive.lost(f"{why}; whatever had survived was ended first", proven=nothing_left)
 
 
-async def _settle(engine: Engine, order: dict[str, Any], *, end: bool) -> dict[str, Any]:
-    """Ask the node what became of an attempt; a node that is gone has nothing left."""
-    node_id = _living_node(engine, order["node_id"])
-    if node_id is None:
-        return {"state": "gone", "proven": False, "ended_now": False}
-    order["node_id"] = node_id
+async def _settle(
+    engine: Engine, order: dict[str, Any], *, end: bool, restarted: bool = False
+) -> dict[str, Any]:
+    """Ask the node what became of an attempt.
+
+    Of a node that is gone for good nothing is left once the lease of its host is over; `end`
+    waits for that.
+    """
+    gone = {"state": "gone", "proven": False, "ended_now": False}
+    leases = engine.parts.leases
     for _ in range(3):
         try:
+            node_id = await leases.living_node(order, restarted=restarted)
+            if node_id is None:
+                order["is_lost"] = True
+                return {**gone, "proven": end and await leases.wait_over(order)}
+            order["node_id"] = node_id
             agent = await engine.cluster.agent(node_id)
             return {"ended_now": False, **await agent.settle(order, end=end)}
         except AgentLostError as error:
             log.warning("settling %s: %s", order["plan"]["job"], error)
-    return {"state": "gone", "proven": False, "ended_now": False}
+    return gone
 
 
 def _living_node(engine: Engine, node_id: str) -> str | None:
@@ -292,6 +316,7 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
         "workspace": served.path,
         "target": target,
         "node_id": host["node_id"],
+        "address": host.get("address"),
         "snapshot": job.snapshot,
         "secrets": {},
         "plan": {
@@ -307,5 +332,7 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
                 for local in range(job.spec.distribution.processes_per_node)
             ],
             "grace_s": job.spec.grace_s,
+            "lease_s": host.get("lease_s"),
+            "watches_raylet": bool(host.get("watches_raylet")),
         },
     }

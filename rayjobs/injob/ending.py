@@ -208,6 +208,7 @@ class Ending:
             "memory": memory,
             "pids": self._pids_record(host.processes),
             "cold": cold_reason,
+            **host.watch.as_record(),
         }
 
     @staticmethod

@@ -26,6 +26,7 @@ from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.plan import Plan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
 from rayjobs.injob.tree import Tree
+from rayjobs.injob.watch import Watch
 
 _TICK_S = 0.5
 _ENDING_TICK_S = 0.02
@@ -75,6 +76,7 @@ class Host:
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
         self.ending = Ending(self)
+        self.watch = Watch(self)
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
@@ -233,6 +235,7 @@ class Host:
         self._reap()
         for rank in self.ranks:
             rank.log.enforce()
+        self.watch.check_lease()
         if not self.ending.has_begun:
             self._look_for_an_end()
         if self.ending.has_begun:
@@ -272,6 +275,8 @@ class Host:
             self.ending.begin("time_limit", f"the attempt reached its time limit of {limit:g} s")
         elif self.memory.check() is not None:
             self.ending.begin_over_memory()
+        else:
+            self.watch.look()
 
     # ---- answers ------------------------------------------------------------------------------
 
@@ -289,6 +294,9 @@ class Host:
             return {"ok": True, "state": self.state}
         if operation == "wait":
             return self.record if self.record is not None else None
+        answer = self.watch.answer(request)
+        if answer is not None:
+            return answer
         return {"ok": False, "error": f"unknown operation {operation!r}"}
 
     def _status(self) -> dict[str, Any]:

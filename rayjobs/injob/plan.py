@@ -53,6 +53,9 @@ class Plan:
     threads: int | None
     injob_path: str
     master_port: int | None = None
+    lease_s: float | None = None
+    raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
+    stall_timeout_s: float | None = None
     hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
 
     @property
@@ -68,6 +71,10 @@ class Plan:
     def log_of(self, rank: int) -> str:
         """The file that holds what a rank printed."""
         return os.path.join(self.root, "log", f"driver_{rank}.log")
+
+    def stacks_of(self, rank: int) -> str:
+        """The file to which a rank writes its stacks when it is asked to."""
+        return os.path.join(self.root, f"stacks-{rank}.txt")
 
     def rank_env(self, rank: RankPlan, secrets: Mapping[str, str]) -> dict[str, str]:
         """The complete environment of a rank."""
@@ -145,6 +152,9 @@ def parse(values: Mapping[str, Any]) -> Plan:
             threads=_optional(values.get("threads"), int),
             injob_path=str(values["injob_path"]),
             master_port=_optional(values.get("master_port"), int),
+            lease_s=_optional(values.get("lease_s"), float),
+            raylet=_optional(values.get("raylet"), dict),
+            stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
             hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -191,6 +191,7 @@ def _set_up(
     os.setsid()
     detach.point_output(plan.log_of(item.rank))
     os.chdir(plan.work)
+    armed = None if plan.stall_timeout_s is None else plan.stacks_of(item.rank)
     if plan.kind == "command":
         assert plan.command is not None
         _replace(["/bin/sh", "-c", plan.command, "sh", *plan.argv], env, setup)
@@ -198,11 +199,15 @@ def _set_up(
         # Its path is spelled out: `-m` would put the working directory on the module path.
         bootstrap = os.path.abspath(rank.__file__)
         script = plan.argv[0]
+        if armed is not None:
+            env[rank.STACKS_VARIABLE] = armed
         _replace([plan.python, bootstrap, plan.injob_path, script, *arguments], env, setup)
     assert warm is not None
     startup.refresh(env)
     rank.arrange_path(plan.argv[0], warm.base_path, plan.injob_path)
     startup.close_descriptors(keep=warm.descriptors)  # closes `setup` too: the host sees success
+    if armed is not None:
+        rank.arm(armed)
     return Program(plan.argv[0], tuple(arguments), leaving.newest_module())
 
 

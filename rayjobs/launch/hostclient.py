@@ -123,6 +123,15 @@ class HostConnection:
             return False
         return answer.get("state") != "ended"
 
+    async def ask(self, request: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Return the host's answer to any other request, as it stands.
+
+        Raises:
+            HostGone: the host is dead.
+            HostUnreachable: it lives and does not answer in time.
+        """
+        return await self._ask(request, timeout_s=timeout_s)
+
     async def wait(self, *, timeout_s: float | None = None) -> dict[str, Any]:
         """Return the exit record once the attempt has ended; reconnects as often as needed.
 

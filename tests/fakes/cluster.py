@@ -26,6 +26,7 @@ class FakeAgent:
         self.ports = 0
         self.orders: list[Mapping[str, Any]] = []
         self.stop_reasons: list[str] = []
+        self.silent: float | None = 0.0
 
     async def hello(self) -> Mapping[str, Any]:
         return {
@@ -85,6 +86,22 @@ class FakeAgent:
             node=order["plan"]["node"],
             reason=reason,
         )
+
+    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
+        self._note("renew", order)
+        return 0.0 if stamp is None else stamp + 1.0
+
+    async def silent_s(self, order: Mapping[str, Any]) -> float | None:
+        self._note("silent", order)
+        return self.silent
+
+    async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
+        job, attempt = self._note("stalled", order)
+        self.end(job, attempt, outcome="stalled", node=order["plan"]["node"], reason=reason)
+
+    async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+        self._note("stacks", order)
+        return [{"rank": 0, "state": "S", "how": "proc", "where": "", "waits": False, "text": ""}]
 
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         self._note("collect", order)
@@ -187,6 +204,7 @@ class FakeCluster:
         self.hold_placement = asyncio.Event()
         self.hold_placement.set()
         self.over_capacity = False
+        self.raylets_gone: set[str] = set()
 
     async def cluster_id(self) -> str:
         return self.id
@@ -243,7 +261,21 @@ class FakeCluster:
     async def group_names(self, prefix: str) -> list[str]:
         return sorted(name for name in self.groups if name.startswith(prefix))
 
+    async def raylet_is_gone(self, node_id: str) -> bool:
+        return node_id in self.raylets_gone
+
+    def lose(self, node_id: str) -> None:
+        """Let a node be gone for good, as Ray's table says it."""
+        self.sizes.pop(node_id)
+        agent = self.agents[node_id]
+        agent.lost = True
+        for end in agent.ends.values():
+            if not end.done():
+                end.set_exception(AgentLostError(f"the node {node_id} is gone"))
+
     async def agent(self, node_id: str) -> FakeAgent:
+        if node_id not in self.sizes:
+            raise AgentLostError(f"node {node_id} is not among the living nodes")
         agent = self.agents[node_id]
         if agent.lost:
             fresh = FakeAgent(node_id)

@@ -1,0 +1,80 @@
+"""The right of an attempt host to go on, which its target renews and which ends by its own clock.
+
+A host that nobody can reach must end its ranks before its job is started somewhere else. So the
+target waits for the whole lease, and the host ends its tree when two thirds of it are over.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Mapping
+
+from rayjobs.injob.identity import Identity, is_alive
+
+# Of the lease, after which a host that heard nothing ends its tree; the rest is for that end.
+HOST_SHARE = 2.0 / 3.0
+# From SIGTERM to SIGKILL then: nobody is there to bring a checkpoint away.
+LOST_GRACE_S = 2.0
+LOST_OUTCOME = "lease_lost"
+
+
+def boot_clock_s() -> float:
+    """Seconds on a clock that nobody sets and that counts suspend."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lease:
+    """How long the host may go on; without a lease, for ever.
+
+    Each renewal carries the stamp that the host gave with its last answer, and the lease counts
+    from that stamp, not from the moment the renewal arrived: one that was held up on its way, by
+    a frozen agent or a slow network, prolongs nothing that its sender has given up.
+    """
+
+    def __init__(self, lease_s: float | None, raylet: Identity | None = None) -> None:
+        """Grant a first lease from now on.
+
+        Args:
+            lease_s: Seconds that the target waits before it takes the host for ended; None: no
+                lease, the target proves an end in other ways.
+            raylet: Ray's process on this node: once it has ended nobody renews any more.
+        """
+        self.lease_s = lease_s
+        self._raylet = raylet
+        self._since_s = boot_clock_s()
+
+    @classmethod
+    def of(cls, lease_s: float | None, raylet: Mapping[str, Any] | None) -> Lease:
+        """Return the lease that a plan's fields describe."""
+        return cls(lease_s, None if raylet is None else Identity.from_dict(raylet))
+
+    def renew(self, stamp_s: float | None) -> float:
+        """Prolong the lease to count from `stamp_s`; return the stamp for the next renewal.
+
+        A stamp that is older than the newest one known, or not yet given, changes nothing.
+        """
+        now_s = boot_clock_s()
+        if stamp_s is not None and self._since_s < stamp_s <= now_s:
+            self._since_s = stamp_s
+        return now_s
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the host ends its tree by itself; None without a lease."""
+        if self.lease_s is None:
+            return None
+        return self._since_s + self.lease_s * HOST_SHARE - boot_clock_s()
+
+    def why_over(self) -> str | None:
+        """Return why the host is to end its tree now; None while it may go on."""
+        left_s = self.left_s
+        if left_s is None or self.lease_s is None:
+            return None
+        if left_s <= 0:
+            return (
+                f"its target did not renew the lease of {self.lease_s:g} s for "
+                f"{self.lease_s * HOST_SHARE:g} s: the node was cut off, or frozen"
+            )
+        if self._raylet is not None and not is_alive(self._raylet):
+            return "Ray's process on its node (raylet) has ended, so the node is lost to its target"
+        return None

@@ -1,0 +1,241 @@
+"""Where ranks are: a dump of every rank's stacks, taken from outside, and which one is the odd.
+
+The ways, the first that works: py-spy (which Ray brings along; a stopped process can be read
+too), the dump that the rank itself writes on a signal (`rank.arm`), and what /proc says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+
+from rayjobs.injob.identity import Identity, send_signal, stat_of
+from rayjobs.injob.rank import DUMP_SIGNAL
+
+STOPPED = "T"
+
+_PY_SPY_S = 10.0
+_ARMED_S = 1.0
+_FRAME = re.compile(r"^ {2,}(?:File \"(?P<file>.+)\", line (?P<n>\d+),? in (?P<f>\S+)"
+                    r"|(?P<f2>\S+) \((?P<file2>.+):(?P<n2>\d+)\))\s*$")  # fmt: skip
+# In frames of these a rank waits for the others: it is not the one that they wait for.
+_WAITS = ("torch/distributed", "horovod", "mpi4py", "/gloo", "nccl")
+
+
+class Dump:
+    """What was found of one rank.
+
+    Attributes:
+        how: "py-spy", "signal" or "proc".
+        text: All that was found, for a file.
+        frames: Of the main thread, innermost first: (function, file, line).
+    """
+
+    def __init__(self, rank: int, state: str, how: str, text: str) -> None:
+        """Take in what a way of dumping has said."""
+        self.rank = rank
+        self.state = state
+        self.how = how
+        self.text = text
+        self.frames = main_frames(text)
+
+    @property
+    def where(self) -> str:
+        """The innermost frame that is not of a library, for people; empty where none is known."""
+        if not self.frames:
+            return ""
+        own = [
+            one for one in self.frames if "site-packages" not in one[1] and "/lib/" not in one[1]
+        ]
+        function, file, line = (own or self.frames)[0]
+        return f"{os.path.basename(file)}:{line} in {function}"
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is inside a library that waits for the other ranks."""
+        return any(mark in file for _, file, _ in self.frames for mark in _WAITS)
+
+    def as_record(self) -> Dict[str, Any]:
+        """Its entry in the exit record."""
+        return {
+            "rank": self.rank,
+            "state": self.state,
+            "how": self.how,
+            "where": self.where,
+            "waits": self.waits_for_others,
+        }
+
+
+def main_frames(text: str) -> Tuple[Tuple[str, str, int], ...]:
+    """Return the main thread's frames of a dump, innermost first.
+
+    py-spy names each thread and gives the main one as ``MainThread``, or without a name where it
+    cannot read it; `faulthandler` gives the thread that got the signal, the main one, last.
+    """
+    blocks: List[Tuple[str, List[Tuple[str, str, int]]]] = []
+    for line in text.splitlines():
+        match = _FRAME.match(line)
+        if match is None:
+            if "hread" in line:
+                blocks.append((line, []))
+        elif blocks:
+            name = match["f"] or match["f2"]
+            number = int(match["n"] or match["n2"])
+            blocks[-1][1].append((name, match["file"] or match["file2"], number))
+    if not blocks:
+        return ()
+    for title, frames in blocks:
+        if "MainThread" in title or title.startswith("Current thread"):
+            return tuple(frames)
+    if blocks[0][0].startswith("Thread 0x"):
+        return tuple(blocks[-1][1])
+    return tuple(blocks[0][1])
+
+
+def dump(rank: int, identity: Identity, armed_file: Optional[str]) -> Optional[Dump]:
+    """Return where a rank is; None when it has ended. Takes some ten milliseconds.
+
+    Args:
+        armed_file: What the rank gave to `rank.arm`, if it did.
+    """
+    stat = stat_of(identity.pid)
+    if stat is None or stat.start_time != identity.start_time or stat.is_dead:
+        return None
+    text = _by_py_spy(identity.pid)
+    if text is not None:
+        return Dump(rank, stat.state, "py-spy", text)
+    if armed_file is not None and stat.state != STOPPED:
+        text = _by_signal(identity, armed_file)
+        if text is not None:
+            return Dump(rank, stat.state, "signal", text)
+    return Dump(rank, stat.state, "proc", _by_proc(identity.pid))
+
+
+def _by_py_spy(pid: int) -> Optional[str]:
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    program = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PY_SPY_S,
+            check=False,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    text = done.stdout.decode("utf-8", "replace")
+    return text if done.returncode == 0 and main_frames(text) else None
+
+
+def _by_signal(identity: Identity, path: str) -> Optional[str]:
+    """Ask the rank itself, if it still has its handler and the file that it writes to."""
+    if not _is_armed(identity.pid, path):
+        return None
+    try:
+        before = os.stat(path).st_size
+        send_signal(identity, DUMP_SIGNAL)
+        deadline = time.monotonic() + _ARMED_S
+        size = before
+        while time.monotonic() < deadline:
+            time.sleep(0.02)
+            last, size = size, os.stat(path).st_size
+            if size > before and size == last:
+                break
+        with open(path, "rb") as file:
+            file.seek(before)
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return None
+    return text or None
+
+
+def _is_armed(pid: int, path: str) -> bool:
+    """Whether the signal is caught, and the file still open: a script may close what it finds."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:")).split()[1]
+        if not int(caught, 16) >> (DUMP_SIGNAL - 1) & 1:
+            return False
+        folder = f"/proc/{pid}/fd"
+        return any(_same(os.path.join(folder, name), path) for name in os.listdir(folder))
+    except (OSError, StopIteration, ValueError):
+        return False
+
+
+def _same(one: str, other: str) -> bool:
+    try:
+        return os.path.samestat(os.stat(one), os.stat(other))
+    except OSError:
+        return False
+
+
+def _by_proc(pid: int) -> str:
+    lines = ["No Python stack could be read (py-spy is not there, or may not read processes)."]
+    try:
+        tasks = sorted(os.listdir(f"/proc/{pid}/task"), key=int)
+    except OSError:
+        tasks = []
+    for task in tasks:
+        folder = f"/proc/{pid}/task/{task}"
+        stat = stat_of(int(task))
+        state = "?" if stat is None else stat.state
+        lines.append(f"thread {task} {_read(folder + '/comm')}: state {state}, "
+                     f"waits in {_read(folder + '/wchan') or '?'}")  # fmt: skip
+        lines += [f"    {line}" for line in _read(folder + "/stack").splitlines()]
+    return "\n".join(lines) + "\n"
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def odd_ones(ranks: Sequence[Mapping[str, Any]]) -> Tuple[List[int], str]:
+    """Return the ranks that the others most likely wait for, and why, in words.
+
+    Stopped ranks, else those that do not wait for others while others do, else those that are
+    elsewhere than most. Empty where nothing tells them apart.
+
+    Args:
+        ranks: Entries of `Dump.as_record`, of all nodes.
+    """
+    stopped = [one for one in ranks if one["state"] == STOPPED]
+    if stopped:
+        return _numbers(stopped), "stopped by a signal (SIGSTOP)"
+    waiting = [one for one in ranks if one["waits"]]
+    busy = [one for one in ranks if not one["waits"]]
+    if waiting and busy:
+        at = busy[0]["where"] or "code of its own"
+        return _numbers(busy), f"at {at}, while the others wait for it"
+    places: Dict[str, List[Mapping[str, Any]]] = {}
+    for one in ranks:
+        places.setdefault(str(one["where"]), []).append(one)
+    if len(places) > 1:
+        sizes = sorted(places.values(), key=len)
+        if len(sizes[0]) < len(sizes[-1]):
+            at = sizes[0][0]["where"] or "code of its own"
+            rest = sizes[-1][0]["where"] or "code of their own"
+            return _numbers(sizes[0]), f"at {at}, while most are at {rest}"
+    return [], ""
+
+
+def _numbers(ranks: Sequence[Mapping[str, Any]]) -> List[int]:
+    return sorted(int(one["rank"]) for one in ranks)
+
+
+def named(odd: List[int], how: str) -> str:
+    """Return the sentence that names the odd ranks."""
+    ranks = ", ".join(str(rank) for rank in odd)
+    return f"rank {ranks} is {how}" if len(odd) == 1 else f"ranks {ranks} are {how}"

@@ -1,0 +1,106 @@
+"""What an attempt host watches beside its ranks' ends: its lease, and whether they stall."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
+
+from rayjobs.injob import stacks
+from rayjobs.injob.lease import LOST_GRACE_S, LOST_OUTCOME, Lease
+from rayjobs.injob.stall import StallWatch
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+
+STALLED_OUTCOME = "stalled"
+
+
+class Watch:
+    """The clocks of one attempt on one node that its host keeps by itself."""
+
+    def __init__(self, host: Host) -> None:
+        """Start the lease's clock."""
+        plan = host.plan
+        self._host = host
+        self.lease = Lease.of(plan.lease_s, plan.raylet)
+        self.stall: Optional[StallWatch] = None
+        if plan.stall_timeout_s is not None:
+            self.stall = StallWatch(plan.stall_timeout_s, is_alone=plan.node_count == 1)
+        self._found: List[Dict[str, Any]] = []
+
+    def check_lease(self) -> None:
+        """Begin the attempt's end if its lease is over, or hurry one that has begun."""
+        why = self.lease.why_over()
+        if why is not None:
+            grace_s = min(LOST_GRACE_S, self._host.plan.grace_s)
+            self._host.ending.begin(LOST_OUTCOME, why, grace_s=grace_s)
+
+    def look(self) -> None:
+        """Begin the attempt's end if it has stalled."""
+        if self.stall is None:
+            return
+        for rank in self._host.ranks:
+            if not rank.has_ended:
+                metrics = os.path.join(
+                    self._host.plan.root, "metrics", f"rank-{rank.plan.rank}.jsonl"
+                )
+                self.stall.add(rank.plan.rank, rank.identity, rank.log.path, metrics)
+        self.stall.look()
+        why = self.stall.why_stalled()
+        if why is not None:
+            self.end_stalled(why)
+
+    def end_stalled(self, why: str) -> None:
+        """Dump the stacks of every rank, then begin the end of the attempt. Idempotent."""
+        if self._host.ending.has_begun:
+            return
+        self._found = [one.as_record() for one in self._dump_all()]
+        odd, how = stacks.odd_ones(self._found)
+        if odd and self._host.plan.node_count == 1:
+            why += f"; {stacks.named(odd, how)}"
+        self._host.ending.begin(STALLED_OUTCOME, why)
+
+    def _dump_all(self) -> List[stacks.Dump]:
+        """Dump every living rank, also into the attempt's logs; a full disk keeps none there."""
+        dumps = []
+        for rank in self._host.ranks:
+            if rank.has_ended:
+                continue
+            file = self._host.plan.stacks_of(rank.plan.rank)
+            dump = stacks.dump(rank.plan.rank, rank.identity, file)
+            if dump is not None:
+                dumps.append(dump)
+        folder = os.path.join(self._host.plan.work, "logs", "stacks")
+        at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        for dump in dumps:
+            try:
+                os.makedirs(folder, exist_ok=True)
+                path = os.path.join(folder, f"rank-{dump.rank}-{at}.txt")
+                with open(path, "w", encoding="utf-8") as target:
+                    target.write(dump.text)
+            except OSError:
+                break
+        return dumps
+
+    def answer(self, request: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+        """Answer what concerns this; None for other requests."""
+        operation = request.get("op")
+        if operation == "lease":
+            stamp = request.get("stamp")
+            left = self.lease.renew(None if stamp is None else float(stamp))
+            silent_s = None if self.stall is None else self.stall.silent_s
+            return {"ok": True, "stamp": left, "silent_s": silent_s}
+        if operation == "stacks":
+            return {
+                "ok": True,
+                "ranks": [{**one.as_record(), "text": one.text} for one in self._dump_all()],
+            }
+        if operation == "stalled":
+            self.end_stalled(str(request.get("reason") or "the attempt has stalled"))
+            return {"ok": True, "state": self._host.state}
+        return None
+
+    def as_record(self) -> Dict[str, Any]:
+        """Entries of the exit record: where the ranks were when the attempt had stalled."""
+        return {"stacks": self._found} if self._found else {}
