@@ -44,8 +44,7 @@ def why_no_namespace() -> str:
         asked = subprocess.run(
             [sys.executable, "-S", "-E", str(namespace.__file__)],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=PROBE_S,
             check=False,
         )

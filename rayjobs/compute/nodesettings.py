@@ -1,4 +1,4 @@
-"""The settings of a node's agent: what holds jobs' processes, and how long it stays without work."""
+"""The settings of a node's agent: what holds jobs' processes, how long it stays without any."""
 
 from __future__ import annotations
 

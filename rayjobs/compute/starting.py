@@ -20,6 +20,7 @@ from rayjobs import ids
 from rayjobs.compute import keeper, localhead, progress, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
+from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
@@ -369,7 +370,9 @@ def _start_local(
     timeout_s: float,
 ) -> dict[str, Any]:
     """Bring up a keeper if there is none, and follow its start until the target answers."""
-    LocalSettings.read()  # a wrong setting is this caller's to correct, and told at once
+    # A wrong setting is this caller's to correct, and told at once.
+    LocalSettings.read()
+    NodeSettings.read(localhead.LOCAL)
     localhead.ray_folder(place.home)
     follower = _Follower(place, on_stage)
     stops = last_stop(place.paths)
