@@ -36,6 +36,7 @@ class Ending:
         self.reason = ""
         self.first_failed: int | None = None
         self.is_over = False
+        self.is_consequence = False  # of what happened on another node
         self._kill_at = 0.0
         self._alone_until: float | None = None
         self._leftovers_until: float | None = None
@@ -138,6 +139,8 @@ class Ending:
         now = time.monotonic()
         if any(not rank.has_ended for rank in self._host.ranks) and now < self._kill_at:
             return
+        if self._host.is_leaving():
+            return
         if self._leftovers_until is None:
             if self._is_empty():
                 return
@@ -197,6 +200,7 @@ class Ending:
             "duration_s": host.duration_s(),
             "outcome": self.outcome,
             "reason": self.reason,
+            "is_consequence": self.is_consequence,
             "ranks": [rank.as_record() for rank in host.ranks],
             "first_failed_rank": self.first_failed,
             "leftovers": {

@@ -12,18 +12,18 @@ import signal
 import sys
 import time
 import traceback
-from typing import Any, Mapping
+from typing import Any, Iterable, Mapping
 
 if __name__ == "__main__":
     # Run by its path, so that the working directory is not on the module path; neither must be
     # this folder, whose module names are general words.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from rayjobs.injob import control, detach, exitrecord, kernel, masterport
+from rayjobs.injob import beside, control, detach, exitrecord, kernel, masterport
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
-from rayjobs.injob.plan import Plan
+from rayjobs.injob.plan import Plan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.watch import Watch
@@ -80,6 +80,7 @@ class Host:
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
+        self._beside = beside.make(self)
         exitrecord.write_file(os.path.join(plan.root, "host.json"), self._description())
 
     def _description(self) -> dict[str, Any]:
@@ -146,10 +147,10 @@ class Host:
         """
         try:
             program = self._start_ranks()
+            while program is None and not self.ending.is_over:
+                program = self._turn()
             if program is not None:
                 return program
-            while not self.ending.is_over:
-                self._turn()
             self._finish(self.ending.make_record(self._started_at, self._cold_reason))
         except Exception:
             detach.note(traceback.format_exc())
@@ -160,14 +161,29 @@ class Host:
         if self._port_error is not None:
             self.ending.begin("host_error", self._port_error)
             return None
-        for item in self.plan.ranks:
+        try:
+            self._beside.start()
+        except OSError as error:
+            self.ending.begin("host_error", f"what the ranks need cannot be started: {error}")
+            return None
+        if not self._beside.starts_ranks:
+            program = self.fork(self._beside.prepared(item) for item in self.plan.ranks)
+            if program is not None:
+                return program
+            self.let_go([item.rank for item in self.plan.ranks])
+        self._started_s = boot_clock_s()
+        return None
+
+    def fork(self, items: Iterable[RankPlan]) -> Program | None:
+        """Fork ranks, which then wait to be let go; in such a rank, return its program."""
+        for item in items:
             try:
                 rank = fork_rank(
                     self.plan,
                     item,
                     self._secrets,
                     self._warm,
-                    abandon=self._server.abandon,
+                    abandon=self.abandon,
                     tree=self.tree,
                 )
             except OSError as error:
@@ -176,14 +192,34 @@ class Host:
             if isinstance(rank, Program):
                 return rank
             self.ranks.append(rank)
-            pid = rank.identity.pid
-            for holder in (self.tree, self.memory, self.processes):
-                holder.add(pid)
+            self.hold(rank.identity.pid)
             os.set_blocking(rank.setup, False)
             self._selector.register(rank.setup, selectors.EVENT_READ, self._setup_reader(rank))
+        return None
+
+    def hold(self, pid: int) -> None:
+        """Take a new child, which has no children yet, among the attempt's processes."""
+        for holder in (self.tree, self.memory, self.processes):
+            holder.add(pid)
+
+    def abandon(self) -> None:
+        """Close all sockets in a forked process."""
+        self._beside.abandon()
+        self._server.abandon()
+
+    @property
+    def selector(self) -> selectors.BaseSelector:
+        """What the host's loop waits with."""
+        return self._selector
+
+    def let_go(self, numbers: Iterable[int]) -> None:
+        """Let forked ranks run, unless the attempt is being ended."""
         if self.ending.has_begun:
-            return None
+            return
+        chosen = set(numbers)
         for rank in self.ranks:
+            if rank.plan.rank not in chosen:
+                continue
             rank.started_at = time.time()
             try:
                 os.write(rank.go, b"g")
@@ -191,8 +227,6 @@ class Host:
                 continue  # it died meanwhile, which the loop will see
             finally:
                 os.close(rank.go)
-        self._started_s = boot_clock_s()
-        return None
 
     def _setup_reader(self, rank: Rank) -> Any:
         return lambda _: self._read_setup(rank)
@@ -226,7 +260,7 @@ class Host:
         """Seconds since the ranks were let go."""
         return boot_clock_s() - self._started_s
 
-    def _turn(self) -> None:
+    def _turn(self) -> Program | None:
         timeout = _ENDING_TICK_S if self.ending.has_begun else _TICK_S
         left = self.deadline_in_s()
         if left is not None and not self.ending.has_begun:
@@ -238,8 +272,14 @@ class Host:
         self.watch.check_lease()
         if not self.ending.has_begun:
             self._look_for_an_end()
-        if self.ending.has_begun:
+        program = self._beside.turn()
+        if program is None and self.ending.has_begun:
             self.ending.advance()
+        return program
+
+    def is_leaving(self) -> bool:
+        """Whether, now that all ranks have ended, what served them still has time to end."""
+        return self._beside.is_leaving()
 
     def _serve(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
@@ -255,6 +295,7 @@ class Host:
                 return False
             if pid == 0:
                 return True
+            self._beside.child_ended(pid, status, now)
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)
@@ -268,7 +309,11 @@ class Host:
             self.ending.begin("host_error", f"the attempt host was told to end by {name}")
         elif failed:
             self.ending.begin_with_failure(failed)
-        elif all(rank.has_ended for rank in self.ranks):
+        else:
+            self._beside.look_for_an_end()
+        if self.ending.has_begun:
+            return
+        if not self._beside.starts_ranks and all(rank.has_ended for rank in self.ranks):
             self.ending.begin("completed", "")
         elif left is not None and left <= 0:
             limit = self.plan.max_duration_s
@@ -350,6 +395,7 @@ class Host:
             os.unlink(self.plan.socket)
         except FileNotFoundError:
             pass  # somebody tidied up
+        self._beside.close()
         self._server.close()
 
 

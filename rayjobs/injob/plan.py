@@ -56,6 +56,7 @@ class Plan:
     lease_s: float | None = None
     raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
     stall_timeout_s: float | None = None
+    beside: Mapping[str, Any] | None = None  # what the host does besides, see `beside.make`
     hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
 
     @property
@@ -155,6 +156,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             lease_s=_optional(values.get("lease_s"), float),
             raylet=_optional(values.get("raylet"), dict),
             stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
+            beside=_optional(values.get("beside"), dict),
             hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -30,11 +30,16 @@ class TorchLauncher:
         ]
         plan = host_plan(context, place, each)
         plan["env"] |= meeting_variables(context)
-        if all(one.address.startswith(LOOPBACK) for one in context.places):
-            plan["env"].setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
+        keep_to_loopback(context, plan["env"])
         if place.node == 0:
             plan["master_port"] = context.master_port
         return plan
+
+
+def keep_to_loopback(context: AttemptContext, environment: dict[str, str]) -> None:
+    """Tell gloo which interface to use where all nodes are on this machine, unless the job does."""
+    if all(one.address.startswith(LOOPBACK) for one in context.places):
+        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
 
 
 def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:

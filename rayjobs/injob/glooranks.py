@@ -1,0 +1,102 @@
+"""Ranks of Horovod's Gloo controller: each is told which network interface to use, node 0 serves.
+
+The host forks them as those of torch.distributed; beside them, node 0 runs the server where they
+find each other (`gloopoint`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import socket
+import struct
+import sys
+from typing import TYPE_CHECKING, Any, Mapping
+
+from rayjobs.injob import gloopoint, helpers
+from rayjobs.injob.beside import Beside
+from rayjobs.injob.plan import RankPlan
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+
+_SIOCGIFADDR = 0x8915
+_INTERFACE = "HOROVOD_GLOO_IFACE"
+_NAME = "the meeting point of Horovod's ranks"
+
+
+def interface_of(address: str) -> str | None:
+    """The name of the network interface that has an IPv4 address; None when none has it."""
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(
+                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
+                )
+            except OSError:
+                continue  # an interface without an IPv4 address
+            if socket.inet_ntoa(found[20:24]) == address:
+                return name
+    return None
+
+
+class GlooHelper(Beside):
+    """What a host does besides forking the ranks of Horovod's Gloo controller."""
+
+    def __init__(self, host: Host, settings: Mapping[str, Any]) -> None:
+        self._host = host
+        self._settings = settings
+        self._server: helpers.Helper | None = None
+
+    def prepared(self, item: RankPlan) -> RankPlan:
+        """The plan of a rank with the network interface of its node, unless the job names one."""
+        name = interface_of(str(self._settings["address"]))
+        if name is None or _INTERFACE in self._host.plan.env:
+            return item
+        return RankPlan(item.rank, item.local_rank, {**item.env, _INTERFACE: name})
+
+    def start(self) -> None:
+        """Start the server, on node 0 alone; ranks may connect as soon as this returns.
+
+        Raises:
+            OSError: the port is taken, or no process can be made.
+        """
+        port = self._settings.get("port")
+        if not port:
+            return
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            # The host holds the port with the same option, so nobody else could take it.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("", int(port)))
+            listener.listen(1024)
+            self._server = helpers.start(
+                _NAME,
+                [sys.executable, "-S", "-E", os.path.abspath(gloopoint.__file__)],
+                dict(self._host.plan.env, RAYJOBS_MARKER=self._host.plan.marker),
+                folder="/",
+                log=os.path.join(self._host.plan.root, "host.log"),
+                host=self._host,
+                give=listener.fileno(),
+            )
+        finally:
+            listener.close()
+
+    def child_ended(self, pid: int, status: int, at: float) -> None:
+        """Take in the end of a child that is no rank."""
+        if self._server is not None and self._server.identity.pid == pid:
+            self._server.status, self._server.ended_at = status, at
+
+    def look_for_an_end(self) -> None:
+        """Begin the attempt's end when the server has died: who has not met never will."""
+        if self._server is not None and self._server.has_ended:
+            self._host.ending.begin("host_error", f"{_NAME} {self._server.end_in_words()}")
+
+    def is_leaving(self) -> bool:
+        """End the server, once the ranks have ended."""
+        if self._server is not None and not self._server.has_ended:
+            self._server.send(signal.SIGKILL)
+        return False

@@ -1,0 +1,121 @@
+"""Programs that an attempt host runs beside its ranks: mpirun, orted, a meeting point."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Mapping, Sequence
+
+from rayjobs.injob import detach, kernel, startup
+from rayjobs.injob.identity import Identity, identity_of, send_signal
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+
+_NOT_STARTED = 127
+
+
+@dataclass
+class Helper:
+    """A program that was started; `status` is its wait status once it has ended."""
+
+    name: str
+    identity: Identity
+    status: int | None = None
+    ended_at: float | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its wait status is known."""
+        return self.status is not None
+
+    @property
+    def signal(self) -> int | None:
+        """The signal that ended it, or None."""
+        if self.status is None or not os.WIFSIGNALED(self.status):
+            return None
+        return os.WTERMSIG(self.status)
+
+    @property
+    def exit_code(self) -> int | None:
+        """Its exit code, None while it runs or when a signal ended it."""
+        if self.status is None or not os.WIFEXITED(self.status):
+            return None
+        return os.WEXITSTATUS(self.status)
+
+    def send(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if not self.has_ended:
+            send_signal(self.identity, number)
+
+    def end_in_words(self) -> str:
+        """How it ended: ``ended with code 3``, ``was ended by SIGKILL``."""
+        if self.signal is not None:
+            return f"was ended by {signal_name(self.signal)}"
+        return f"ended with code {self.exit_code}"
+
+
+def signal_name(number: int) -> str:
+    """The signal's name, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def start(
+    name: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    folder: str,
+    log: str,
+    host: Host,
+    give: int | None = None,
+) -> Helper:
+    """Start a program that dies with this process; what it prints is appended to `log`.
+
+    Args:
+        arguments: The program, looked up in the PATH of `env`, and its arguments.
+        host: the calling process, which then holds it as a process of the attempt.
+        give: a descriptor that the program gets as its standard input; else it reads nothing.
+
+    Raises:
+        OSError: no process can be made. A program that is not there ends with code 127.
+    """
+    parent = os.getpid()
+    # No signal may reach the child while it still has the caller's handlers.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    except OSError:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        raise
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
+        identity = identity_of(pid)
+        if identity is None:
+            raise OSError(f"the new process of {name} cannot be seen in /proc")
+        host.hold(pid)
+        return Helper(name, identity)
+    try:
+        startup.restore_signals(as_python=False)
+        kernel.die_with_parent(signal.SIGKILL)
+        host.tree.enter()
+        if os.getppid() not in (parent, 0):  # 0: the host is outside of the PID namespace
+            os._exit(1)
+        os.setsid()
+        given = None if give is None else os.dup(give)
+        host.abandon()
+        detach.point_output(log)
+        if given is not None:
+            os.dup2(given, 0)
+        os.chdir(folder)
+        startup.close_descriptors(keep=())
+        os.execvpe(arguments[0], list(arguments), dict(env))
+    except OSError as error:
+        os.write(2, f"{arguments[0]} cannot be started: {error.strerror}\n".encode())
+    except BaseException as error:
+        os.write(2, f"{arguments[0]} cannot be started: {error!r}\n".encode())
+    os._exit(_NOT_STARTED)

@@ -1,0 +1,319 @@
+"""Ranks that MPI starts: mpirun and orted are helpers of the hosts, which fork the ranks for them.
+
+On node 0 the host starts mpirun. For every other node mpirun asks for an orted: the request
+reaches this host by the stub that stands for ssh, goes out to whoever relays it, and comes in at
+the other node's host. Each mpirun or orted starts a stub per rank, which hands the rank's
+variables to the host of its node and ends as the rank ends.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Mapping
+
+from rayjobs.injob import helpers, kernel, mpistub
+from rayjobs.injob.beside import Beside
+from rayjobs.injob.lines import Asker, LineServer
+from rayjobs.injob.plan import RankPlan
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+    from rayjobs.injob.ranks import Program, Rank
+
+LOG_NAME = "mpi.log"
+REMOTE = "remote"  # the program that mpirun takes for ssh, in the folder it runs in
+_REMOTE_TEXT = 'exec "${}" -S -E "${}" remote "$@"\n'.format(
+    mpistub.PYTHON_VARIABLE, mpistub.STUB_VARIABLE
+)
+# What is lost to MPI may end by itself, with an exit code that says more.
+_PULL_S = 1.0
+_LEAVE_S = 3.0
+_ASK_TO_LEAVE_S = 0.5
+_LAST_LINES = 4
+_CLONE_NEWUTS = 0x04000000
+_LONGEST_NAME = 50
+_LAST_BYTES = 4096
+# Without them Open MPI looks for networks that are not there, which costs time and warnings.
+_SETTINGS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib"}
+
+
+class MpiStarter(Beside):
+    """Starts the ranks of one node as mpirun (node 0) or orted (the others) asks for them."""
+
+    starts_ranks = True
+
+    def __init__(self, host: Host, settings: Mapping[str, Any]) -> None:
+        """Listen for the stubs.
+
+        Raises:
+            OSError: the socket or the folder cannot be made.
+        """
+        self._host = host
+        self._settings = settings
+        self._socket = str(settings["socket"])
+        self._folder = os.path.join(host.plan.root, "mpi")
+        os.makedirs(self._folder, exist_ok=True)
+        with open(os.path.join(self._folder, REMOTE), "w", encoding="utf-8") as file:
+            file.write(_REMOTE_TEXT)
+        self._log = os.path.join(host.plan.root, "log", LOG_NAME)
+        self._server = LineServer(
+            self._socket, host.selector, asked=self._asked, gone=self._stub_gone
+        )
+        self._launcher: helpers.Helper | None = None
+        self._waiting: list[tuple[Asker, RankPlan]] = []
+        self._stubs: dict[int, Asker] = {}
+        self._lost_at: float | None = None
+        self._remote: dict[int, tuple[str, Asker]] = {}
+        self._relay: Asker | None = None
+        self._is_relayed = False
+        self._leave_until: float | None = None
+        self._was_asked_to_leave = False
+
+    # ---- starting -----------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start mpirun, on node 0 alone.
+
+        Raises:
+            OSError: no process can be made, or none with a host name of its own.
+        """
+        if self._settings.get("shares_machine"):
+            self._rename_host()
+        command = self._settings.get("command")
+        if command:
+            self._note("$ " + " ".join(shlex.quote(word) for word in command))
+            self._launch("mpirun", [str(word) for word in command])
+
+    def _rename_host(self) -> None:
+        """Give this process and its children a host name of their own.
+
+        Ranks of two nodes that have one host name take each other for neighbours, and crash: seen
+        with Open MPI 4.1 and two ranks on each of two nodes.
+        """
+        name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._host.plan.node}"
+        try:
+            kernel.unshare(_CLONE_NEWUTS)
+            socket.sethostname(name)
+        except OSError as error:
+            raise OSError(
+                f"nodes of an MPI job that share one machine need host names of their own, which "
+                f"this machine does not allow ({error.strerror or error}); use one node with more "
+                f"processes"
+            ) from error
+
+    def _launch(self, name: str, arguments: list[str]) -> None:
+        self._launcher = helpers.start(
+            name,
+            arguments,
+            self._environment(),
+            folder=self._folder,
+            log=self._log,
+            host=self._host,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        env = self._host.plan.rank_env(RankPlan(-1, -1, {}), {})
+        address = str(self._settings["address"])
+        interfaces = "lo" if address.startswith("127.") else f"{address}/32"
+        if address and ":" not in address:
+            env.setdefault("OMPI_MCA_oob_tcp_if_include", interfaces)
+            env.setdefault("OMPI_MCA_btl_tcp_if_include", interfaces)
+        for variable, value in _SETTINGS.items():
+            env.setdefault(variable, value)
+        # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
+        # same pid, each in a PID namespace of its own, would take each other's.
+        env.setdefault("OMPI_MCA_btl_vader_backing_directory", env["TMPDIR"])
+        # The others learn it from their own host: names and folders differ between nodes.
+        env["OMPI_MCA_plm_rsh_pass_environ_mca_params"] = "0"
+        if os.getuid() == 0:
+            env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+        env[mpistub.SOCKET_VARIABLE] = self._socket
+        env[mpistub.PYTHON_VARIABLE] = sys.executable
+        env[mpistub.STUB_VARIABLE] = os.path.abspath(mpistub.__file__)
+        return env
+
+    def turn(self) -> Program | None:
+        """Fork the ranks that were asked for; in such a rank, return its program."""
+        while self._waiting:
+            asker, item = self._waiting.pop(0)
+            if self._host.ending.has_begun:
+                self._server.answer(asker, {"error": "the attempt is being ended"})
+                continue
+            self._stubs[item.rank] = asker
+            program = self._host.fork([item])
+            if program is not None:
+                return program
+            self._host.let_go([item.rank])
+        for rank in self._host.ranks:
+            # While an attempt is being ended its ranks have a grace, of which mpirun would take
+            # away the rest: it ends all as soon as it hears of one failure.
+            if rank.has_ended and (not self._host.ending.has_begun or self._all_have_ended()):
+                self._tell(rank)
+        return None
+
+    def _tell(self, rank: Rank) -> None:
+        stub = self._stubs.get(rank.plan.rank)
+        if stub is not None:
+            self._server.answer(stub, {"exit_code": rank.exit_code, "signal": rank.signal})
+
+    # ---- requests -----------------------------------------------------------------------------
+
+    def _asked(self, asker: Asker, request: Mapping[str, Any]) -> None:
+        operation = request.get("op")
+        if operation == "rank":
+            self._rank_asked(asker, request.get("env") or {})
+        elif operation == "remote":
+            self._remote_asked(asker, str(request.get("node")), str(request.get("command")))
+        elif operation == "relay":
+            self._relay = asker
+            self._give_to_relay()
+        elif operation == "relayed":
+            self._relayed(request.get("errors") or {})
+            self._server.answer(asker, {"ok": True})
+        elif operation == "daemon":
+            self._server.answer(asker, self._daemon(str(request.get("command"))))
+        else:
+            self._server.answer(asker, {"error": f"unknown operation {operation!r}"})
+
+    def _rank_asked(self, asker: Asker, env: Mapping[str, Any]) -> None:
+        number = str(env.get("OMPI_COMM_WORLD_RANK"))
+        for item in self._host.plan.ranks:
+            if str(item.rank) == number and all(
+                rank.plan.rank != item.rank for rank in self._host.ranks
+            ):
+                told = {str(name): str(value) for name, value in env.items()}
+                self._waiting.append(
+                    (asker, RankPlan(item.rank, item.local_rank, {**item.env, **told}))
+                )
+                return
+        self._server.answer(
+            asker, {"error": f"rank {number} is not one that node {self._host.plan.node} may start"}
+        )
+
+    def _remote_asked(self, asker: Asker, node: str, command: str) -> None:
+        nodes = list(self._settings["nodes"])
+        if node not in nodes[1:]:
+            self._server.answer(asker, {"error": f"{node} is no other node of the job"})
+            return
+        self._remote[nodes.index(node)] = (command, asker)
+        self._give_to_relay()
+
+    def _give_to_relay(self) -> None:
+        if self._relay is None or self._relay.is_gone:
+            return
+        if self._is_relayed:
+            self._server.answer(self._relay, {"commands": {}, "over": True})
+        elif len(self._remote) == len(self._settings["nodes"]) - 1:
+            commands = {str(index): one for index, (one, _) in sorted(self._remote.items())}
+            self._server.answer(self._relay, {"commands": commands})
+
+    def _relayed(self, errors: Mapping[str, Any]) -> None:
+        self._is_relayed = True
+        for index, (_, asker) in self._remote.items():
+            error = errors.get(str(index))
+            self._server.answer(asker, {"error": str(error)} if error else {"ok": True})
+
+    def _daemon(self, command: str) -> dict[str, Any]:
+        if self._launcher is not None:
+            return {"ok": True}  # relayed twice: after the relay was replaced
+        if self._host.ending.has_begun:
+            return {"error": f"node {self._host.plan.node} is being ended"}
+        try:
+            self._launch("orted", shlex.split(command))
+        except (OSError, ValueError) as error:
+            return {"error": f"orted cannot be started on node {self._host.plan.node}: {error}"}
+        return {"ok": True}
+
+    def _stub_gone(self, asker: Asker) -> None:
+        """MPI has ended a stub: it has given the rank up, whose end is awaited for a moment."""
+        self._waiting = [one for one in self._waiting if one[0] is not asker]
+        if asker in self._stubs.values() and self._lost_at is None:
+            self._lost_at = time.monotonic()
+
+    # ---- ends ---------------------------------------------------------------------------------
+
+    def child_ended(self, pid: int, status: int, at: float) -> None:
+        """Take in the end of a child that is no rank."""
+        launcher = self._launcher
+        if launcher is not None and launcher.identity.pid == pid and not launcher.has_ended:
+            launcher.status, launcher.ended_at = status, at
+            self._lost_at = self._lost_at or time.monotonic()
+
+    def _all_have_ended(self) -> bool:
+        ranks = self._host.ranks
+        return len(ranks) == len(self._host.plan.ranks) and all(rank.has_ended for rank in ranks)
+
+    def look_for_an_end(self) -> None:
+        """Begin the attempt's end where MPI has come to its own; failed ranks come before."""
+        launcher = self._launcher
+        if launcher is not None and launcher.signal is not None:
+            self._host.ending.begin(
+                "host_error",
+                f"{launcher.name}, which starts the ranks of node {self._host.plan.node}, "
+                f"{launcher.end_in_words()}",
+            )
+        elif launcher is not None and launcher.exit_code == 0 and self._all_have_ended():
+            self._host.ending.begin("completed", "")
+        elif self._lost_at is not None and time.monotonic() > self._lost_at + _PULL_S:
+            who = "MPI"
+            if launcher is not None and launcher.has_ended:
+                who = f"{launcher.name} {launcher.end_in_words()} and"
+            said = self._last_said()
+            # What MPI ends for a reason on another node must not be taken for the cause.
+            self._host.ending.is_consequence = True
+            self._host.ending.begin(
+                "host_error",
+                f"{who} gave up the ranks of node {self._host.plan.node}"
+                f"{': ' + said if said else ''}",
+            )
+
+    def _last_said(self) -> str:
+        try:
+            with open(self._log, "rb") as file:
+                file.seek(max(0, os.path.getsize(self._log) - _LAST_BYTES))
+                text = file.read().decode("utf-8", "replace")
+        except OSError:
+            return ""
+        lines = [line.strip() for line in text.splitlines()]
+        words = [line for line in lines if line.strip("-") and not line.startswith("$ ")]
+        return " / ".join(words[-_LAST_LINES:])
+
+    def is_leaving(self) -> bool:
+        """Whether mpirun and orted still have time to end by themselves, once the ranks have."""
+        launcher, now = self._launcher, time.monotonic()
+        if self._leave_until is None:
+            self._leave_until = now + _LEAVE_S
+            for rank in self._host.ranks:
+                self._tell(rank)
+        if launcher is None or launcher.has_ended:
+            return False
+        if now >= self._leave_until:
+            launcher.send(signal.SIGKILL)
+            return False
+        if launcher.name == "mpirun" and now >= self._leave_until - _LEAVE_S + _ASK_TO_LEAVE_S:
+            if not self._was_asked_to_leave:
+                # Once: a second one would let mpirun leave without ending its daemons.
+                self._was_asked_to_leave = True
+                launcher.send(signal.SIGTERM)
+        return True
+
+    def _note(self, text: str) -> None:
+        with open(self._log, "a", encoding="utf-8") as file:
+            file.write(text + "\n")
+
+    def abandon(self) -> None:
+        """Close all sockets in a forked process."""
+        self._server.abandon()
+
+    def close(self) -> None:
+        """Close all sockets, once the exit record is written."""
+        self._server.close()
+        try:
+            os.unlink(self._socket)
+        except FileNotFoundError:
+            pass  # somebody tidied up

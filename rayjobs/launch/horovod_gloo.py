@@ -1,0 +1,60 @@
+"""Ranks of Horovod's own Gloo controller: no MPI, the first node's host holds where they meet.
+
+Source: the variables of `horovod.runner.gloo_run.create_slot_env_vars` 0.28.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayjobs.injob.beside import HOROVOD_GLOO
+from rayjobs.launch.mpi import without_mpi
+from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.launch.torch_env import rank_variables
+from rayjobs.spec import JobSpec
+
+
+class HorovodGlooLauncher:
+    """Ranks that find each other at a small server beside the first node's ranks."""
+
+    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+        """Return the plan of each node's host.
+
+        Without a port in the context (`--dry-run`), the variable that names it is left out.
+        """
+        return [self._plan(context, place) for place in context.places]
+
+    def _plan(self, context: AttemptContext, place: Place) -> dict[str, Any]:
+        spec = context.job.spec
+        each = [
+            without_mpi(rank_variables(spec, place.node, local))
+            | horovod_variables(spec, place.node, local)
+            for local in range(spec.distribution.processes_per_node)
+        ]
+        plan = host_plan(context, place, each)
+        plan["env"] |= {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.places[0].address,
+        }
+        beside: dict[str, Any] = {"kind": HOROVOD_GLOO, "address": place.address}
+        if context.master_port is not None:
+            plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
+        if place.node == 0:
+            plan["master_port"] = context.master_port
+            beside["port"] = context.master_port
+        return {**plan, "beside": beside}
+
+
+def horovod_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:
+    """Return the variables that tell Horovod which rank it is."""
+    shape = spec.distribution
+    return {
+        "HOROVOD_HOSTNAME": f"node-{node}",
+        "HOROVOD_RANK": str(node * shape.processes_per_node + local_rank),
+        "HOROVOD_SIZE": str(shape.world_size),
+        "HOROVOD_LOCAL_RANK": str(local_rank),
+        "HOROVOD_LOCAL_SIZE": str(shape.processes_per_node),
+        "HOROVOD_CROSS_RANK": str(node),
+        "HOROVOD_CROSS_SIZE": str(shape.nodes),
+    }

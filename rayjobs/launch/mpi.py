@@ -1,0 +1,95 @@
+"""Ranks that Open MPI starts: mpirun on the first node, orted on the others, no ssh between them.
+
+The attempt hosts are whose children all of these are, and who fork the ranks (injob.mpi).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rayjobs.injob.beside import MPI
+from rayjobs.injob.mpi import REMOTE
+from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.launch.torch_env import keep_to_loopback, meeting_variables, rank_variables
+from rayjobs.paths import short_socket
+from rayjobs.spec import JobSpec
+
+# What mpirun starts for each rank. On every node the node's own variables say what that is.
+RANK_COMMAND = ("/bin/sh", "-c", 'exec "$RAYJOBS_MPI_PYTHON" -S -E "$RAYJOBS_MPI_STUB" rank')
+FIRST_NODE = "localhost"
+
+
+class MpiLauncher:
+    """Ranks under mpirun, numbered node by node; each node's plan says how it takes part."""
+
+    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+        """Return the plan of each node's host; the first one's holds mpirun's command line.
+
+        Without a port in the context (`--dry-run`), the variables that name it are left out.
+        """
+        names = node_names(len(context.places))
+        sockets = [str(short_socket("mpi", marker)) for marker in context.markers]
+        return [self._plan(context, place, names, sockets) for place in context.places]
+
+    def _plan(
+        self, context: AttemptContext, place: Place, names: list[str], sockets: list[str]
+    ) -> dict[str, Any]:
+        spec = context.job.spec
+        each = [
+            without_mpi(rank_variables(spec, place.node, local))
+            for local in range(spec.distribution.processes_per_node)
+        ]
+        plan = host_plan(context, place, each)
+        plan["env"] |= meeting_variables(context)
+        keep_to_loopback(context, plan["env"])
+        beside: dict[str, Any] = {
+            "kind": MPI,
+            "socket": sockets[place.node],
+            "address": place.address,
+            "nodes": names,
+            "shares_machine": place.address
+            in [one.address for one in context.places[: place.node]],
+        }
+        if place.node == 0:
+            plan["master_port"] = context.master_port
+            beside["command"] = command(spec)
+            beside["peers"] = [
+                {"node": other.node, "node_id": other.node_id, "socket": sockets[other.node]}
+                for other in context.places[1:]
+            ]
+        return {**plan, "beside": beside}
+
+
+def without_mpi(variables: dict[str, str]) -> dict[str, str]:
+    """Return variables without those that mpirun sets itself."""
+    return {name: value for name, value in variables.items() if not name.startswith("OMPI_")}
+
+
+def node_names(count: int) -> list[str]:
+    """Return what mpirun calls the nodes.
+
+    All but the first are loopback addresses that no interface has: mpirun looks up no name, takes
+    none for its own machine, and several nodes may share one. Nobody connects to them.
+    """
+    return [
+        FIRST_NODE,
+        *(f"127.{1 + n // 65024}.{n // 254 % 256}.{n % 254 + 1}" for n in range(count - 1)),
+    ]
+
+
+def command(spec: JobSpec) -> list[str]:
+    """Return mpirun's command line, to be run in the folder that holds the stand-in for ssh."""
+    shape = spec.distribution
+    hosts = ",".join(f"{name}:{shape.processes_per_node}" for name in node_names(shape.nodes))
+    return [
+        "mpirun",
+        *("-np", str(shape.world_size)),
+        *("-H", hosts),
+        *("--map-by", "slot"),
+        *("--bind-to", "none"),
+        *("--wdir", "/"),
+        "--leave-session-attached",
+        *("--mca", "plm_rsh_agent", f"/bin/sh ./{REMOTE}"),
+        *("--mca", "plm_rsh_no_tree_spawn", "1"),
+        *RANK_COMMAND,
+    ]

@@ -1,0 +1,67 @@
+"""Brings mpirun's requests for orted from the first node's attempt host to the other nodes' hosts.
+
+Whoever runs it may be replaced at any moment: what was asked is asked again, and a host that has
+started its orted starts no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from rayjobs.injob.beside import MPI
+from rayjobs.launch.hoststart import ask
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 60.0
+LISTEN_S = 3600.0  # then it is asked anew
+PAUSE_S = 0.2
+
+# (peer of the plan, orted's command) → why it could not be started; empty when it was.
+StartDaemon = Callable[[Mapping[str, Any], str], Awaitable[str]]
+
+
+def is_needed(plan: Mapping[str, Any]) -> bool:
+    """Whether a plan is that of the first of several nodes whose ranks MPI starts."""
+    beside = plan.get("beside") or {}
+    return beside.get("kind") == MPI and bool(beside.get("peers"))
+
+
+async def start_daemon(socket: str, command: str) -> str:
+    """Have the attempt host at `socket` start orted; return why it did not, empty when it did."""
+    try:
+        answer = await ask(socket, {"op": "daemon", "command": command}, timeout_s=ANSWER_S)
+    except (OSError, TimeoutError, ValueError) as error:
+        return f"the attempt host cannot be asked to start orted: {error!r}"
+    return str(answer.get("error") or "")
+
+
+async def relay(plan: Mapping[str, Any], start: StartDaemon) -> None:
+    """Wait until mpirun has asked for all other nodes, have them started, and tell it.
+
+    Returns early when the host ends. Errors of `start` are told to mpirun, which then ends.
+    """
+    beside = plan["beside"]
+    peers = {str(peer["node"]): peer for peer in beside["peers"]}
+    while True:
+        try:
+            asked = await ask(beside["socket"], {"op": "relay"}, timeout_s=LISTEN_S)
+        except (FileNotFoundError, ConnectionRefusedError):
+            return  # the host has ended
+        except (OSError, TimeoutError, ValueError) as error:
+            log.info("mpirun's requests: %r", error)
+            await asyncio.sleep(PAUSE_S)
+            continue
+        commands = asked.get("commands") or {}
+        if asked.get("over") or not commands:
+            return
+        said = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
+        errors = {node: error for node, error in zip(commands, said, strict=True) if error}
+        try:
+            await ask(beside["socket"], {"op": "relayed", "errors": errors}, timeout_s=ANSWER_S)
+        except (OSError, TimeoutError, ValueError) as error:
+            log.info("mpirun's requests: %r", error)
+        return
