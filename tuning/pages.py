@@ -35,7 +35,7 @@ def write_html(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Write the page (about 5 MB, since it carries plotly's script) and return its path.
+    """Write the page and its folder; return its path. It is about 5 MB: it carries plotly's script.
 
     It loads nothing from anywhere. Names, parameters and reasons come from users and scripts:
     they are escaped, in the page's text and in the plots.
@@ -83,6 +83,7 @@ def write_html(
         + f"\n<h2>Trials</h2>\n{_table(rows(trials, goal))}\n</body>\n</html>\n"
     )
     target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page, encoding="utf-8")
     return target
 

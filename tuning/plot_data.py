@@ -70,6 +70,12 @@ class Curve:
     state: TrialState
     values: tuple[float, ...]
 
+    @property
+    def end(self) -> tuple[int, float] | None:
+        """The interval and value of its last finite report; None without one."""
+        finite = [pair for pair in enumerate(self.values, 1) if not math.isnan(pair[1])]
+        return finite[-1] if finite else None
+
 
 def history(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> History:
     """Return the points and the line of the history plot."""
@@ -97,6 +103,47 @@ def curves(trials: Sequence[TrialRecord]) -> tuple[Curve, ...]:
         for trial in sorted(trials, key=lambda trial: trial.number)
         if trial.values
     )
+
+
+def apart(
+    points: Sequence[tuple[float, float]], *, across: float, up: float, reach: float
+) -> list[float | None]:
+    """Return a height for a text beside each point, so that no two texts overlap.
+
+    Args:
+        points: (x, y) of each, as shares (0 … 1) of a plot.
+        across: A text's width: points nearer than it share one column of texts.
+        up: A text's height.
+        reach: How far a text may stand from its point's height.
+
+    Returns:
+        Heights near to the points' own; None for those without room.
+    """
+    heights: list[float | None] = [None] * len(points)
+    columns: list[list[int]] = []
+    for position in sorted(range(len(points)), key=lambda one: -points[one][0]):
+        if columns and points[columns[-1][0]][0] - points[position][0] < across:
+            columns[-1].append(position)
+        else:
+            columns.append([position])
+    room = int(1 / up)
+    for column in columns:
+        column.sort(key=lambda one: points[one][1])
+        if len(column) > room:
+            column = [column[round(k * (len(column) - 1) / (room - 1))] for k in range(room)]
+        lowest = up / 2
+        placed = []
+        for position in column:
+            placed.append(max(points[position][1], lowest))
+            lowest = placed[-1] + up
+        highest = 1 - up / 2
+        for k in reversed(range(len(placed))):
+            placed[k] = min(placed[k], highest)
+            highest = placed[k] - up
+        for position, height in zip(column, placed, strict=True):
+            if abs(height - points[position][1]) <= reach:
+                heights[position] = height
+    return heights
 
 
 def parallel(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) -> Parallel:

@@ -14,6 +14,11 @@ from tuning.trials import TrialRecord, TrialState
 Kind = Literal["history", "parallel", "curves"]
 KINDS: tuple[Kind, ...] = ("history", "parallel", "curves")
 
+# Of a number beside a curve, as shares of the plot's width and height.
+_NUMBER_WIDTH = 0.03
+_NUMBER_HEIGHT = 0.026
+_NUMBER_REACH = 0.22
+
 COLOURS = {
     TrialState.COMPLETED: "#1f6fb2",
     TrialState.CANCELED: "#d98e04",
@@ -39,7 +44,7 @@ def write_png(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Draw one plot of a sweep into a PNG file and return its path.
+    """Draw one plot of a sweep into a PNG file and return its path; makes the folder for it.
 
     Raises:
         SweepUsageError: no such kind, or no trial has reported a finite value yet.
@@ -61,6 +66,7 @@ def write_png(
     # "$" would start a formula.
     figure.suptitle(_plain(name), fontsize=12)
     target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, format="png")
     return target
 
@@ -115,20 +121,40 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str) -> None:
             markersize=3,
             label=label,
         )
-        axes.annotate(
-            str(curve.number),
-            (len(curve.values), curve.values[-1]),
-            xytext=(4, 0),
-            textcoords="offset points",
-            fontsize=7,
-            color=COLOURS[curve.state],
-            va="center",
-        )
+    _number_curves(axes, data)
     axes.set_xlabel("interval (report of the metric)")
     axes.set_ylabel(_plain(metric))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.legend(loc="best", fontsize=9)
+
+
+def _number_curves(axes: Any, data: Sequence[plot_data.Curve]) -> None:
+    """Write each trial's number beside its curve's end, none over another."""
+    ends = [(curve, *end) for curve in data if (end := curve.end) is not None]
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    axes.set_ylim(low, high)
+    heights = plot_data.apart(
+        [((x - left) / (right - left), (y - low) / (high - low)) for _, x, y in ends],
+        across=_NUMBER_WIDTH,
+        up=_NUMBER_HEIGHT,
+        reach=_NUMBER_REACH,
+    )
+    for (curve, x, y), height in zip(ends, heights, strict=True):
+        if height is None:
+            continue  # no room for all of them; the page names each curve
+        axes.annotate(
+            str(curve.number),
+            (x, (y - low) / (high - low)),
+            xytext=(x + _NUMBER_WIDTH / 3 * (right - left), height),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords=axes.get_xaxis_transform(),
+            fontsize=7,
+            color=COLOURS[curve.state],
+            va="center",
+            bbox={"facecolor": "white", "alpha": 0.7, "linewidth": 0, "pad": 0.3},
+            arrowprops={"arrowstyle": "-", "linewidth": 0.4, "color": COLOURS[curve.state]},
+        )
 
 
 def _parallel(figure: Any, data: plot_data.Parallel, goal: PrimaryMetricGoal, metric: str) -> None:

@@ -327,7 +327,6 @@ def plot(settings: Settings, sweep_id: str, output: str) -> None:
         short = short_id(workspace.store.job(found))
     what = {"name": spec.name, "metric": spec.metric, "goal": spec.goal}
     folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
     stem = f"{spec.name}-{short}"
     written = [
         write_png(folder / f"{stem}-{kind}.png", kind, state.trials, **what)  # type: ignore[arg-type]

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.tuning.simulation import sweep
 from tuning import plot_data
@@ -16,6 +18,7 @@ from tuning.engine import SweepState
 from tuning.errors import SweepUsageError
 from tuning.goal import PrimaryMetricGoal
 from tuning.pages import write_html
+from tuning.plot_data import Curve, apart, curves
 from tuning.plots import KINDS, write_png
 from tuning.results import best_trial, eta_s, rows, sorted_children, summary
 from tuning.trials import TrialRecord, TrialState
@@ -145,6 +148,33 @@ def test_parallel_axes_suit_their_values() -> None:
     assert rate.values[0] == pytest.approx(-1)  # log10(0.1): it spans more than 50 ×
     assert [text for _, text in optimiser.ticks] == ["adam", "sgd"]
     assert metric.values == data.colours == (0.7, 0.7, 0.9, 0.8, 0.95, 0.1)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.2, 0.21, 0.6, 0.9]), st.floats(0, 1)), max_size=60),
+    st.floats(0.02, 0.2),
+)
+def test_texts_beside_curves_never_overlap_and_stay_near_their_point(
+    points: list[tuple[float, float]], up: float
+) -> None:
+    heights = apart(points, across=0.05, up=up, reach=0.3)
+    placed = [(x, y, h) for (x, y), h in zip(points, heights, strict=True) if h is not None]
+    for position, (x, y, height) in enumerate(placed):
+        assert abs(height - y) <= 0.3
+        assert up / 2 - 1e-9 <= height <= 1 - up / 2 + 1e-9
+        for other_x, _, other in placed[position + 1 :]:
+            assert abs(x - other_x) >= 0.05 or abs(height - other) >= up - 1e-9
+
+
+def test_a_text_with_room_stands_at_its_points_height() -> None:
+    points = [(0.5, 0.2), (0.5, 0.5), (0.9, 0.5)]
+    assert apart(points, across=0.05, up=0.05, reach=0.2) == [0.2, 0.5, 0.5]
+
+
+def test_a_curve_ends_at_its_last_finite_report() -> None:
+    [curve] = curves([trial(0, COMPLETED, 0.1, 0.2, float("nan"))])
+    assert curve.end == (2, 0.2)
+    assert Curve(1, COMPLETED, (float("nan"),)).end is None
 
 
 def test_pngs_are_drawn_even_from_a_single_trial(tmp_path: Path) -> None:

@@ -204,6 +204,16 @@ def test_plot_writes_pngs_and_a_page(world: World, call: Call, tmp_path: Path) -
     assert all(path.stat().st_size > 5000 for path in paths)
 
 
+def test_plot_of_a_sweep_without_reports_leaves_no_folder(
+    world: World, call: Call, tmp_path: Path
+) -> None:
+    sweep = world.submit()
+    code, out, err = call("plot", sweep, "-o", str(tmp_path / "plots"))
+    assert (code, out) == (2, "")
+    assert "nothing to draw. Wait for the first report." in err
+    assert not (tmp_path / "plots").exists()
+
+
 def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: Call) -> None:
     sweep = finished(world)
     job = world.jobs(sweep)[0].id
