@@ -11,10 +11,11 @@ from rayjobs import policy
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations
 from rayjobs.compute.board import Board, Served
-from rayjobs.compute.candidates import Candidates, Usual
+from rayjobs.compute.candidates import Candidates
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivers import Drivers
+from rayjobs.compute.forecasts import Forecasts
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError
 from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
@@ -63,6 +64,7 @@ class Engine:
         self.plan: Plan | None = None
         self._promise: Promise | None = None
         self._limits = limits
+        self.forecasts = Forecasts(target, clock)
         self.nodes: list[NodeInfo] = []
         # Workspaces whose live jobs were taken over, by path.
         self.recovered: dict[str, Served] = {}
@@ -196,7 +198,7 @@ class Engine:
         self, waiting: list[tuple[Served, Job]], live: list[tuple[Served, Job, Attempt]]
     ) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}
-        usual: Usual = {}
+        usual = await self.forecasts.usual(by_key, self.board.served)
         candidates = [
             self.candidates.waiting(
                 served, job, blocked=await self._blocked(served, job), usual=usual
@@ -222,6 +224,7 @@ class Engine:
             self._start(served, job, plan.by_key[start.key].shape, start.nodes)
         for one in plan.preempts:
             self.drives[one.key][0].preempt(one.reason)
+        await self.forecasts.note(plan, by_key)
 
     async def _blocked(self, served: Served, job: Job) -> str | None:
         """Return which other job this one waits for; a parent that failed ends it."""

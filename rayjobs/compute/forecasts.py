@@ -1,0 +1,93 @@
+"""How long jobs usually take, and when waiting ones were thought to start: asked and written down.
+
+The policy is pure: what it learns from is read here, and what it foretells is kept here, so that
+`rayjobs report queue` can hold the one against the other.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from rayjobs.clock import Clock
+from rayjobs.compute.board import Served
+from rayjobs.errors import StoreError
+from rayjobs.policy import Plan
+from rayjobs.records import Job, Prediction
+
+log = logging.getLogger(__name__)
+
+# How long what is known usually takes is read again after so long, and what is not known sooner.
+LEARN_AGAIN_S = 30.0
+LEARN_UNKNOWN_S = 2.0
+# Estimates of all that waits are made at most this often, while jobs without one wait.
+FORETELL_S = 2.0
+# Those that were told are looked at again this often; written when they moved by more than both.
+AGAIN_S = 30.0
+MOVED_S = 60.0
+MOVED_PART = 0.25
+
+Waits = Mapping[str, tuple[Served, Job]]
+
+
+class Forecasts:
+    """What one engine learned, and what it foretold."""
+
+    def __init__(self, target: str, clock: Clock) -> None:
+        self._target = target
+        self._clock = clock
+        self._usual: dict[tuple[str, str], float] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._learned_s = float("-inf")
+        self._seen: frozenset[str] = frozenset()
+        self._told: dict[str, float] = {}  # key → the start that was foretold, seconds since 1970
+        self._foretold_s = float("-inf")
+
+    async def usual(self, waits: Waits, served: Sequence[Served]) -> dict[tuple[str, str], float]:
+        """Return median seconds by (experiment, entry), as far as there is history."""
+        entries = {(job.experiment, job.spec.entry) for _served, job in waits.values()}
+        now_s = self._clock.monotonic_s()
+        due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
+        if entries <= self._asked and now_s - self._learned_s < due_s:
+            return self._usual
+        learned: dict[tuple[str, str], float] = {}
+        for one in served:
+            try:
+                found = await one.ask(one.store.usual_durations, self._target)
+            except StoreError as error:
+                log.warning("durations of %s cannot be read: %s", one.path, error)
+                continue
+            learned |= {entry: known.median_s for entry, known in found.items()}
+        self._usual, self._asked, self._learned_s = learned, entries, now_s
+        return learned
+
+    async def note(self, plan: Plan, waits: Waits) -> None:
+        """Write down when waiting jobs are thought to start, where that is new or has moved."""
+        self._told = {key: at for key, at in self._told.items() if key in waits}
+        now_s = self._clock.monotonic_s()
+        due_s = AGAIN_S if self._seen.issuperset(plan.queue) else FORETELL_S
+        if not plan.queue or now_s - self._foretold_s < due_s:
+            return
+        self._foretold_s, self._seen = now_s, frozenset(plan.queue)
+        now = self._clock.now()
+        news: dict[str, tuple[Served, list[Prediction]]] = {}
+        for key, (wait_s, basis) in plan.estimates.items():
+            if key not in waits:
+                continue
+            served, job = waits[key]
+            starts_s = now.timestamp() + wait_s
+            told = self._told.get(key)
+            if told is not None and abs(starts_s - told) <= max(MOVED_S, MOVED_PART * wait_s):
+                continue
+            if job.placed_at is not None:
+                continue  # its first start is what estimates are measured by
+            self._told[key] = starts_s
+            starts_at = now + timedelta(seconds=wait_s)
+            one = Prediction(job=job.id, starts_at=starts_at, basis=basis)
+            news.setdefault(served.path, (served, []))[1].append(one)
+        for served, predictions in news.values():
+            try:
+                await served.ask(served.store.note_predictions, predictions)
+            except StoreError as error:
+                log.warning("predictions are not kept in %s: %s", served.path, error)

@@ -1,0 +1,140 @@
+"""The queue's users: arrays, holds, dependencies on arrays, what is learned and foretold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayjobs.records import Job
+from rayjobs.spec import Array, Dependency, JobSpec, Resources
+from rayjobs.states import JobState
+from tests.fakes.world import World, play
+
+
+def submit_array(here: World, indices: str, limit: int | None = None) -> Job:
+    spec = JobSpec(
+        script="train.py", array=Array(indices=indices, limit=limit), resources=Resources(cpus=1)
+    )
+    array, _ = here.store.submit_array(spec, experiment="t", snapshot=None, user="ada")
+    here.engine.wake()
+    return array
+
+
+def members(here: World, array: Job) -> list[Job]:
+    return here.store.jobs(parent=array.id, newest_first=False)
+
+
+def launches(here: World) -> list[str]:
+    return [job for what, job, _ in here.agent.calls if what == "launch"]
+
+
+def test_an_array_runs_within_its_limit_and_ends_with_its_last_member(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        array = submit_array(here, "0-3", limit=2)
+        first, second, third, fourth = members(here, array)
+        await here.launched(first)
+        await here.launched(second)
+        key = f"{here.folder}::{third.id}"
+        await here.until(
+            lambda: (found := here.engine.explain(key)) and found.rule == "array_limit"
+        )
+        assert set(launches(here)) == {first.id, second.id}
+        order = next(one for one in here.agent.orders if one["plan"]["job"] == first.id)
+        environment = order["plan"]["env"]
+        assert environment["RAYJOBS_ARRAY_INDEX"] == "0"
+        assert environment["RAYJOBS_ARRAY_ID"] == array.id
+        here.agent.end(second.id, 1, exit_code=0)
+        await here.launched(third)
+        assert here.store.job(fourth.id).state is JobState.QUEUED
+        for job in (first, third):
+            here.agent.end(job.id, 1, exit_code=0)
+        await here.launched(fourth)
+        here.agent.end(fourth.id, 1, exit_code=0)
+        assert (await here.state(array, JobState.COMPLETED)).reason == "4 Completed"
+
+    play(scene, tmp_path, cpus=8.0)
+
+
+def test_what_waits_for_an_array_starts_after_its_last_member(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        array = submit_array(here, "0-1")
+        child = here.submit(depends_on=(Dependency(job=array.id),))
+        first, second = members(here, array)
+        await here.launched(first)
+        await here.launched(second)
+        here.agent.end(first.id, 1, exit_code=0)
+        await here.state(first, JobState.COMPLETED)
+        assert here.store.job(child.id).state is JobState.QUEUED
+        here.agent.end(second.id, 1, exit_code=0)
+        await here.launched(child)
+        assert here.store.job(array.id).state is JobState.COMPLETED
+
+    play(scene, tmp_path, cpus=8.0)
+
+
+def test_what_waits_for_an_array_that_failed_is_canceled(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        array = submit_array(here, "0-1")
+        child = here.submit(depends_on=(Dependency(job=array.id),))
+        anyway = here.submit(depends_on=(Dependency(job=array.id, when="any"),))
+        here.agent.instant = 3
+        ended = await here.state(child, JobState.CANCELED)
+        assert ended.reason == f"{array.id}, which it waited for, ended as Failed"
+        assert (await here.state(anyway, JobState.FAILED)).attempt == 1  # it ran all the same
+
+    play(scene, tmp_path, cpus=8.0)
+
+
+def test_a_held_job_starts_once_it_is_released(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        held = here.submit(depends_on=())
+        here.store.hold(held.id, reason="not yet")
+        other = here.submit()
+        await here.launched(other)
+        key = f"{here.folder}::{held.id}"
+        await here.until(lambda: (found := here.engine.explain(key)) and found.rule == "held")
+        decision = here.engine.explain(key)
+        assert decision is not None
+        assert "not yet" in decision.reason
+        here.store.release(held.id)
+        here.engine.wake()
+        await here.launched(held)
+
+    play(scene, tmp_path, cpus=8.0)
+
+
+def test_the_start_that_was_foretold_is_kept(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        first = here.submit(resources=Resources(cpus=2), max_duration_s=100)
+        await here.launched(first)
+        second = here.submit(resources=Resources(cpus=2))
+
+        def told() -> bool:
+            rows = {row.job: row for row in here.store.queue_history()}
+            return rows[second.id].predicted_first is not None
+
+        await here.until(told, "a prediction")
+        here.agent.end(first.id, 1, exit_code=0)
+        await here.launched(second)
+        rows = {row.job: row for row in here.store.queue_history()}
+        prediction = rows[second.id].predicted_first
+        assert prediction is not None
+        assert prediction.basis in ("limits", "elapsed")
+        assert rows[second.id].placed_at is not None
+        assert rows[first.id].predicted_first is None  # it never waited
+
+    play(scene, tmp_path)
+
+
+def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+        done = here.submit()
+        await here.state(done, JobState.COMPLETED)
+        here.agent.instant = None
+        first = here.submit(resources=Resources(cpus=2))
+        await here.launched(first)
+        second = here.submit(resources=Resources(cpus=2))
+        key = f"{here.folder}::{second.id}"
+        await here.until(lambda: (found := here.engine.explain(key)) and found.basis == "history")
+
+    play(scene, tmp_path)
