@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import rayjobs
+from rayjobs.clock import SystemClock
 from rayjobs.compute import nodewatch
 from rayjobs.compute.actor import set_up_logging
+from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
+from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.ports import HeldPorts
 from rayjobs.launch.plan import inherited
 from rayjobs.paths import TargetPaths
@@ -21,6 +24,7 @@ from rayjobs.paths import TargetPaths
 log = logging.getLogger(__name__)
 
 PRUNE_EVERY_S = 86400.0
+LEAVE_S = 10.0
 
 
 def agent_name(target: str, node_id: str) -> str:
@@ -34,17 +38,23 @@ class NodeAgent:
     def __init__(self, target: str, home: str, node_id: str) -> None:
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, f"agent-{node_id[:8]}")
+        settings = NodeSettings.read(target)
         self._node_id = node_id
-        self._node = Node(target, Path(home))
+        self._node = Node(target, Path(home), settings)
+        self.linger = Linger(settings.linger_s, SystemClock().monotonic_s)
+        self._leaving: asyncio.Task[None] | None = None
         self._ports = HeldPorts()
         self._prune_at_s = 0.0
         self._pruning: asyncio.Future[list[Path]] | None = None
 
+    @attended
     async def hello(self) -> dict[str, Any]:
         """See `cluster.Agent.hello`; the first call starts the warm interpreter."""
         import ray
 
         self._node.warm_up()
+        if self._leaving is None:
+            self._leaving = asyncio.ensure_future(self._leave_when_idle())
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._prune_at_s:
             self._prune_at_s = now_s + PRUNE_EVERY_S
@@ -60,16 +70,25 @@ class NodeAgent:
             "pid": os.getpid(),
         }
 
+    @attended
     async def free_port(self) -> int:
         """See `cluster.Agent.free_port`."""
         return self._ports.take()
 
+    @attended
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.prepare`."""
-        return await self._node.prepare(order)
+        self.linger.expect(order)
+        try:
+            return await self._node.prepare(order)
+        except BaseException:
+            self.linger.drop(order)
+            raise
 
+    @attended
     async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.launch`."""
+        self.linger.expect(order)
         try:
             given = nodewatch.with_raylet(order)
             host = await self._node.launch(given)
@@ -77,38 +96,83 @@ class NodeAgent:
         finally:
             self._ports.let_go(order["plan"].get("master_port"))
 
+    @attended
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.follow`."""
+        self.linger.expect(order)
         return await self._node.follow(order)
 
+    @attended
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
         """See `cluster.Agent.stop`."""
         await self._node.stop(order, reason=reason, grace_s=grace_s)
 
+    @attended
     async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
         """See `cluster.Agent.renew`."""
         return await nodewatch.renew(order, stamp)
 
+    @attended
     async def silent_s(self, order: Mapping[str, Any]) -> float | None:
         """See `cluster.Agent.silent_s`."""
         return await nodewatch.silent_s(order)
 
+    @attended
     async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
         """See `cluster.Agent.stalled`."""
         await nodewatch.stalled(order, reason=reason)
 
+    @attended
     async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
         """See `cluster.Agent.stacks`."""
         return await nodewatch.stacks(order)
 
+    @attended
     async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.collect`."""
         return await self._node.collect(order)
 
+    @attended
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
         """See `cluster.Agent.settle`."""
-        return await self._node.settle(order, end=end)
+        answer = await self._node.settle(order, end=end)
+        if answer["proven"]:
+            self.linger.drop(order)
+        return answer
 
+    @attended
     async def clean(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.clean`."""
-        return await self._node.clean(order)
+        try:
+            return await self._node.clean(order)
+        finally:
+            self.linger.drop(order)
+
+    async def _leave_when_idle(self) -> None:
+        """End this actor once its node has had no attempt for a while.
+
+        One idle detached actor keeps an autoscaled node for ever. The warm interpreters stay for
+        their own idle time, and the node's next agent finds them.
+        """
+        import ray
+
+        while wait_s := self._wait_s():
+            await asyncio.sleep(wait_s)
+        self.linger.leave()
+        log.info("no attempt on this node: the agent leaves")
+        # From within a call only does Ray take it for an end that was meant.
+        ray.get_runtime_context().current_actor.leave.remote()
+        await asyncio.sleep(LEAVE_S)
+        log.warning("Ray has not ended this actor within %g s", LEAVE_S)
+        os._exit(1)  # by now it would only refuse whatever it is asked
+
+    def _wait_s(self) -> float:
+        is_pruning = self._pruning is not None and not self._pruning.done()
+        return LEAVE_S if is_pruning else self.linger.due_in_s()
+
+    async def leave(self) -> None:
+        """End this actor, which has said before that it takes nothing on."""
+        import ray
+
+        if self.linger.has_left:
+            ray.actor.exit_actor()

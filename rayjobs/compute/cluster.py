@@ -21,6 +21,10 @@ class AgentLostError(RayjobsError):
     """The node's agent died or cannot be reached; the attempt may well be alive."""
 
 
+class AgentLeavingError(RayjobsError):
+    """The agent ends for want of work, and has not begun what it was asked: ask its successor."""
+
+
 class AgentFaultError(RayjobsError):
     """The agent met an error that nobody foresaw; the agent itself goes on."""
 

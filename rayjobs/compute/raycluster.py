@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ray.util.scheduling_strategies import (
 
 from rayjobs.compute.cluster import (
     AgentFaultError,
+    AgentLeavingError,
     AgentLostError,
     NodeInfo,
     NotPlacedError,
@@ -36,6 +38,9 @@ from rayjobs.policy import Shape
 NAMESPACE = "rayjobs"
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
+SUCCESSOR_PAUSE_S = 0.1
+# Ray says this of an actor that has ended itself, and of no other.
+EXITED = "exit_actor() is called"
 
 
 class RayCluster:
@@ -138,17 +143,36 @@ class RayCluster:
             # Ray would wait for minutes for a node that will never be there again.
             if node_id not in {node.node_id for node in await self.nodes()}:
                 raise AgentLostError(f"node {node_id[:12]} is not among Ray's living nodes")
-            handle = await self._call(self._start_agent, node_id)
-            agent = RayAgent(handle)
-            try:
-                async with asyncio.timeout(AGENT_START_S):
-                    await agent.hello()
-            except TimeoutError as error:
-                raise AgentLostError(
-                    f"the agent of node {node_id[:12]} did not answer in {AGENT_START_S:g} s"
-                ) from error
+            handle = await self._greeted(node_id)
+            agent = RayAgent(handle, partial(self._successor, node_id))
             self._agents[node_id] = agent
             return agent
+
+    async def _greeted(self, node_id: str) -> Any:
+        """Return an agent's handle once it has answered."""
+        try:
+            async with asyncio.timeout(AGENT_START_S):
+                while True:
+                    handle = await self._call(self._start_agent, node_id)
+                    try:
+                        await RayAgent(handle).hello()
+                        return handle
+                    except AgentLeavingError:
+                        await asyncio.sleep(SUCCESSOR_PAUSE_S)  # its name is not free yet
+        except TimeoutError as error:
+            raise AgentLostError(
+                f"the agent of node {node_id[:12]} did not answer in {AGENT_START_S:g} s"
+            ) from error
+
+    async def _successor(self, node_id: str, gone: Any) -> Any:
+        """Return the handle of the agent after the one behind `gone`, which has left."""
+        async with self._agent_locks.setdefault(node_id, asyncio.Lock()):
+            known = self._agents.get(node_id)
+            if known is not None and not known.lost and known.handle is not gone:
+                return known.handle
+            if node_id not in {node.node_id for node in await self.nodes()}:
+                raise AgentLostError(f"node {node_id[:12]} is not among Ray's living nodes")
+            return await self._greeted(node_id)
 
     def _start_agent(self, node_id: str) -> Any:
         from rayjobs.compute.agent import NodeAgent, agent_name
@@ -175,16 +199,43 @@ class RayCluster:
 
 
 class RayAgent:
-    """Calls a node agent's methods and turns Ray's errors into ours."""
+    """Calls a node agent's methods and turns Ray's errors into ours.
 
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
+    An agent leaves when its node has no work. It begins nothing after it has decided so, hence
+    what it was asked then is asked of its successor, as if it had been there all the time.
+    """
+
+    def __init__(
+        self, handle: Any, successor: Callable[[Any], Awaitable[Any]] | None = None
+    ) -> None:
+        """Call the actor behind `handle`; `successor` finds the next one for a handle.
+
+        Without `successor`, the methods raise AgentLeavingError when it has left.
+        """
+        self.handle = handle
         self.lost = False
+        self._successor = successor
 
     async def _call(
         self, method: str, *arguments: Any, name: str | None = None, **more: Any
     ) -> Any:
-        bound = getattr(self._handle, method)
+        while True:
+            handle = self.handle
+            try:
+                return await self._ask(handle, method, *arguments, name=name, **more)
+            except AgentLeavingError:
+                if self._successor is None:
+                    raise
+            try:
+                self.handle = await self._successor(handle)
+            except AgentLostError:
+                self.lost = True
+                raise
+
+    async def _ask(
+        self, handle: Any, method: str, *arguments: Any, name: str | None, **more: Any
+    ) -> Any:
+        bound = getattr(handle, method)
         if name is not None:
             bound = bound.options(name=name)
         try:
@@ -196,6 +247,8 @@ class RayAgent:
                 raise cause from error
             raise AgentFaultError(f"{method} failed on the node: {cause or error!r}") from error
         except RayError as error:
+            if EXITED in str(error):
+                raise AgentLeavingError("the node's agent has left for want of work") from error
             # Whatever else Ray says of a call says nothing about the attempt: asked again.
             self.lost = True
             raise AgentLostError(f"the node's agent cannot be reached: {error}") from error
