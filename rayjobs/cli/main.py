@@ -26,6 +26,11 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "resume": ("resume:resume", "Go on from a job's checkpoint, in a new job."),
         "verify-resume": ("verify_resume:verify_resume", "Kill a script at random; compare."),
         "update": ("update:update", "Change a job's priority, tags or shown name."),
+        "stacks": ("stacks:stacks", "Show where each rank of a running job is."),
+        "simulate-eviction": (
+            "simulate_eviction:simulate_eviction",
+            "Evict a job as a spot machine does.",
+        ),
         "why": ("why:why", "Say why a job waits."),
         "events": ("events:events", "List a job's history."),
     },

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rayjobs.cli.output import duration_text, facts, print_json, size_text, table
-from rayjobs.cli.params import ParamType
+from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import Settings, common_options, json_option
 
 if TYPE_CHECKING:
@@ -60,14 +60,25 @@ def target() -> None:
 @click.argument("name", metavar="NAME")
 @click.option("--address", metavar="HOST:PORT", help="Of the cluster's GCS (`ray start --head`).")
 @click.option("--token-file", metavar="FILE", help="The cluster's token; readable by you alone.")
+@click.option(
+    "--lease",
+    type=Duration(),
+    default="90s",
+    metavar="TIME",
+    help="After so long, jobs of a node that cannot be reached are tried elsewhere (90s or more).",
+)
 @json_option
 @common_options
 @click.pass_obj
-def create(settings: Settings, name: str, address: str | None, token_file: str | None) -> None:
+def create(
+    settings: Settings, name: str, address: str | None, token_file: str | None, lease: float
+) -> None:
     """Attach a Ray cluster that runs. One that needs no token is refused."""
     from rayjobs.compute.targets import create_target
 
-    record = create_target(name, address=address, token_file=token_file)
+    record = create_target(
+        name, address=address, token_file=token_file, lease_s=lease
+    )
     if settings.as_json:
         print_json(asdict(record))
     else:

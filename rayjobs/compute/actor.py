@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import rayjobs
 from rayjobs import ids
 from rayjobs.clock import SystemClock
+from rayjobs.compute import jobasks
 from rayjobs.compute.board import Board
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
+from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.paths import TargetPaths, short_socket
@@ -113,6 +115,7 @@ class TargetActor:
             note=lambda facts: self._note(facts, gauges),
             drivers=drivers,
             epoch=self.epoch,
+            lease_s=load_target(self.target, home=self.home).lease_s,
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
@@ -160,6 +163,8 @@ class TargetActor:
         if asked["op"] == "explain":
             decision = engine.explain(str(asked["key"]))
             return {**me, "decision": None if decision is None else decision.to_dict()}
+        if asked["op"] in jobasks.OPERATIONS:
+            return {**me, **await jobasks.answer(engine, asked)}
         return {"ok": False, "error": f"no operation {asked['op']!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:

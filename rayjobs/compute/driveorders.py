@@ -65,9 +65,16 @@ def orders_of(
             },
             "plan": {
                 **plan,
+                # Of the node itself: it need not share a disk with the first one.
+                "injob_path": str(hello["injob_path"]),
+                "python": plan["python"]
+                if isinstance(spec.environment, str)
+                else str(hello["python"]),
                 "lease_s": drive.parts.leases.lease_s,
                 "stall_timeout_s": spec.stall_timeout_s,
             },
         }
-        for place, plan in zip(places, launcher_for(spec).plans(context), strict=True)
+        for hello, place, plan in zip(
+            greetings, places, launcher_for(spec).plans(context), strict=True
+        )
     ]

@@ -48,6 +48,7 @@ class Engine:
         drivers: Drivers | None = None,
         epoch: str | None = None,
         limits: Callable[[], Limits] = Limits,
+        lease_s: float | None = None,
     ) -> None:
         self.target = target
         self.epoch = epoch
@@ -58,7 +59,16 @@ class Engine:
         self.shares_machine = shares_machine
         self.candidates = Candidates(shares_machine=shares_machine)
         self.allocations = Allocations(target, cluster, clock)
-        self.parts = Parts(target, cluster, self.allocations, clock, count, waited)
+        self.parts = Parts(
+            target,
+            cluster,
+            self.allocations,
+            clock,
+            count,
+            waited,
+            lease_s=lease_s,
+            shares_machine=shares_machine,
+        )
         self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
         # The last decision, while jobs wait.
         self.plan: Plan | None = None

@@ -13,8 +13,6 @@ from rayjobs.errors import RayjobsError
 
 log = logging.getLogger(__name__)
 
-# Ray itself keeps a node that has lost its head for 60 s: two thirds of this.
-LEASE_S = 90.0
 # A renewal may be lost five times in a row before a host ends its ranks.
 RENEWALS = 9
 # A host whose raylet has ended notices within its turn of half a second, gives its ranks two

@@ -37,7 +37,7 @@ class Node:
         """Act for `target`; without `settings`, as the environment says."""
         settings = settings or NodeSettings.read(target)
         self.target = target
-        self.paths = NodePaths(home / "node")
+        self.paths = NodePaths(settings.scratch or home / "node")
         self.paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         logs = TargetPaths.of(target, under=home).log
         logs.mkdir(parents=True, exist_ok=True)

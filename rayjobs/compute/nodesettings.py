@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from rayjobs.compute.localhead import LOCAL
 from rayjobs.errors import UsageError
@@ -12,6 +13,7 @@ from rayjobs.injob.tree import LEVELS
 
 HOLD = "RAYJOBS_HOLD"
 LINGER = "RAYJOBS_AGENT_LINGER_S"
+SCRATCH = "RAYJOBS_SCRATCH"
 AUTO = "auto"
 # An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
 # going; the one local node does not go, so there it stays until people have most likely left.
@@ -27,10 +29,13 @@ class NodeSettings:
         hold: ``auto`` (the best that the machine allows), or the one level to insist on, of
             ``cgroup``, ``namespace`` and ``scan``.
         linger_s: Seconds without an attempt after which the agent ends.
+        scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
+            disk; None: a folder in the target's home.
     """
 
     hold: str = AUTO
     linger_s: float = CLUSTER_LINGER_S
+    scratch: Path | None = None
 
     @classmethod
     def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
@@ -55,4 +60,5 @@ class NodeSettings:
                 f"{LINGER} is {text!r}; it must be a number of seconds from 0 on. Correct or "
                 f"unset it."
             )
-        return cls(hold, linger_s)
+        scratch = environment.get(SCRATCH, "").strip()
+        return cls(hold, linger_s, Path(scratch).absolute() if scratch else None)

@@ -12,6 +12,10 @@ from rayjobs.compute.localhead import LOCAL, read_json, write_private
 from rayjobs.errors import NotFoundError, UsageError
 from rayjobs.paths import TargetPaths
 
+# The default, and the least that may be set: Ray itself keeps a node that has lost its head for
+# 60 s, and a host ends its ranks after two thirds of its lease.
+LEASE_S = 90.0
+
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
 
@@ -23,11 +27,14 @@ class TargetRecord:
         name: Lower case letters, digits and dashes.
         address: `host:port` of the cluster's GCS; None for the local head.
         token_file: File that holds the attached cluster's token; None for the local head.
+        lease_s: Seconds after which a node that cannot be reached has ended its jobs' processes
+            by itself; None for the local head, whose processes can be looked at.
     """
 
     name: str
     address: str | None = None
     token_file: str | None = None
+    lease_s: float | None = None
 
     @property
     def is_local(self) -> bool:
@@ -73,6 +80,7 @@ def load_target(name: str, *, home: Path) -> TargetRecord:
         name,
         address=None if address is None else str(address),
         token_file=None if token_file is None else str(token_file),
+        lease_s=float(values.get("lease_s") or LEASE_S),
     )
 
 
@@ -83,6 +91,7 @@ def save_target(record: TargetRecord, *, home: Path) -> None:
         "name": record.name,
         "address": record.address,
         "token_file": record.token_file,
+        "lease_s": record.lease_s,
     }
     write_private(TargetPaths.of(record.name, under=home).record, json.dumps(values) + "\n")
 

@@ -18,6 +18,7 @@ from rayjobs.compute.headstop import Place
 from rayjobs.compute.localhead import LOCAL
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.targetrecord import (
+    LEASE_S,
     TargetRecord,
     all_targets,
     check_name,
@@ -61,6 +62,7 @@ def create_target(
     *,
     address: str | None = None,
     token_file: Path | str | None = None,
+    lease_s: float = LEASE_S,
     home: Path | None = None,
 ) -> TargetRecord:
     """Attach a running Ray cluster as a target; the same definition again changes nothing.
@@ -69,9 +71,10 @@ def create_target(
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
             exists without being created.
         token_file: The cluster's token, in a file that only its owner can read.
+        lease_s: After so many seconds a job on a node that cannot be reached is tried elsewhere.
 
     Raises:
-        UsageError: the name, address or token file cannot be right, or the name is taken.
+        UsageError: the name, lease, address or token file cannot be right, or the name is taken.
         TargetError: the cluster needs no token.
         UnreachableError: no cluster answers there.
     """
@@ -93,9 +96,14 @@ def create_target(
             f"target {name!r} needs a token file: a Ray cluster that needs no token is refused, "
             f"since anybody who reaches it can run code on it."
         )
+    if not LEASE_S <= lease_s < float("inf"):
+        raise UsageError(
+            f"a lease of {lease_s:g} s is too short: a target actor that is started again, or a "
+            f"slow network, would end healthy jobs. Give {LEASE_S:g} s or more."
+        )
     path = Path(token_file).expanduser().absolute()
     check_token(address, read_token(path))
-    record = TargetRecord(name, address=address, token_file=str(path))
+    record = TargetRecord(name, address=address, token_file=str(path), lease_s=lease_s)
     known = {found.name: found for found in all_targets(home=at)}.get(name)
     if known is not None and known != record:
         raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")

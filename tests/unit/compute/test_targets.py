@@ -19,7 +19,7 @@ import rayjobs
 from rayjobs.compute import dashboard, headstop, localhead, starting, targets, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
-from rayjobs.compute.targetrecord import TargetRecord, load_target
+from rayjobs.compute.targetrecord import LEASE_S, TargetRecord, load_target
 from rayjobs.compute.tokencheck import check_token
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import NotFoundError, TargetError, UnreachableError, UsageError
@@ -90,7 +90,14 @@ def test_only_a_cluster_that_wants_its_token_becomes_a_target(
     made = targets.create_target("pool", address=address, token_file=token_file, home=home)
     again = targets.create_target("pool", address=address, token_file=token_file, home=home)
     assert made == again == load_target("pool", home=home)
-    assert made == TargetRecord("pool", address=address, token_file=str(token_file))
+    assert made == TargetRecord(
+        "pool", address=address, token_file=str(token_file), lease_s=LEASE_S
+    )
+    assert LEASE_S >= 90.0
+    with pytest.raises(UsageError, match="too short"):
+        targets.create_target(
+            "brief", address=address, token_file=token_file, lease_s=89.0, home=home
+        )
     record = TargetPaths.of("pool", under=home).record
     assert TOKEN not in record.read_text()
     assert [view.name for view in targets.list_targets(home=home)] == ["local", "pool"]

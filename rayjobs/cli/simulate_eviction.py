@@ -1,0 +1,45 @@
+"""`rayjobs simulate-eviction`: what a spot machine does to a job, done on purpose."""
+
+from __future__ import annotations
+
+import click
+
+from rayjobs.cli.asking import ask_target, check_running
+from rayjobs.cli.output import print_json
+from rayjobs.cli.params import Duration
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+
+ANSWER_S = 10.0
+
+EPILOG = """\b
+Examples:
+  rayjobs simulate-eviction 1f3c               at once, as a machine that is switched off
+  rayjobs simulate-eviction 1f3c --notice 30s  SIGTERM, 30 s to save a checkpoint, the end
+"""
+
+
+@click.command("simulate-eviction", epilog=EPILOG)
+@job_argument
+@click.option(
+    "--notice", type=Duration(), metavar="TIME", help="From SIGTERM to the end; default none."
+)
+@json_option
+@common_options
+@click.pass_obj
+def simulate_eviction(settings: Settings, job: str, notice: float | None) -> None:
+    """End a running job's attempt as an eviction would, to see that it comes back.
+
+    The job is queued again at its place with class `preempted`, and its next attempt goes on from
+    its newest whole checkpoint. `rayjobs events` says how many steps are done again.
+    """
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        check_running(found)
+        answer = ask_target(
+            found, workspace.path, {"op": "evict", "notice_s": notice}, timeout_s=ANSWER_S
+        )
+    if settings.as_json:
+        print_json({"id": found.id, "attempt": answer["attempt"], "notice_s": notice})
+    else:
+        how = "without notice" if notice is None else f"with {notice:g} s of notice"
+        click.echo(f"{found.id} attempt {answer['attempt']} is evicted {how}")

@@ -1,0 +1,65 @@
+"""`rayjobs stacks`: where each rank of a running job is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from rayjobs.cli.asking import ask_target, check_running
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.errors import NotFoundError
+from rayjobs.injob.stacks import STOPPED, named, odd_ones
+
+# A host dumps its ranks one after another, each in some ten milliseconds on a quiet machine.
+ANSWER_S = 130.0
+
+EPILOG = """\b
+Examples:
+  rayjobs stacks 1f3c
+  rayjobs stacks 1f3c --rank 3
+"""
+
+
+@click.command(epilog=EPILOG)
+@job_argument
+@click.option("--rank", type=click.IntRange(0), help="Of this rank alone.")
+@json_option
+@common_options
+@click.pass_obj
+def stacks(settings: Settings, job: str, rank: int | None) -> None:
+    """Print the stacks of a running job's ranks, and which rank the others wait for.
+
+    The dumps are also kept among the job's files, in logs/stacks/. The ranks go on.
+    """
+    with settings.open() as workspace:
+        found = workspace.store.find(job)
+        check_running(found)
+        answer = ask_target(found, workspace.path, {"op": "stacks"}, timeout_s=ANSWER_S)
+    ranks: list[dict[str, Any]] = answer["ranks"]
+    odd, why = odd_ones(ranks)
+    if rank is not None:
+        chosen = [one for one in ranks if one["rank"] == rank]
+        if not chosen:
+            raise NotFoundError(f"job {found.id} has no running rank {rank}; it has {_list(ranks)}")
+        ranks = chosen
+    if settings.as_json:
+        print_json({"id": found.id, "attempt": answer["attempt"], "odd": odd, "ranks": ranks})
+        return
+    for one in ranks:
+        click.echo(_heading(one))
+        click.echo(one["text"].rstrip("\n") + "\n")
+    if odd:
+        settings.note(named(odd, why))
+
+
+def _heading(rank: dict[str, Any]) -> str:
+    state = "stopped" if rank["state"] == STOPPED else "alive"
+    where = f", at {rank['where']}" if rank["where"] else ""
+    return f"== rank {rank['rank']} on node {rank['node']}: {state}{where} =="
+
+
+def _list(ranks: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(str(one["rank"]) for one in ranks)
