@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks import bench_log, bench_store
 from benchmarks.figures import Figure, machine, machine_line, table
 
-PARTS = ("warm", "store", "cli", "log", "first", "memory", "sweep", "data")
+PARTS = ("warm", "store", "cli", "log", "first", "memory", "sweep", "data", "queue")
 NEEDS_HEAD = ("warm", "cli", "memory")
 
 
@@ -61,6 +61,12 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         return lambda rounds, _quick: bench_memory.measure(head, rounds=rounds)
     if name == "sweep":
         return _sweep
+    if name == "queue":
+        from benchmarks import bench_queue
+
+        return lambda rounds, quick: bench_queue.measure(
+            rounds=rounds, jobs=200 if quick else 10_000
+        )
     from benchmarks import bench_data
 
     return lambda rounds, quick: bench_data.measure(rounds=rounds, mib=16 if quick else 512)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from rayjobs.policy.durations import as_running, worst_duration_s
@@ -258,6 +258,10 @@ class _Pass:
         chosen, nodes = found
         reason = f"makes way for a job of priority {job.priority}"
         self.preempts = [Preempt(one.key, job.key, reason) for one in chosen]
+        told = {one.key for one in chosen}
+        self.running = [
+            replace(one, is_ending=True) if one.key in told else one for one in self.running
+        ]
         self.head_rule = Rule.YIELDING
         return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rayjobs.policy.durations import ELAPSED, LIMITS, likely_duration_s, likely_end_s
 from rayjobs.policy.records import Running
 from rayjobs.policy.reserving import with_room_of
-from rayjobs.policy.shapes import take
+from rayjobs.policy.shapes import Shape, take
 
 if TYPE_CHECKING:
     from rayjobs.policy.deciding import Plan
@@ -29,10 +29,10 @@ def estimates(plan: Plan) -> dict[str, tuple[float, str]]:
     situation = plan.situation
     now_s = situation.now_s
     rooms = list(plan.rooms)
-    ends: list[tuple[float, int, str, Running]] = []
+    ends: list[tuple[float, str, str, Running]] = []  # the key is unique: no Running is compared
 
     def ends_at(job: Running, at_s: float, basis: str) -> None:
-        heapq.heappush(ends, (at_s, len(ends), basis, job))
+        heapq.heappush(ends, (at_s, job.key, basis, job))
 
     for one in situation.running:
         at_s, basis = likely_end_s(one, now_s)
@@ -46,9 +46,8 @@ def estimates(plan: Plan) -> dict[str, tuple[float, str]]:
     found: dict[str, tuple[float, str]] = {}
     for key in plan.queue[:DEPTH]:
         job = plan.by_key[key]
-        taken = None if key == plan.head and not ends else take(rooms, job.shape)
-        if key == plan.head:
-            taken = None  # the policy has just said so: a limit may be what it waits for
+        # Of the head the policy has just said so: a limit may be what it waits for.
+        taken = None if key == plan.head else take(rooms, job.shape)
         while taken is None and ends:
             at_s, _, basis, ended = heapq.heappop(ends)
             clock_s = max(clock_s, at_s)
@@ -58,6 +57,8 @@ def estimates(plan: Plan) -> dict[str, tuple[float, str]]:
         if taken is None:
             break
         rooms = taken[0]
+        if key == plan.head and plan.kept is not None and plan.kept.likely_s == clock_s:
+            weakest = plan.kept.basis  # others that end before are no part of it
         found[key] = (clock_s - now_s, weakest)
         duration_s, basis = likely_duration_s(job)
         if duration_s is not None:
@@ -65,8 +66,5 @@ def estimates(plan: Plan) -> dict[str, tuple[float, str]]:
     return found
 
 
-def _placed(key: str, shape: object, nodes: tuple[str, ...]) -> Running:
-    from rayjobs.policy.shapes import Shape
-
-    assert isinstance(shape, Shape)
+def _placed(key: str, shape: Shape, nodes: tuple[str, ...]) -> Running:
     return Running(key=key, priority=0, order=("", 0, key), shape=shape, nodes=nodes)

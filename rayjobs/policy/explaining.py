@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.policy.durations import worst_duration_s
+from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
 from rayjobs.units import duration_text
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 AHEAD = 10
 # A limit below this is no advice.
 LEAST_LIMIT_S = 60.0
+# What a spec may have at most.
+MOST_PRIORITY = 1000
 
 
 def reason_of(plan: Plan, key: str) -> str:
@@ -97,7 +101,7 @@ def _free(room: NodeRoom) -> Mapping[str, Any]:
     }
 
 
-def nearest_fit(rooms: tuple[NodeRoom, ...] | list[NodeRoom] | Any, shape: Shape) -> str:
+def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
     """Return which node comes nearest to holding a bundle, and what it lacks; empty: none."""
     if not rooms:
         return ""
@@ -172,16 +176,39 @@ def _sooner(plan: Plan, job: Waiting) -> str:
     if spare_s >= LEAST_LIMIT_S and worst_duration_s(job) > spare_s:
         limit = duration_text(math.floor(spare_s / 60) * 60)
         return f"with --max-duration {limit} or less it would pass those ahead and start now"
-    assert plan.head is not None
-    head = plan.by_key[plan.head]
-    if job.priority <= head.priority < 1000:
-        return f"with priority {head.priority + 1} it would stand first and start now"
+    priority = _priority_to_stand_first(plan, job)
+    if priority is not None:
+        return f"with priority {priority} it would stand first and start now"
     return ""
 
 
-def _with(shape: Shape, **changes: Any) -> Shape:
-    from dataclasses import replace
+def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
+    """Return the least priority that puts the job before the head; None: none does."""
+    assert plan.head is not None
+    if plan.promise is not None and plan.promise.is_claim:
+        return None
+    head, limits, now_s = plan.by_key[plan.head], plan.situation.limits, plan.situation.now_s
+    active = [one for one in plan.situation.running if one.group == head.group]
+    head_rank = rank(head, limits, extra=len(active) if head.group else 0, now_s=now_s)
+    low, high = job.priority + 1, MOST_PRIORITY
+    extra = 0 if job.group is None else 1  # enough for the first of a group as well
 
+    def is_before(priority: int) -> bool:
+        raised = replace(job, priority=priority)
+        return rank(raised, limits, extra=extra, now_s=now_s) < head_rank
+
+    if low > high or not is_before(high):
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        if is_before(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _with(shape: Shape, **changes: Any) -> Shape:
     return replace(shape, **changes)
 
 

@@ -67,3 +67,329 @@ def test_a_target_without_nodes_starts_nothing() -> None:
     plan = decide(Situation(waiting=[job("a")], limits=Limits(jobs=1)))
     assert started(plan) == []
     assert "no node is there" in plan.explain("a").reason
+
+
+# -- aging and shares ----------------------------------------------------------------------------
+
+
+def test_a_level_of_priority_is_worth_so_much_waiting() -> None:
+    limits = Limits(aging_s=100)
+    for submitted, first in ((1, "new"), (99, "new"), (101, "old")):
+        waiting = [job("old", cpus=4), job("new", priority=1, at=submitted, cpus=4)]
+        plan = decide(Situation(waiting=waiting, rooms=[room()], limits=limits, now_s=500))
+        assert started(plan) == [first], submitted
+
+
+def test_without_aging_priority_stays_priority() -> None:
+    waiting = [job("old", cpus=4), job("new", priority=1, at=9e9, cpus=4)]
+    plan = decide(Situation(waiting=waiting, rooms=[room()], limits=Limits(aging_s=None)))
+    assert started(plan) == ["new"]
+
+
+def test_a_sweep_has_one_share_and_its_further_trials_take_turns() -> None:
+    sweep = [job(f"s{number}", at=number, group="sweep") for number in range(4)]
+    other = [job(f"o{number}", at=10 + number, group="other") for number in range(2)]
+    single = job("single", at=99)
+    plan = decide(Situation(waiting=[*sweep, *other, single], rooms=[room(cpus=1)], now_s=100))
+    assert plan.line == ("s0", "o0", "single", "s1", "o1", "s2", "s3")
+
+
+def test_a_sweep_that_runs_has_its_share() -> None:
+    running = runs("s0", "n0", group="sweep")
+    waiting = [job("s1", at=1, group="sweep"), job("single", at=50)]
+    rooms = [less(room(cpus=2), running)]
+    plan = decide(Situation(waiting=waiting, running=[running], rooms=rooms, now_s=60))
+    assert started(plan) == ["single"]
+
+
+def test_a_sweep_alone_has_the_whole_target() -> None:
+    waiting = [job(f"s{number}", at=number, group="sweep") for number in range(6)]
+    plan = decide(Situation(waiting=waiting, rooms=[room()], now_s=60))
+    assert started(plan) == ["s0", "s1", "s2", "s3"]
+
+
+def test_further_trials_of_higher_priority_go_before_jobs_of_lower() -> None:
+    sweep = [job(f"s{number}", at=number, group="sweep", priority=5) for number in range(3)]
+    plan = decide(Situation(waiting=[*sweep, job("low")], rooms=[room(cpus=1)], now_s=60))
+    assert plan.line == ("s0", "s1", "s2", "low")
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+def test_an_array_runs_no_more_than_its_limit() -> None:
+    running = runs("a0", "n0", group="a")
+    waiting = [job(f"a{number}", at=number, group="a", group_limit=2) for number in (1, 2)]
+    rooms = [less(room(), running)]
+    plan = decide(
+        Situation(waiting=[*waiting, job("free", at=9)], running=[running], rooms=rooms, now_s=9)
+    )
+    assert started(plan) == ["free", "a1"]
+    assert plan.summary("a2") == (
+        Rule.ARRAY_LIMIT,
+        "2 of its group run, the most that may at a time",
+        0,
+    )
+
+
+def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
+    limits = Limits(gpus_per_user=2)
+    running = runs("r", "n0", gpus=1, user="ann")
+    waiting = [
+        job("ann-big", at=1, gpus=2, user="ann"),
+        job("ann-small", at=2, gpus=1, user="ann"),
+        job("bob", at=3, gpus=2, user="bob"),
+    ]
+    rooms = [less(room(cpus=8, gpus=8), running)]
+    plan = decide(Situation(waiting=waiting, running=[running], rooms=rooms, limits=limits))
+    assert started(plan) == ["bob"]
+    assert plan.rule("ann-big") is Rule.USER_GPUS
+    assert plan.rule("ann-small") is Rule.OWN_ORDER
+    assert "2 GPUs" in plan.explain("ann-big").reason
+    assert "raise the user's limit" in plan.explain("ann-small").remedy
+
+
+def test_what_exceeds_a_users_limit_by_itself_stops_none_of_the_users_others() -> None:
+    waiting = [job("big", gpus=4, user="ann"), job("small", at=1, gpus=1, user="ann")]
+    limits = Limits(gpus_per_user=2)
+    plan = decide(Situation(waiting=waiting, rooms=[room(cpus=8, gpus=8)], limits=limits))
+    assert started(plan) == ["small"]
+    assert plan.rule("big") is Rule.USER_GPUS
+
+
+def test_a_target_runs_no_more_than_its_limit_of_jobs() -> None:
+    waiting = [job("a"), job("b", at=1), job("c", at=2)]
+    plan = decide(Situation(waiting=waiting, rooms=[room()], limits=Limits(jobs=2)))
+    assert started(plan) == ["a", "b"]
+    assert plan.rule("c") is Rule.TARGET_JOBS
+    assert plan.positions["c"] == 1
+
+
+# -- backfill ------------------------------------------------------------------------------------
+
+BUSY = {"cpus": 2, "max_duration_s": 3600.0, "expected_s": 3000.0}
+
+
+def test_a_job_that_surely_ends_in_time_passes() -> None:
+    busy = runs("busy", "n0", **BUSY)
+    waiting = [
+        job("head", at=1, cpus=4),
+        job("loose", at=2),
+        job("long", at=3, max_duration_s=3000.0),
+        job("short", at=4, max_duration_s=600.0),
+    ]
+    rooms = [less(room(), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    assert [(one.key, one.backfilled) for one in plan.starts] == [("short", True)]
+    assert plan.promise is not None
+    assert plan.promise.nodes == ("n0",)
+    told = plan.explain("head")
+    assert told.estimate_s == 2990
+    assert told.basis == "history"
+    assert told.latest_s == 3600 + 60 - 10
+    assert "--max-duration 48m" in plan.explain("long").remedy
+
+
+def test_backfill_can_be_switched_off() -> None:
+    busy = runs("busy", "n0", **BUSY)
+    waiting = [job("head", at=1, cpus=4), job("short", at=4, max_duration_s=600.0)]
+    situation = Situation(
+        waiting=waiting,
+        running=[busy],
+        rooms=[less(room(), busy)],
+        limits=Limits(backfill=False),
+    )
+    assert started(decide(situation)) == []
+
+
+def test_room_that_the_head_does_not_need_is_free_for_all() -> None:
+    busy = runs("busy", "n0", cpus=2, gpus=1)
+    waiting = [
+        job("head", at=1, cpus=2, gpus=1),
+        job("only-cpus", at=2, cpus=1),
+        job("one-cpu-too-many", at=3, cpus=2),
+    ]
+    rooms = [less(room(gpus=1, cpus=4), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    assert started(plan) == ["only-cpus"]
+
+
+def test_a_node_that_the_head_cannot_use_is_free_for_all() -> None:
+    busy = runs("busy", "n0", cpus=4)
+    rooms = [less(room("n0"), busy), room("n1", cpus=2)]
+    waiting = [job("head", at=1, cpus=4), job("loose", at=2, cpus=2)]
+    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms))
+    assert [(one.key, one.nodes) for one in plan.starts] == [("loose", ("n1",))]
+
+
+def test_a_promise_is_kept_while_the_head_waits() -> None:
+    first = runs("first", "n0", cpus=4, max_duration_s=1000.0)
+    second = runs("second", "n1", cpus=4, max_duration_s=2000.0)
+    rooms = [less(room("n0"), first), less(room("n1"), second)]
+    waiting = [job("head", at=1, cpus=4)]
+    plan = decide(Situation(waiting=waiting, running=[first, second], rooms=rooms, now_s=1))
+    assert plan.promise is not None
+    assert plan.promise.nodes == ("n0",)
+    # The other one is about to end now, but what was promised stays.
+    soon = runs("second", "n1", cpus=4, max_duration_s=20.0)
+    again = decide(
+        Situation(
+            waiting=waiting, running=[first, soon], rooms=rooms, now_s=2, promise=plan.promise
+        )
+    )
+    assert again.promise == plan.promise
+
+
+def test_room_that_strangers_hold_is_kept_too() -> None:
+    stranger = [room("n0", cpus=4).less(Shape(cpus=3)), room("n1", cpus=1)]
+    waiting = [
+        job("head", cpus=4),
+        job("small", at=1, max_duration_s=60.0),
+        job("smaller", at=2, max_duration_s=60.0),
+    ]
+    plan = decide(Situation(waiting=waiting, rooms=stranger))
+    assert [(one.key, one.nodes) for one in plan.starts] == [("small", ("n1",))]
+    assert plan.explain("head").estimate_s is None
+
+
+# -- making way ----------------------------------------------------------------------------------
+
+
+def test_the_job_that_loses_least_makes_way_and_its_room_is_kept() -> None:
+    lower = [
+        runs("long", "n0", cpus=2, preemptible=True, started=0),
+        runs("young", "n0", cpus=2, preemptible=True, started=90),
+    ]
+    head = job("head", priority=1, at=95, cpus=2)
+    small = job("small", at=1, cpus=2, max_duration_s=1.0)
+    rooms = [less(room(), *lower)]
+    plan = decide(Situation(waiting=[small, head], running=lower, rooms=rooms, now_s=100))
+    assert [(one.key, one.by) for one in plan.preempts] == [("young", "head")]
+    assert plan.rule("head") is Rule.YIELDING
+    assert plan.promise is not None
+    assert plan.promise.is_claim
+
+    ending = [lower[0], runs("young", "n0", cpus=2, preemptible=True, is_ending=True)]
+    again = decide(
+        Situation(
+            waiting=[small, head], running=ending, rooms=rooms, now_s=101, promise=plan.promise
+        )
+    )
+    assert not again.preempts  # it is told once
+    assert not again.starts
+    # Its room came back, and somebody of higher priority came as well: a claim is a claim.
+    higher = job("higher", priority=9, at=102, cpus=2)
+    back = job("young", at=0, cpus=2)
+    last = decide(
+        Situation(
+            waiting=[small, head, higher, back],
+            running=[lower[0]],
+            rooms=[less(room(), lower[0])],
+            now_s=103,
+            promise=again.promise,
+        )
+    )
+    assert started(last) == ["head"]
+
+
+def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way() -> None:
+    limits = Limits(aging_s=1000)
+    head = job("head", priority=1, at=2000, cpus=4)
+    for victim, gives_way in (
+        (runs("r", "n0", cpus=4, preemptible=True, at=1500), True),
+        (runs("r", "n0", cpus=4, preemptible=False, at=1500), False),
+        (runs("r", "n0", cpus=4, preemptible=True, priority=1, at=1500), False),
+        # It would stand before the head again, having waited for more than a level's worth.
+        (runs("r", "n0", cpus=4, preemptible=True, at=900), False),
+    ):
+        situation = Situation(
+            waiting=[head],
+            running=[victim],
+            rooms=[less(room(), victim)],
+            limits=limits,
+            now_s=2000,
+        )
+        assert bool(decide(situation).preempts) is gives_way, victim
+
+
+def test_nobody_makes_way_in_vain() -> None:
+    small = runs("small", "n0", cpus=1, preemptible=True)
+    fixed = runs("fixed", "n0", cpus=3)
+    situation = Situation(
+        waiting=[job("head", priority=1, cpus=2)],
+        running=[small, fixed],
+        rooms=[less(room(), small, fixed)],
+    )
+    assert not decide(situation).preempts
+
+
+def test_making_way_can_be_switched_off() -> None:
+    small = runs("small", "n0", cpus=4, preemptible=True)
+    situation = Situation(
+        waiting=[job("head", priority=1, cpus=2)],
+        running=[small],
+        rooms=[less(room(), small)],
+        limits=Limits(preemption=False),
+    )
+    plan = decide(situation)
+    assert not plan.preempts
+    assert plan.rule("head") is Rule.ROOM
+
+
+def test_few_victims_on_the_nodes_that_are_cleared_soonest() -> None:
+    running = [
+        *(runs(f"a{number}", "a", cpus=1, preemptible=True) for number in range(4)),
+        runs("b", "b", cpus=4, preemptible=True),
+        runs("c", "c", cpus=4, preemptible=True),
+    ]
+    rooms = [less(room(name), *running) for name in "abc"]
+    head = job("head", priority=1, nodes=2, cpus=4, spread=True)
+    plan = decide(Situation(waiting=[head], running=running, rooms=rooms))
+    assert sorted(one.key for one in plan.preempts) == ["b", "c"]
+
+
+def test_a_target_at_its_limit_of_jobs_lets_one_make_way() -> None:
+    running = [
+        runs("old", "n0", preemptible=True, started=0),
+        runs("young", "n0", preemptible=True, started=50),
+    ]
+    situation = Situation(
+        waiting=[job("head", priority=1, at=90)],
+        running=running,
+        rooms=[less(room(), *running)],
+        limits=Limits(jobs=2),
+        now_s=100,
+    )
+    assert [one.key for one in decide(situation).preempts] == ["young"]
+
+
+# -- what is said of it --------------------------------------------------------------------------
+
+
+def test_what_is_free_and_what_comes_nearest() -> None:
+    busy = runs("busy", "n0", gpus=3, cpus=1)
+    rooms = [less(room("n0", gpus=4), busy), room("n1", gpus=0)]
+    plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], rooms=rooms))
+    told = plan.explain("j")
+    assert told.nearest == "n0 lacks 2 GPUs"
+    assert [one["free_gpus"] for one in told.free] == [1, 0]
+    assert told.remedy == "with 1 GPU on one node it would start now"
+    assert told.to_dict()["rule"] == "room"
+
+
+def test_estimates_follow_the_line() -> None:
+    busy = runs("busy", "n0", cpus=4, expected_s=100)
+    waiting = [
+        job("first", at=1, cpus=4, expected_s=50),
+        job("second", at=2, cpus=4, max_duration_s=200.0),
+        job("third", at=3, cpus=4),
+        job("fourth", at=4, cpus=4),
+    ]
+    rooms = [less(room(), busy)]
+    plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
+    assert plan.estimates == {
+        "first": (90, "history"),
+        "second": (140, "history"),
+        "third": (340, "limits"),
+    }
+    assert plan.explain("fourth").estimate_s is None

@@ -1,0 +1,348 @@
+"""What holds of every decision and of every play of a trace, whatever the jobs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayjobs.policy import (
+    Limits,
+    NodeRoom,
+    Plan,
+    Promise,
+    Rule,
+    Running,
+    Shape,
+    Situation,
+    Waiting,
+    decide,
+    take,
+)
+from rayjobs.policy.order import rank
+from rayjobs.simulating import Outcome, Pool, TraceJob, play
+from rayjobs.simulating.play import GRACE_S
+from tests.unit.policy.jobs import less, room
+
+shapes = st.builds(
+    Shape,
+    nodes=st.integers(1, 3),
+    cpus=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+    gpus=st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+    spread=st.booleans(),
+)
+caps = st.sampled_from([None, 60.0, 600.0, 3600.0, 86400.0])
+users = st.sampled_from(["ann", "bob"])
+groups = st.sampled_from([None, None, "g1", "g2"])
+times = st.integers(0, 5000)
+limit_sets = st.builds(
+    Limits,
+    jobs=st.sampled_from([None, 3]),
+    jobs_per_user=st.sampled_from([None, 2]),
+    gpus_per_user=st.sampled_from([None, 2.0]),
+    aging_s=st.sampled_from([None, 600.0]),
+    backfill=st.booleans(),
+    preemption=st.booleans(),
+)
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    sizes = draw(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 4)), min_size=1, max_size=4))
+    rooms = [room(f"n{index}", cpus=c, gpus=g) for index, (c, g) in enumerate(sizes)]
+    running: list[Running] = []
+    for index, shape in enumerate(draw(st.lists(shapes, max_size=5))):
+        placed = take_first(rooms, shape)
+        if placed is None:
+            continue
+        one = Running(
+            key=f"r{index}",
+            priority=draw(st.integers(-2, 2)),
+            order=("", index, f"r{index}"),
+            shape=shape,
+            nodes=placed,
+            submitted_s=draw(times),
+            started_s=draw(st.one_of(st.none(), times)),
+            user=draw(users),
+            group=draw(groups),
+            preemptible=draw(st.booleans()),
+            max_duration_s=draw(caps),
+            expected_s=draw(st.sampled_from([None, 300.0])),
+            is_ending=draw(st.booleans()),
+        )
+        running.append(one)
+        rooms = [less(each, one) for each in rooms]
+    waiting = [
+        Waiting(
+            key=f"j{index}",
+            priority=draw(st.integers(-2, 2)),
+            order=("", index, f"j{index}"),
+            shape=draw(shapes),
+            submitted_s=draw(times),
+            user=draw(users),
+            group=draw(groups),
+            group_limit=2,
+            max_duration_s=draw(caps),
+            expected_s=draw(st.sampled_from([None, 300.0])),
+        )
+        for index in range(draw(st.integers(0, 10)))
+    ]
+    promise = None
+    if waiting and draw(st.booleans()):
+        one_of = draw(st.sampled_from(waiting))
+        promise = Promise(
+            key=one_of.key,
+            nodes=tuple(draw(st.sampled_from(["n0", "gone"])) for _ in range(one_of.shape.nodes)),
+            at_s=draw(st.sampled_from([None, 6000.0])),
+            is_claim=draw(st.booleans()),
+        )
+    return Situation(
+        waiting=waiting,
+        running=running,
+        rooms=rooms,
+        limits=draw(limit_sets),
+        now_s=5000.0,
+        promise=promise,
+    )
+
+
+def take_first(rooms: list[NodeRoom], shape: Shape) -> tuple[str, ...] | None:
+    taken = take(rooms, shape)
+    return None if taken is None else taken[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations())
+def test_one_decision(situation: Situation) -> None:
+    plan = decide(situation)
+    waiting = {one.key: one for one in situation.waiting}
+    running = {one.key: one for one in situation.running}
+    check_capacity(plan, waiting)
+    check_limits(plan, waiting)
+    check_turn(plan, waiting)
+    for one in plan.preempts:
+        victim, head = running[one.key], waiting[one.by]
+        assert victim.preemptible
+        assert not victim.is_ending
+        assert victim.priority < head.priority
+        assert rank(victim, situation.limits) > rank(head, situation.limits)
+        assert plan.promise is not None
+        assert plan.promise.is_claim
+        assert plan.promise.key == one.by == plan.head
+    for key in waiting:  # everybody is told something, and it can be said in JSON
+        told = plan.explain(key)
+        assert told.reason
+        assert told.start == (key in plan.started)
+        assert (told.position > 0) == (key in plan.positions)
+        assert plan.summary(key)[0] is told.rule
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations())
+def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
+    turned = replace(
+        situation, waiting=situation.waiting[::-1], running=list(situation.running)[::-1]
+    )
+    one, other = decide(situation), decide(turned)
+    assert one.starts == other.starts
+    assert one.line == other.line
+    assert set(one.preempts) == set(other.preempts)
+    assert one.promise == other.promise
+
+
+@settings(max_examples=100, deadline=None)
+@given(situations(), st.integers(1, 10**6))
+def test_waiting_changes_nobodys_turn(situation: Situation, later_s: int) -> None:
+    """Of two that stand in the line on their own, the first stays first however long both wait."""
+    alone = [replace(one, group=None) for one in situation.waiting]
+    now = replace(situation, waiting=alone, promise=None, running=())
+    then = replace(now, now_s=now.now_s + later_s)
+    assert decide(now).line == decide(then).line
+
+
+def check_capacity(plan: Plan, waiting: dict[str, Waiting]) -> None:
+    rooms = {one.node_id: one for one in plan.situation.rooms}
+    for start in plan.starts:
+        shape = waiting[start.key].shape
+        assert len(start.nodes) == shape.nodes
+        if shape.spread:
+            assert len(set(start.nodes)) == shape.nodes
+        for node in start.nodes:
+            assert rooms[node].holds(shape), start
+            rooms[node] = rooms[node].less(shape)
+    assert list(rooms.values()) == list(plan.rooms)
+
+
+def check_limits(plan: Plan, waiting: dict[str, Waiting]) -> None:
+    limits, situation = plan.situation.limits, plan.situation
+    new = [waiting[one.key] for one in plan.starts]
+    now: list[Waiting | Running] = [*situation.running, *new]
+    if limits.jobs is not None and new:
+        assert len(now) <= limits.jobs
+    for user in {one.user for one in new}:
+        theirs = [one for one in now if one.user == user]
+        if limits.jobs_per_user is not None:
+            assert len(theirs) <= limits.jobs_per_user
+        if limits.gpus_per_user is not None and any(one.gpus for one in new if one.user == user):
+            assert sum(one.gpus for one in theirs) <= limits.gpus_per_user + 1e-6
+    for one in new:
+        if one.group is not None and one.group_limit is not None:
+            assert sum(1 for other in now if other.group == one.group) <= one.group_limit
+
+
+def check_turn(plan: Plan, waiting: dict[str, Waiting]) -> None:
+    """Whoever starts behind one that waits in the line is marked; without backfill nobody does."""
+    place = {key: index for index, key in enumerate(plan.line)}
+    for start in plan.starts:
+        passed = plan.head is not None and place[start.key] > place[plan.head]
+        assert start.backfilled == passed
+        assert not (passed and not plan.situation.limits.backfill)
+        assert not (passed and plan.head_rule is Rule.TARGET_JOBS)
+
+
+# -- plays -----------------------------------------------------------------------------------------
+
+trace_jobs = st.builds(
+    TraceJob,
+    job=st.just(""),
+    submit_s=st.sampled_from([0.0, 0.0, 10.0, 500.0, 2000.0]),
+    duration_s=st.sampled_from([30.0, 300.0, 900.0, 3000.0]),
+    nodes=st.sampled_from([1, 1, 2]),
+    cpus=st.sampled_from([1.0, 2.0, 4.0]),
+    cap_s=st.sampled_from([400.0, 1000.0, 5000.0]),
+    priority=st.sampled_from([0, 0, 1, 5]),
+    user=users,
+    preemptible=st.booleans(),
+    expected_s=st.sampled_from([None, 200.0]),
+)
+POOL = Pool(nodes=2, gpus=0, cpus=4)
+
+
+def named(jobs: list[TraceJob]) -> list[TraceJob]:
+    return [replace(one, job=f"j{index:02}") for index, one in enumerate(jobs)]
+
+
+traces = st.lists(trace_jobs, min_size=1, max_size=14).map(named)
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces, limit_sets.map(lambda one: replace(one, gpus_per_user=None)))
+def test_a_play_ends_for_everybody_within_capacity(trace: list[TraceJob], limits: Limits) -> None:
+    outcomes = play(trace, POOL, limits)
+    for one in outcomes:
+        assert one.ended_s is not None
+        ran_s = sum(until - since for since, until, _ in one.spells)
+        assert abs(ran_s - one.lost_s - one.job.work_s) < 1e-6
+        higher = sum(1 for other in trace if other.priority > one.job.priority)
+        assert one.preempted <= higher  # each makes it go away once at most: no ping-pong
+        if not one.job.preemptible:
+            assert one.preempted == 0
+    check_never_too_many(outcomes)
+
+
+def check_never_too_many(outcomes: list[Outcome]) -> None:
+    moments = {since for one in outcomes for since, _, _ in one.spells}
+    for moment in moments:
+        used: Counter[str] = Counter()
+        for one in outcomes:
+            for since, until, nodes in one.spells:
+                if since <= moment < until:
+                    for node in nodes:
+                        used[node] += int(one.job.cpus)
+        assert all(cpus <= POOL.cpus for cpus in used.values())
+
+
+def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Promise | None] | None:
+    """Return who waits first in line after the first decision, and what it is promised."""
+    seen: list[tuple[str, Promise | None] | None] = []
+
+    def look(plan: Plan) -> None:
+        seen.append(None if plan.head is None else (plan.head, plan.promise))
+
+    play(trace, POOL, limits, watch=look)
+    return seen[0]
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces)
+def test_who_passes_never_delays_the_head_when_all_take_all_their_time(
+    trace: list[TraceJob],
+) -> None:
+    limits = Limits(preemption=False)
+    worst = [replace(one, submit_s=0.0, duration_s=one.cap_s or 0.0) for one in trace]
+    found = first_head(worst, limits)
+    if found is None:
+        return
+    with_others = {one.job.job: one.started_s for one in play(worst, POOL, limits)}
+    strict = replace(limits, backfill=False)
+    without = {one.job.job: one.started_s for one in play(worst, POOL, strict)}
+    head = found[0]
+    assert with_others[head] == without[head]
+
+
+@settings(max_examples=150, deadline=None)
+@given(traces)
+def test_the_head_starts_by_its_promise_whatever_the_times(trace: list[TraceJob]) -> None:
+    limits = Limits(preemption=False)
+    at_once = [replace(one, submit_s=0.0) for one in trace]
+    found = first_head(at_once, limits)
+    if found is None:
+        return
+    head, promise = found
+    assert promise is not None
+    assert promise.at_s is not None
+    starts = {one.job.job: one.started_s for one in play(at_once, POOL, limits)}
+    assert (starts[head] or 0.0) <= promise.at_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(traces)
+def test_whom_others_make_way_for_starts_in_their_room(trace: list[TraceJob]) -> None:
+    asked: dict[str, float] = {}
+
+    def look(plan: Plan) -> None:
+        for one in plan.preempts:
+            asked.setdefault(one.by, plan.situation.now_s)
+
+    outcomes = {one.job.job: one for one in play(trace, POOL, Limits(), watch=look)}
+    for key, at_s in asked.items():
+        since = [since for since, _, _ in outcomes[key].spells]
+        assert any(at_s <= one <= at_s + GRACE_S for one in since), (key, at_s, since)
+
+
+def test_a_stream_of_higher_priority_does_not_starve_the_lower() -> None:
+    stream = [
+        TraceJob(job=f"h{n:03}", submit_s=60.0 * n, duration_s=600.0, cpus=4.0, priority=2)
+        for n in range(200)
+    ]
+    low = TraceJob(job="low", submit_s=61.0, duration_s=600.0, cpus=4.0)
+    (aged,) = (
+        one for one in play([*stream, low], POOL, Limits(aging_s=600.0)) if one.job.job == "low"
+    )
+    (never,) = (
+        one for one in play([*stream, low], POOL, Limits(aging_s=None)) if one.job.job == "low"
+    )
+    # 20 of the stream come within two levels' worth of waiting, two run at a time.
+    assert aged.waited_s <= 11 * 600.0
+    assert never.waited_s > 50 * 600.0
+
+
+def test_a_sweep_cannot_starve_single_jobs_nor_they_the_sweep() -> None:
+    sweep = [
+        TraceJob(job=f"s{n:03}", submit_s=0.0, duration_s=600.0, cpus=4.0, group="sweep")
+        for n in range(100)
+    ]
+    singles = [
+        TraceJob(job=f"x{n:03}", submit_s=700.0 + 600.0 * n, duration_s=600.0, cpus=4.0)
+        for n in range(50)
+    ]
+    outcomes = play([*sweep, *singles], POOL, Limits())
+    waits = [one.waited_s for one in outcomes if one.job.group is None]
+    assert max(waits) <= 600.0  # the next place that becomes free
+    # Two nodes: while singles come, the sweep has the other one all the time.
+    meanwhile = [
+        one for one in outcomes if one.job.group and 700 <= (one.started_s or 0) <= 700 + 600 * 50
+    ]
+    assert len(meanwhile) >= 49
