@@ -111,6 +111,17 @@ def decide(situation: Situation) -> Plan:
     return _Pass(situation).run()
 
 
+class _Tried:
+    """What is known of a shape in one decision: room only becomes less while it is made."""
+
+    __slots__ = ("fits_ever", "no_room", "no_spare")
+
+    def __init__(self, fits_ever: bool) -> None:
+        self.fits_ever = fits_ever
+        self.no_room = False
+        self.no_spare = False
+
+
 class _Pass:
     """One walk along the line; never over capacity, never over a limit."""
 
@@ -128,29 +139,29 @@ class _Pass:
         self.starts: list[Start] = []
         self.preempts: list[Preempt] = []
         self.halted: set[str] = set()
-        self.fits_ever: dict[Shape, bool] = {}
+        self.tried: dict[Shape, _Tried] = {}
         self.head: Waiting | None = None
         self.head_rule = Rule.ROOM
         self.kept: Kept | None = None
         # Behind the head: what a job may have that ends in time, and one that may not.
         self.spare: dict[str, NodeRoom] = {}
         self.beside: list[NodeRoom] = []
-        self.no_room: set[Shape] = set()
-        self.no_spare: set[Shape] = set()
+        self.until_s = -math.inf
         self.tries = BACKFILL_TRIES
 
     def run(self) -> Plan:
         """Return the plan."""
         is_limited = self.limits.jobs_per_user is not None or self.limits.gpus_per_user is not None
         for job in self.line:
-            if not self._could_ever(job.shape):
+            tried = self.tried.get(job.shape) or self._try_empty(job.shape)
+            if not tried.fits_ever:
                 self.refused[job.key] = Rule.NEVER_FITS
                 continue
             if is_limited and not self._within_user_limits(job):
                 continue
             if self.head is not None:
                 if self.tries > 0:
-                    self._pass_by(job)
+                    self._pass_by(job, tried)
                 elif not is_limited:
                     break
                 continue
@@ -178,33 +189,33 @@ class _Pass:
     def _slots(self) -> float:
         return math.inf if self.limits.jobs is None else self.limits.jobs - len(self.running)
 
-    def _could_ever(self, shape: Shape) -> bool:
-        known = self.fits_ever.get(shape)
-        if known is None:
-            empty = [room.emptied() for room in self.situation.rooms]
-            known = self.fits_ever[shape] = take(empty, shape) is not None
-        return known
+    def _try_empty(self, shape: Shape) -> _Tried:
+        """Find out whether empty nodes would hold the shape."""
+        empty = [room.emptied() for room in self.situation.rooms]
+        self.tried[shape] = tried = _Tried(take(empty, shape) is not None)
+        return tried
 
     def _within_user_limits(self, job: Waiting) -> bool:
         """Whether its user may run it now; one that may not keeps that user's own order."""
-        limits, user = self.limits, job.user
-        if limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user + 1e-6:
+        most_jobs, most_gpus = self.limits.jobs_per_user, self.limits.gpus_per_user
+        gpus = job.gpus if most_gpus is not None else 0.0
+        if most_gpus is not None and gpus > most_gpus + 1e-6:
             self.refused[job.key] = Rule.USER_GPUS  # never: the user's others need not wait
             return False
-        if user in self.halted:
+        if job.user in self.halted:
             self.refused[job.key] = Rule.OWN_ORDER
             return False
-        if limits.jobs_per_user is not None and self.jobs[user] >= limits.jobs_per_user:
+        if most_jobs is not None and self.jobs[job.user] >= most_jobs:
             self.refused[job.key] = Rule.USER_JOBS
         elif (
-            limits.gpus_per_user is not None
-            and job.gpus > 0
-            and self.gpus.get(user, 0.0) + job.gpus > limits.gpus_per_user + 1e-6
+            most_gpus is not None
+            and gpus > 0
+            and self.gpus.get(job.user, 0.0) + gpus > most_gpus + 1e-6
         ):
             self.refused[job.key] = Rule.USER_GPUS
         else:
             return True
-        self.halted.add(user)
+        self.halted.add(job.user)
         return False
 
     # -- starts ----------------------------------------------------------------------------------
@@ -233,6 +244,7 @@ class _Pass:
         if not self.limits.backfill:
             self.tries = 0
         self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old)
+        self.until_s = self.kept.until_s
         self.spare = dict(self.kept.spare)
         self.beside = [least(room, self.spare.get(room.node_id)) for room in self.rooms]
 
@@ -266,12 +278,12 @@ class _Pass:
         return Promise(key=job.key, nodes=nodes, at_s=self.now_s, is_claim=True)
 
     # -- behind the head -------------------------------------------------------------------------
-    def _pass_by(self, job: Waiting) -> None:
+    def _pass_by(self, job: Waiting, tried: _Tried) -> None:
         """Start a job behind the head if that cannot delay the head."""
-        assert self.kept is not None
-        if self._slots() < 1:
-            return
-        if job.shape not in self.no_spare:
+        if not tried.no_spare:
+            if self._slots() < 1:
+                self.tries = 0
+                return
             self.tries -= 1
             taken = take(self.beside, job.shape)
             if taken is not None:
@@ -280,12 +292,15 @@ class _Pass:
                         self.spare[node] = self.spare[node].less(job.shape)
                 self._backfill(job, taken[1])
                 return
-            self.no_spare.add(job.shape)
-        if job.shape in self.no_room or self.now_s + worst_duration_s(job) > self.kept.until_s:
+            tried.no_spare = True
+        if tried.no_room or self.now_s + worst_duration_s(job) > self.until_s:
+            return
+        if self._slots() < 1:
+            self.tries = 0
             return
         taken = take(self.rooms, job.shape)
         if taken is None:
-            self.no_room.add(job.shape)
+            tried.no_room = True
         else:
             self._backfill(job, taken[1])
 
