@@ -1,0 +1,83 @@
+"""A node without attempts has no agent after a while; the next job has one, and starts warm."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayjobs.compute import targets
+from rayjobs.compute.nodewarm import NodeWarm
+from rayjobs.launch import hostclient
+from rayjobs.paths import NodePaths, TargetPaths
+from rayjobs.states import JobState
+from rayjobs.workspace_files import locate, open_workspace
+from tests.conformance.hosts import namespaces_work
+from tests.jobs import Jobs, until
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A running head of this test's own, whose agent leaves soon, on namespaces where allowed."""
+    settings = {
+        "RAYJOBS_HOME": str(short_path / "h"),
+        "RAYJOBS_LOCAL_CPUS": "2",
+        "RAYJOBS_LOCAL_DASHBOARD": "0",
+        "RAYJOBS_PRELOAD": "json",
+        "RAYJOBS_AGENT_LINGER_S": "0.2",
+        "RAYJOBS_HOLD": "namespace" if namespaces_work() else "auto",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    place = short_path / "h"
+    targets.start_target(home=place)
+    yield place
+    targets.stop_target(force=True, home=place)
+
+
+def agents(home: Path) -> list[int]:
+    """The pids of the agents; Ray renames its workers, but the agent's log is its own."""
+    logs = str(TargetPaths.of("local", under=home).log / "agent-")
+    found = []
+    for process in psutil.process_iter(["name"]):
+        try:
+            if process.info["name"].startswith("ray::") and any(
+                file.path.startswith(logs) for file in process.open_files()
+            ):
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def warm_pid(home: Path) -> int | None:
+    """The pid of the node's warm interpreter, if it answers."""
+    warm = NodeWarm(NodePaths(home / "node").root, home / "unused")
+    found = asyncio.run(hostclient.ping_warm(str(warm.socket_of())))
+    return None if found is None else found.identity.pid
+
+
+def test_an_agent_leaves_and_the_next_job_starts_warm_all_the_same(
+    home: Path, tmp_path: Path
+) -> None:
+    """Off switch: `Linger.due_in_s` is never 0; or `RayAgent` takes no successor."""
+    workspace = open_workspace(locate())
+    jobs = Jobs(workspace, tmp_path)
+    try:
+        seen = []
+        for _ in range(2):
+            job = jobs.wait(jobs.submit("import os; print(os.getppid() == 0)"), JobState.COMPLETED)
+            assert jobs.attempt(job).cold_reason is None
+            assert jobs.log(job) == b"%r\n" % namespaces_work()
+            assert not [event for event in jobs.store.events(job.id) if "agent" in event.kind]
+            seen.append(warm_pid(home))
+            until(lambda: not agents(home), "the agent has left")
+        assert seen[0] is not None and seen[0] == seen[1]
+        jobs.nothing_left(job)
+    finally:
+        workspace.close()
