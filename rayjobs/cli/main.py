@@ -31,7 +31,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "simulate_eviction:simulate_eviction",
             "Evict a job as a spot machine does.",
         ),
-        "why": ("why:why", "Say why a job waits."),
+        "why": ("why:why", "Say why a job waits, and when it may start."),
+        "top": ("top:top", "Show who uses what now, and who waits."),
         "events": ("events:events", "List a job's history."),
     },
     "Results": {
@@ -49,6 +50,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
+        "report": ("report:report", "Say how good the queue's estimates were, and who waited."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
     },
     "Housekeeping": {

@@ -4,50 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
 from rayjobs.cli import outlook
 from rayjobs.compute.keeper import lock_path
-from rayjobs.compute.wakeclient import socket_of
 from rayjobs.paths import TargetPaths, home
 from tests.unit.cli.conftest import Queue, Terminal
-
-
-@contextmanager
-def target(answer: dict[str, Any] | None) -> Iterator[None]:
-    """Listen where the target `local` would, and give one answer to everything (None: none)."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(socket_of("local", home())))
-        listening.listen(16)
-        held: list[socket.socket] = []
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listening.accept()
-                except OSError:
-                    return  # the test is over
-                held.append(connection)
-                if answer is not None:
-                    connection.recv(65536)
-                    connection.sendall(json.dumps(answer).encode() + b"\n")
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        try:
-            yield
-        finally:
-            listening.shutdown(socket.SHUT_RDWR)
-            thread.join(150)
-            for connection in held:
-                connection.close()
-    assert not thread.is_alive()
+from tests.unit.cli.fake_target import target
 
 
 def test_the_reason_and_place_of_a_job_that_waits(queue: Queue, terminal: Terminal) -> None:

@@ -1,0 +1,155 @@
+"""`rayjobs report`: how the queue did, held against what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from rayjobs.cli.output import duration_text, print_json, table
+from rayjobs.cli.params import Duration
+from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.errors import RayjobsError
+from rayjobs.queuereport import InUse, Predicted, QueueReport, Waits, queue_report
+
+EPILOG = """\b
+Examples:
+  rayjobs report queue
+  rayjobs report queue --since 7d --target local
+  rayjobs report queue --json | jq .first_by_target
+"""
+NAMED_AT_MOST = 20
+
+
+@click.group(epilog="\b\nExample:\n  rayjobs report queue --since 7d\n")
+def report() -> None:
+    """Say how the queue did."""
+
+
+@report.command(epilog=EPILOG)
+@click.option("--since", type=Duration(), help="Only jobs submitted within so long, e.g. 7d.")
+@click.option("--target", metavar="NAME", help="Only jobs for this target.")
+@json_option
+@common_options
+@click.pass_obj
+def queue(settings: Settings, since: float | None, target: str | None) -> None:
+    """Predicted against actual starts, waits by priority, user and sweep, and what was in use.
+
+    A prediction is what `rayjobs why` would have said: the first one for a job, when it was first
+    looked at, and the last one before it got its place. Jobs that started at once have none.
+    """
+    now = datetime.now(UTC)
+    begin = None if since is None else now - timedelta(seconds=since)
+    with settings.open() as workspace:
+        rows = workspace.store.queue_history(since=begin, target=target)
+        usage = workspace.store.usage(since=begin, target=target)
+    names = {row.target for row in rows} | {one.target for one in usage}
+    capacity = {name: found for name in names if (found := _capacity(name)) is not None}
+    made = queue_report(rows, usage, now=now, since=begin, capacity=capacity)
+    if settings.as_json:
+        print_json(made.to_dict())
+    elif rows or usage:
+        click.echo("\n\n".join(_sections(made)))
+    else:
+        settings.note("no job was submitted in that time; `rayjobs ls -a` lists all")
+
+
+def _capacity(target: str) -> tuple[float, float] | None:
+    """Return CPUs and GPUs of a target now; None where that is not known."""
+    from rayjobs.compute.targets import capacity_of
+
+    try:
+        nodes = capacity_of(target).nodes
+    except RayjobsError:
+        return None  # a target that was removed since
+    if not nodes:
+        return None
+    return sum(n.cpus * n.count for n in nodes), sum(n.gpus * n.count for n in nodes)
+
+
+def _sections(made: QueueReport) -> list[str]:
+    sections = [
+        _predictions("Predicted and actual starts: the first word", made.first_by_target, "TARGET"),
+        _predictions("The last word before the start", made.last_by_target, "TARGET"),
+        _predictions("The first word by what it rested on", made.first_by_basis, "FROM"),
+        _waiting("Waits", [made.waits], "JOBS"),
+    ]
+    if len(made.waits_by_priority) > 1:
+        sections.append(_waiting("Waits by priority", made.waits_by_priority, "PRIORITY"))
+    if len(made.waits_by_user) > 1:
+        sections.append(_waiting("Waits by user", made.waits_by_user, "USER"))
+    sections.append(_waiting("Waits by sweep and array", made.waits_by_group, "SWEEP OR ARRAY"))
+    sections.append(_used(made.in_use))
+    if not made.first_by_target:
+        sections.insert(0, "No job has started yet that an estimate was made for.")
+    return [section for section in sections if section]
+
+
+def _predictions(title: str, figures: Sequence[Predicted], name: str) -> str:
+    if not figures:
+        return ""
+    rows = [
+        (
+            one.name,
+            str(one.count),
+            duration_text(one.median_error_s),
+            _signed(one.median_late_s),
+            f"{100 * one.within_twice:.0f} %",
+        )
+        for one in figures
+    ]
+    header = (name, "JOBS", "MEDIAN ERROR", "MEDIAN LATE", "WITHIN x2")
+    return f"{title}\n" + table(rows, header, right=(1, 2, 3, 4))
+
+
+def _signed(seconds: float) -> str:
+    return f"-{duration_text(-seconds)}" if seconds < 0 else duration_text(seconds)
+
+
+def _waiting(title: str, figures: Sequence[Waits], name: str) -> str:
+    if not figures:
+        return ""
+    # The longest lists are of groups: those that waited longest say most.
+    shown = sorted(figures, key=lambda one: -(one.longest_s or one.waiting_longest_s or 0.0))
+    names = {one.name for one in shown[:NAMED_AT_MOST]}
+    rows = [
+        (
+            one.name,
+            str(one.placed),
+            duration_text(one.median_s),
+            duration_text(one.p90_s),
+            duration_text(one.longest_s),
+            str(one.waiting),
+            duration_text(one.waiting_longest_s),
+        )
+        for one in figures
+        if one.name in names
+    ]
+    header = (name, "STARTED", "MEDIAN", "P90", "LONGEST", "WAITING", "SO FAR")
+    text = f"{title}\n" + table(rows, header, right=(1, 2, 3, 4, 5, 6))
+    more = len(figures) - len(rows)
+    return f"{text}\nand {more} more (--json)" if more > 0 else text
+
+
+def _used(figures: Sequence[InUse]) -> str:
+    if not figures:
+        return ""
+    rows = [
+        (
+            one.name,
+            f"{one.cpu_hours:.1f}",
+            _share(one.cpus),
+            f"{one.gpu_hours:.1f}",
+            _share(one.gpus),
+        )
+        for one in figures
+    ]
+    header = ("TARGET", "CPU HOURS", "OF ITS CPUS", "GPU HOURS", "OF ITS GPUS")
+    return "Held by jobs (shares: of what the target has now)\n" + table(
+        rows, header, right=(1, 2, 3, 4)
+    )
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"

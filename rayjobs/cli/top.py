@@ -1,0 +1,237 @@
+"""`rayjobs top`: who uses what now, and who waits."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from rayjobs.cli.jobviews import name_of, ran_s, short_id
+from rayjobs.cli.outlook import ANSWER_S, key_of
+from rayjobs.cli.output import cut, duration_text, print_json, table, width
+from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.compute.wakeclient import ask, socket_of
+from rayjobs.paths import home
+from rayjobs.records import Attempt, Job
+from rayjobs.states import JobState
+from rayjobs.workspace_files import OpenWorkspace
+
+AGAIN_S = 1.0
+WAITING_SHOWN = 10
+
+EPILOG = """\b
+Examples:
+  rayjobs top                  live, until Ctrl-C
+  rayjobs top | cat            once
+  rayjobs top --json | jq '.nodes[].gpus_used'
+"""
+
+
+@click.command(epilog=EPILOG)
+@click.option("--target", metavar="NAME", default="local", show_default=True, help="Of this one.")
+@click.option("--once", is_flag=True, help="Show it once, on a terminal too.")
+@json_option
+@common_options
+@click.pass_obj
+def top(settings: Settings, target: str, once: bool) -> int:
+    """Show a target's nodes, which job uses which GPUs, what runs and what waits.
+
+    On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces count
+    where they hold room, and are named by their workspace.
+    """
+    with settings.open() as workspace:
+        if settings.as_json:
+            print_json(look(workspace, target))
+            return 0
+        if once or not sys.stdout.isatty():
+            click.echo("\n".join(_lines(look(workspace, target))))
+            return 0
+        while True:
+            lines = _lines(look(workspace, target))
+            # Written over what stands there: clearing first would flicker.
+            text = "".join(f"{cut(line, width())}\x1b[K\n" for line in lines)
+            click.echo(f"\x1b[H{text}\x1b[J", nl=False)
+            time.sleep(AGAIN_S)
+
+
+def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
+    """Return what a target is doing, as plain data; its keys are part of the contract."""
+    now = datetime.now(UTC)
+    store = workspace.store
+    live = store.live(target)
+    queued = store.job_lines(states=[JobState.QUEUED], target=target, newest_first=False)
+    waiting = [job for job in queued if job.kind == "job"]
+    status, state = _status(target)
+    held = {
+        str(one["job"]): one
+        for one in (status or {}).get("allocations", ())
+        if one.get("job") is not None
+    }
+    reasons = (status or {}).get("waiting") or {}
+    rows: list[dict[str, Any]] = [
+        {
+            "id": job.id,
+            "short_id": short_id(job),
+            "name": name_of(job),
+            "user": job.user,
+            "priority": job.priority,
+            "position": (reasons.get(key_of(workspace.path, job)) or {}).get("position") or None,
+            "reason": (reasons.get(key_of(workspace.path, job)) or {}).get("reason") or job.reason,
+            "waited_s": (now - job.submitted_at).total_seconds(),
+        }
+        for job in waiting
+    ]
+    rows.sort(key=lambda row: row["position"] or len(rows) + 1)
+    waits = [(now - job.submitted_at).total_seconds() for job in waiting]
+    ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}
+    return {
+        "target": target,
+        "state": state,
+        "at": now,
+        "nodes": [_node(node, held, ours) for node in (status or {}).get("nodes", ())],
+        "running": [
+            _running(job, attempt, held.get(key_of(workspace.path, job)), now)
+            for job, attempt in live
+        ],
+        "waiting": rows,
+        "queue_length": max(len(rows), len(reasons)),
+        "longest_wait_s": max(waits, default=None),
+        "median_wait_s": statistics.median(waits) if waits else None,
+    }
+
+
+def _status(target: str) -> tuple[dict[str, Any] | None, str]:
+    try:
+        status = ask(socket_of(target, home()), {"op": "status"}, timeout_s=ANSWER_S)
+    except TimeoutError:
+        return None, "busy"
+    if status is None or not status.get("ok"):
+        return None, "not running"
+    return status, "running"
+
+
+def _node(
+    node: dict[str, Any],
+    held: dict[str, dict[str, Any]],
+    ours: dict[str, tuple[Job, Attempt]],
+) -> dict[str, Any]:
+    """Return one node: its totals, what is in use, and which job holds which GPUs there."""
+    jobs = []
+    for key, one in held.items():
+        places = [place for place, at in enumerate(one["nodes"]) if at == node["node_id"]]
+        if not places:
+            continue
+        gpus = [gpu for place in places if place < len(one["gpus"]) for gpu in one["gpus"][place]]
+        place, _, job_id = key.rpartition("::")
+        known = ours.get(key)
+        jobs.append(
+            {
+                "id": job_id,
+                "short_id": short_id(known[0]) if known else None,
+                "name": name_of(known[0]) if known else None,
+                "workspace": place,
+                "cpus": one["shape"]["cpus"] * len(places),
+                "gpus": one["shape"]["gpus"] * len(places),
+                "gpu_ids": gpus,
+            }
+        )
+    return {
+        "node_id": node["node_id"],
+        "cpus": node["cpus"],
+        "cpus_used": node["cpus"] - node["free_cpus"],
+        "gpus": node["gpus"],
+        "gpus_used": node["gpus"] - node["free_gpus"],
+        "memory_bytes": node["memory"],
+        "memory_used_bytes": node["memory"] - node["free_memory"],
+        "jobs": jobs,
+    }
+
+
+def _running(
+    job: Job, attempt: Attempt, held: dict[str, Any] | None, now: datetime
+) -> dict[str, Any]:
+    shape = (held or {}).get("shape") or {}
+    nodes = (held or {}).get("nodes") or [host.get("node_id") for host in attempt.hosts]
+    return {
+        "id": job.id,
+        "short_id": short_id(job),
+        "name": name_of(job),
+        "user": job.user,
+        "state": str(job.state),
+        "attempt": job.attempt,
+        "nodes": nodes,
+        "gpu_ids": (held or {}).get("gpus") or [],
+        "cpus": shape.get("cpus", 0.0) * shape.get("nodes", 1.0),
+        "gpus": shape.get("gpus", 0.0) * shape.get("nodes", 1.0),
+        "elapsed_s": ran_s(job, now=now),
+        "limit_s": job.spec.max_duration_s,
+    }
+
+
+def _lines(seen: dict[str, Any]) -> list[str]:
+    waits = ""
+    if seen["median_wait_s"] is not None:
+        waits = (
+            f", for {duration_text(seen['median_wait_s'])} in the median, "
+            f"{duration_text(seen['longest_wait_s'])} at most"
+        )
+    lines = [
+        f"target {seen['target']} ({seen['state']}): {len(seen['running'])} running, "
+        f"{seen['queue_length']} waiting{waits}",
+    ]
+    if seen["state"] == "not running":
+        lines.append(f"  `rayjobs target start {seen['target']}` starts it")
+    for node in seen["nodes"]:
+        use = f"{node['cpus_used']:g}/{node['cpus']:g} CPUs"
+        if node["gpus"]:
+            use += f", {node['gpus_used']:g}/{node['gpus']:g} GPUs"
+        use += f", {node['memory_used_bytes'] / 2**30:.1f}/{node['memory_bytes'] / 2**30:.1f} GiB"
+        lines.append(f"  {str(node['node_id'])[:12]}  {use} held")
+        lines += [f"    {_use(job)}" for job in node["jobs"]]
+    if seen["running"]:
+        rows = [
+            (
+                one["short_id"],
+                one["name"][:24],
+                one["user"][:12],
+                one["state"],
+                f"{one['gpus']:g}",
+                duration_text(one["elapsed_s"]),
+                duration_text(one["limit_s"]) if one["limit_s"] else "none",
+            )
+            for one in seen["running"]
+        ]
+        header = ("RUNNING", "NAME", "USER", "STATE", "GPUS", "ELAPSED", "LIMIT")
+        lines += ["", *table(rows, header, right=(4, 5, 6)).splitlines()]
+    if seen["waiting"]:
+        rows = [
+            (
+                one["short_id"],
+                one["name"][:24],
+                one["user"][:12],
+                f"#{one['position']}" if one["position"] else "-",
+                str(one["priority"]),
+                duration_text(one["waited_s"]),
+                " ".join(str(one["reason"]).split()),
+            )
+            for one in seen["waiting"][:WAITING_SHOWN]
+        ]
+        header = ("WAITING", "NAME", "USER", "PLACE", "PRIORITY", "WAITED", "")
+        lines += ["", *table(rows, header, right=(3, 4, 5)).splitlines()]
+        more = len(seen["waiting"]) - WAITING_SHOWN
+        if more > 0:
+            lines.append(f"and {more} more: `rayjobs ls -s queued`")
+    return lines
+
+
+def _use(job: dict[str, Any]) -> str:
+    who = f"{job['short_id']} {job['name']}" if job["short_id"] else f"a job of {job['workspace']}"
+    what = f"{job['cpus']:g} CPUs"
+    if job["gpus"]:
+        ids = f" ({', '.join(job['gpu_ids'])})" if job["gpu_ids"] else ""
+        what += f", {job['gpus']:g} GPUs{ids}"
+    return f"{who}: {what}"

@@ -1,0 +1,53 @@
+"""Answers where a target's actor would, in the test's own process."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rayjobs.compute.wakeclient import socket_of
+from rayjobs.paths import home
+
+
+@contextmanager
+def target(
+    answer: dict[str, Any] | None, *, explain: dict[str, Any] | None = None
+) -> Iterator[None]:
+    """Listen where the target `local` would, and give one answer to everything (None: none).
+
+    Args:
+        explain: Given instead to those who ask about one job.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        place = socket_of("local", home())
+        place.unlink(missing_ok=True)  # of an earlier one in the same test
+        listening.bind(str(place))
+        listening.listen(16)
+        held: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return  # the test is over
+                held.append(connection)
+                if answer is not None:
+                    asked = json.loads(connection.makefile("rb").readline())
+                    given = answer if explain is None or asked["op"] != "explain" else explain
+                    connection.sendall(json.dumps(given).encode() + b"\n")
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(150)
+            for connection in held:
+                connection.close()
+    assert not thread.is_alive()

@@ -1,0 +1,185 @@
+"""What the queue tells: why a job waits, who uses what, and how good the estimates were."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from rayjobs.records import Job, Prediction
+from rayjobs.spec import Dependency
+from tests.unit.cli.conftest import Queue, Terminal
+from tests.unit.cli.fake_target import target
+
+NODE = {
+    "node_id": "n1",
+    "cpus": 4.0,
+    "gpus": 2.0,
+    "memory": 8.0 * 2**30,
+    "free_cpus": 1.0,
+    "free_gpus": 0.0,
+    "free_memory": 4.0 * 2**30,
+}
+
+
+def key(queue: Queue, job: Job) -> str:
+    return f"{queue.workspace.path}::{job.id}"
+
+
+def tail(job: Job) -> str:
+    return job.id.rpartition("_")[2]
+
+
+def decision(queue: Queue, job: Job, *ahead: str, **values: Any) -> dict[str, Any]:
+    made = {
+        "key": key(queue, job),
+        "rule": "line",
+        "reason": "waits for 2 jobs ahead of it",
+        "position": 3,
+        "ahead": list(ahead),
+        "free": [NODE],
+        "nearest": "n1 lacks 1 GPUs",
+        "estimate_s": 720.0,
+        "basis": "history",
+        "latest_s": None,
+        "remedy": "a priority above 5",
+        "nodes": [],
+    }
+    return {"ok": True, "decision": {**made, **values}}
+
+
+def status(queue: Queue, job: Job) -> dict[str, Any]:
+    entry = {"reason": "waits for 2 jobs ahead of it", "position": 3, "rule": "line"}
+    return {"ok": True, "waiting": {key(queue, job): entry}, "nodes": [NODE], "allocations": []}
+
+
+# -- why ---------------------------------------------------------------------------------------
+
+
+def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: Terminal) -> None:
+    first, job = queue.submit("first"), queue.submit("second")
+    explained = decision(queue, job, key(queue, first), "/elsewhere::x_1_aa")
+    with target(status(queue, job), explain=explained):
+        said = terminal.type("why", job.id).out
+        data = json.loads(terminal.type("why", "--json", job.id).out)
+    lines = said.splitlines()
+    assert lines[0] == f"{job.id} waits (number 3 in the queue): waits for 2 jobs ahead of it"
+    for part in (
+        "Rule",
+        f"{tail(first)} first, a job of /elsewhere",
+        "1 of 4 CPUs, 0 of 2 GPUs, 4.0 of 8.0 GiB on n1",
+        "n1 lacks 1 GPUs",
+        "in about 12m 00s (from how long such jobs took)",
+        "a priority above 5",
+    ):
+        assert part in said, part
+    assert data["decision"]["rule"] == "line"
+    assert [one["name"] for one in data["ahead"]] == ["first", None]
+    assert data["waits_for"] == []
+
+
+def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.submit()
+    explained = decision(queue, job, estimate_s=None, basis="", latest_s=3600.0)
+    with target(status(queue, job), explain=explained):
+        assert "within 1h 00m at the latest" in terminal.type("why", job.id).out
+    explained = decision(queue, job, estimate_s=None, basis="", latest_s=None)
+    with target(status(queue, job), explain=explained):
+        assert "cannot be told" in terminal.type("why", job.id).out
+
+
+def test_why_works_while_the_target_is_down(queue: Queue, terminal: Terminal) -> None:
+    parent = queue.submit("parent")
+    job = queue.submit("child", depends_on=(Dependency(job=parent.id),))
+    said = terminal.type("why", job.id)
+    assert said.code == 0
+    assert "target 'local' does not run" in said.out
+    assert f"{parent.id} (Queued)" in said.out
+    data = json.loads(terminal.type("why", "--json", job.id).out)
+    assert data["decision"] is None
+    assert data["waits_for"] == [f"{parent.id} (Queued)"]
+
+
+def test_why_of_a_job_that_has_ended_says_how(queue: Queue, terminal: Terminal) -> None:
+    said = terminal.type("why", queue.completed().id).out
+    assert "does not wait: Completed" in said
+
+
+# -- top ---------------------------------------------------------------------------------------
+
+
+def test_top_shows_who_uses_which_gpus_and_who_waits(queue: Queue, terminal: Terminal) -> None:
+    runs, waits = queue.start(queue.submit("train")), queue.submit("next", priority=4)
+    answer = status(queue, waits)
+    shape = {"nodes": 1.0, "cpus": 3.0, "gpus": 2.0, "memory": 0.0, "spread": 0.0}
+    held = {"name": "rj-1", "shape": shape, "nodes": ["n1"], "gpus": [["0", "1"]]}
+    answer["allocations"] = [{**held, "job": key(queue, runs), "draining": False}]
+    with target(answer):
+        shown = terminal.type("top").out
+        data = json.loads(terminal.type("top", "--json").out)
+    assert "target local (running): 1 running, 1 waiting" in shown
+    assert f"{tail(runs)} train: 3 CPUs, 2 GPUs (0, 1)" in shown
+    assert "3/4 CPUs, 2/2 GPUs, 4.0/8.0 GiB held" in shown
+    (node,) = data["nodes"]
+    assert (node["gpus_used"], node["jobs"][0]["gpu_ids"]) == (2.0, ["0", "1"])
+    (running,) = data["running"]
+    assert (running["id"], running["gpus"], running["limit_s"]) == (runs.id, 2.0, 2_592_000.0)
+    (waiting,) = data["waiting"]
+    assert (waiting["id"], waiting["position"], waiting["priority"]) == (waits.id, 3, 4)
+    assert data["queue_length"] == 1
+
+
+def test_top_of_a_target_that_is_down_shows_the_queue(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    done = terminal.type("top")
+    assert done.code == 0
+    assert "target local (not running): 0 running, 1 waiting" in done.out
+    assert "`rayjobs target start local` starts it" in done.out
+    assert tail(job) in done.out
+
+
+# -- report ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foretold(queue: Queue) -> Queue:
+    """A job that waited as long as foretold, give or take a moment, and one that waits."""
+    store = queue.workspace.store
+    job = queue.submit()
+    now = datetime.now(UTC)
+    store.note_predictions([Prediction(job=job.id, starts_at=now, basis="history")])
+    store.note_predictions(
+        [Prediction(job=job.id, starts_at=now + timedelta(hours=1), basis="limits")]
+    )
+    queue.finish(queue.start(job))
+    queue.submit(priority=3)
+    return queue
+
+
+@pytest.mark.usefixtures("foretold")
+def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
+    data = json.loads(terminal.type("report", "queue", "--json").out)
+    assert data["jobs"] == 2
+    (first,) = data["first_by_target"]
+    assert (first["name"], first["count"], first["within_twice"]) == ("local", 1, 1.0)
+    (last,) = data["last_by_target"]
+    assert last["within_twice"] == 0.0
+    assert last["median_late_s"] < -3500
+    assert [one["name"] for one in data["first_by_basis"]] == ["history"]
+    assert (data["waits"]["placed"], data["waits"]["waiting"]) == (1, 1)
+    assert [one["name"] for one in data["waits_by_priority"]] == ["3", "0"]
+    shown = terminal.type("report", "queue", "--since", "1h").out
+    assert "Predicted and actual starts" in shown
+    assert "100 %" in shown
+    assert "Waits by priority" in shown
+
+
+def test_report_of_nothing_says_so(queue: Queue, terminal: Terminal) -> None:
+    queue.workspace.store.counts()
+    done = terminal.type("report", "queue")
+    assert (done.code, done.out) == (0, "")
+    assert "no job was submitted" in done.err
