@@ -21,7 +21,7 @@ from rayjobs.errors import RayjobsError, UsageError
 from rayjobs.injob.metricsfile import METRIC_KINDS, read_batch
 from rayjobs.injob.uploads import PART
 from rayjobs.metrics import point_of
-from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, AttemptPaths, driver_log_name
+from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, MPI_LOG, AttemptPaths, driver_log_name
 from rayjobs.records import MetricPoint, StoredFile
 from rayjobs.store.base import Store
 
@@ -68,6 +68,8 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
     for name, path in ((BUILD_LOG, paths.build_log), (ENVIRONMENT_LOCK, paths.environment_lock)):
         if path.is_file():
             names[prefix + name] = path
+    if paths.mpi_log.is_file() and (paths.mpi_log.stat().st_size or not node):
+        names[prefix + MPI_LOG] = paths.mpi_log
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
         log = paths.driver_log(int(rank["rank"]))

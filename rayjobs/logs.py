@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs import driverlog, mergedlogs
 from rayjobs.errors import NotFoundError
-from rayjobs.paths import BUILD_LOG, AttemptPaths, driver_log_name
+from rayjobs.paths import BUILD_LOG, MPI_LOG, AttemptPaths, driver_log_name
 from rayjobs.records import Job
 from rayjobs.states import JobState
 
@@ -211,6 +211,8 @@ class Logs:
             prefix = f"node-{first // count}/" if first else ""
             if paths.build_log.is_file():
                 yield f"{prefix}{BUILD_LOG}", paths.build_log
+            if paths.mpi_log.is_file():
+                yield f"{prefix}{MPI_LOG}", paths.mpi_log
             logs = paths.work / "logs"
             for folder, _, files in os.walk(logs):
                 for file in files:

@@ -10,6 +10,7 @@ from pathlib import Path
 WORKSPACE_DIR = ".rayjobs"
 DRIVER_LOG = "azureml-logs/70_driver_log.txt"
 BUILD_LOG = "azureml-logs/20_image_build_log.txt"
+MPI_LOG = "azureml-logs/70_mpi_log.txt"
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
 
 
@@ -191,6 +192,11 @@ class AttemptPaths:
     def build_log(self) -> Path:
         """What building the environment said; absent when it stood already."""
         return self.root / "log" / "build.log"
+
+    @property
+    def mpi_log(self) -> Path:
+        """What mpirun or orted said on this node; absent where MPI has no part."""
+        return self.root / "log" / "mpi.log"
 
     def driver_log(self, rank: int) -> Path:
         """What the rank printed."""

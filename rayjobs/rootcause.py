@@ -62,6 +62,8 @@ STALLED_LINES = 16
 _NODE_LOST = ("node_lost", "lease_lost")
 # How the reason begins that an attempt's hosts record when it gives way to others.
 PREEMPTED_PREFIX = "preempted: "
+# The reason that hosts record which are ended because nobody can follow them where they are.
+PLACE_LOST = "its place was lost"
 
 
 def diagnose(
@@ -94,6 +96,8 @@ def diagnose(
         reason = str(record.get("reason") or "")
         if reason.startswith(PREEMPTED_PREFIX):
             return "preempted", Failure(FailureClass.PREEMPTED, reason)
+        if reason == PLACE_LOST:  # whoever ended it may have died before it could say so
+            return "node_lost", Failure(FailureClass.NODE_LOST, f"{reason}; it was ended first")
         return outcome, None
     rank = _first_rank(record)
     number = None if rank is None else int(rank["rank"])
@@ -145,12 +149,14 @@ def _failure(
     )
 
 
-def _failed_at(record: Mapping[str, Any]) -> tuple[bool, float]:
+def _failed_at(record: Mapping[str, Any]) -> tuple[bool, bool, float]:
     rank = _first_rank(record)
     ended = None if rank is None else rank.get("ended_at")
     at = ended if ended is not None else record.get("ended_at")
-    # A cancel that one node was given because another failed must not hide that failure.
-    return record.get("outcome") == "canceled", float(at or 0.0)
+    # A cancel that one node was given because another failed must not hide that failure, nor must
+    # an end that MPI brought to all nodes; clocks of two machines need not agree.
+    follows = bool(record.get("is_consequence"))
+    return record.get("outcome") == "canceled", follows, float(at or 0.0)
 
 
 def _first_rank(record: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -18,7 +18,7 @@ from pydantic import (
 from rayjobs import arrays
 from rayjobs.failures import FailureClass
 
-Backend = Literal["none", "gloo", "nccl", "mpi"]
+Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
 InputMode = Literal["mount", "download", "direct"]
 OutputMode = Literal["upload", "mount"]
 

@@ -261,6 +261,11 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         problems += wrong
     capacity = _capacity(spec.target, problems)
     wrong = spec_checks.check(spec, source=source)
+    if spec.distribution.backend in ("mpi", "horovod-gloo"):
+        from rayjobs import mpi_checks
+
+        here = capacity is not None and capacity.shares_machine
+        wrong += mpi_checks.check(spec, source=source, is_here=here)
     unsure: list[str] = []
     if not any(one.path.startswith(("inputs", "outputs")) for one in wrong):
         from rayjobs import jobdata
@@ -279,16 +284,6 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
 def _not_yet(spec: JobSpec) -> list[Problem]:
     """What the spec can say and this version cannot do yet: refused, never ignored."""
     problems = []
-    shape = spec.distribution
-    if shape.world_size > 1 and shape.backend == "mpi":
-        problems.append(
-            Problem(
-                "distribution.backend",
-                f"mpi, with {shape.nodes} × {shape.processes_per_node} processes: this version "
-                f"does not start processes by MPI (and so none of Horovod).",
-                "Use gloo (CPU) or nccl (GPU) with torch.distributed.",
-            )
-        )
     if spec.stall_timeout_s is not None:
         problems.append(
             Problem(

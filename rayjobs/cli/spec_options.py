@@ -47,7 +47,11 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option("-n", "--name", metavar="NAME", help="What the job is called; else the script's name."),
     _option("--nodes", metavar="N", help="On how many nodes [1]."),
     _option("--procs-per-node", metavar="N", help="Processes on each node [1]."),
-    _option("--backend", metavar="none|gloo|nccl|mpi", help="How the processes talk [none]."),
+    _option(
+        "--backend",
+        metavar="none|gloo|nccl|mpi|horovod-gloo",
+        help="How the processes talk [none]; Horovod takes mpi or horovod-gloo.",
+    ),
     _option("--cpus-per-proc", metavar="N", help="CPUs for each process [1]."),
     _option("--gpus-per-proc", metavar="N", help="GPUs for each process; 0.5 shares one [0]."),
     _option("--memory-per-proc", metavar="SIZE", help="Memory limit of a process, e.g. 8GiB."),

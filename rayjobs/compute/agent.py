@@ -13,11 +13,12 @@ from typing import Any
 import rayjobs
 from rayjobs.clock import SystemClock
 from rayjobs.compute import nodewatch
-from rayjobs.compute.actor import set_up_logging
+from rayjobs.compute.actor import NAMESPACE, set_up_logging
 from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.ports import HeldPorts
+from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
 from rayjobs.paths import TargetPaths
 
@@ -38,6 +39,7 @@ class NodeAgent:
     def __init__(self, target: str, home: str, node_id: str) -> None:
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, f"agent-{node_id[:8]}")
+        self._target = target
         settings = NodeSettings.read(target)
         self._node_id = node_id
         self._node = Node(target, Path(home), settings)
@@ -100,7 +102,33 @@ class NodeAgent:
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.follow`."""
         self.linger.expect(order)
-        return await self._node.follow(order)
+        relaying = asyncio.ensure_future(self._relay(order["plan"]))
+        try:
+            return await self._node.follow(order)
+        finally:
+            relaying.cancel()
+            await asyncio.gather(relaying, return_exceptions=True)
+
+    async def _relay(self, plan: Mapping[str, Any]) -> None:
+        """Bring mpirun's requests for orted to the agents of the other nodes."""
+        if mpirelay.is_needed(plan):
+            await mpirelay.relay(plan, self._start_daemon_elsewhere)
+
+    async def _start_daemon_elsewhere(self, peer: Mapping[str, Any], command: str) -> str:
+        if peer["node_id"] == self._node_id:
+            return await self.start_daemon(str(peer["socket"]), command)
+        import ray
+
+        name = agent_name(self._target, str(peer["node_id"]))
+        try:
+            other = await asyncio.to_thread(ray.get_actor, name, namespace=NAMESPACE)
+            return str(await other.start_daemon.remote(str(peer["socket"]), command))
+        except (ValueError, ray.exceptions.RayError) as error:
+            return f"the agent of node {peer['node']} cannot be reached: {error}"
+
+    async def start_daemon(self, socket: str, command: str) -> str:
+        """Have an attempt host of this node start orted; return why it did not, else nothing."""
+        return await mpirelay.start_daemon(socket, command)
 
     @attended
     async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:

@@ -25,7 +25,7 @@ from rayjobs.compute.group import (
 )
 from rayjobs.errors import PrepareError, RayjobsError
 from rayjobs.failures import Failure, FailureClass
-from rayjobs.launch.plan import TORCH_BACKENDS
+from rayjobs.launch.plan import MEETING_BACKENDS
 from rayjobs.states import JobState
 
 __all__ = ["Drive", "Parts"]
@@ -83,6 +83,7 @@ class Drive(DriveEnds):
             await self.parts.allocations.release(self.held)
             await self._requeue(str(error), outcome="not_placed", pause_s=NOT_PLACED_PAUSE_S)
         except PrepareError as error:
+            await self._check_ours()  # another actor that ended the attempt has it refused here
             # A host that was late to answer, or one on another node, may run all the same.
             proven = await self._settle_all()
             failure = Failure(FailureClass(error.failure_class), str(error), lines=error.lines)
@@ -102,7 +103,7 @@ class Drive(DriveEnds):
         try:
             agents = [await self.parts.cluster.agent(node) for node in self.held.nodes]
             greetings = [await agent.hello() for agent in agents]
-            meets = self.job.spec.distribution.backend in TORCH_BACKENDS
+            meets = self.job.spec.distribution.backend in MEETING_BACKENDS
             self.orders = orders_of(self, greetings, await agents[0].free_port() if meets else None)
             await self._record_hosts([{} for _ in self.orders], cold=None)
             self._check_canceled()

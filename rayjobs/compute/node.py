@@ -23,7 +23,7 @@ from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
-from rayjobs.launch import hostclient
+from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
 
@@ -81,6 +81,7 @@ class Node:
         plan["python"] = interpreter.path_of(plan["python"])
         root = Path(plan["root"])
         plan["env"] = self.environment_of(plan)
+        await asyncio.to_thread(openmpi.require, plan)
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         path = AttemptPaths(root).plan

@@ -55,6 +55,7 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
     except BaseException as error:
         code, failure = 1, error
     interrupted = isinstance(failure, KeyboardInterrupt)
+    mpi = sys.modules.get("mpi4py.MPI") if failure is None and code == 0 else None
     if failure is not None:
         _show(failure)  # here, where no exception is being handled, as in the interpreter
         failure = None
@@ -62,6 +63,8 @@ def run_and_leave(script: str, arguments: tuple[str, ...], last_of_ours: str) ->
         _tidy(last_of_ours)
     except BaseException as error:  # an error of ours must not turn a good end into a bad one
         _complain(f"rayjobs: at the end of the rank: {error!r}\n")
+    if mpi is not None:
+        _finalize(mpi)
     code = _flush(code)
     ctypes.CDLL(None).fflush(None)
     if interrupted:
@@ -180,6 +183,19 @@ def _clear(module: Any) -> None:
     for name in [*names]:
         if name != "__builtins__":
             names[name] = None
+
+
+def _finalize(mpi: Any) -> None:
+    """Do what mpi4py has left to the interpreter's exit functions, of which none is called here.
+
+    mpirun takes a rank that ends without MPI_Finalize for a failed one. Not done after an error:
+    the other ranks would be waited for, who wait for this one.
+    """
+    settings = getattr(sys.modules.get("mpi4py"), "rc", None)
+    if getattr(settings, "finalize", None) is False:
+        return  # the script wants to do it, or not, by itself
+    if mpi.Is_initialized() and not mpi.Is_finalized():
+        mpi.Finalize()
 
 
 def _flush(code: int) -> int:

@@ -19,6 +19,8 @@ INHERITED_PREFIXES = ("NVIDIA_", "CUDA_HOME", "CUDA_PATH")
 
 DEFAULT_PIDS_MAX = 16_384
 TORCH_BACKENDS = ("gloo", "nccl")
+# Their ranks meet at a port of the first node, which is chosen before they are planned.
+MEETING_BACKENDS = (*TORCH_BACKENDS, "mpi", "horovod-gloo")
 
 
 @dataclass(frozen=True)
@@ -79,10 +81,19 @@ class SingleLauncher:
 
 def launcher_for(spec: JobSpec) -> Launcher:
     """Return what starts the ranks of a spec."""
+    # They build on this module.
     if spec.distribution.backend in TORCH_BACKENDS:
-        from rayjobs.launch.torch_env import TorchLauncher  # which builds on this module
+        from rayjobs.launch.torch_env import TorchLauncher
 
         return TorchLauncher()
+    if spec.distribution.backend == "mpi":
+        from rayjobs.launch.mpi import MpiLauncher
+
+        return MpiLauncher()
+    if spec.distribution.backend == "horovod-gloo":
+        from rayjobs.launch.horovod_gloo import HorovodGlooLauncher
+
+        return HorovodGlooLauncher()
     return SingleLauncher()
 
 

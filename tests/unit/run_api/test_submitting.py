@@ -122,7 +122,7 @@ def test_a_target_that_cannot_start_does_not_lose_the_job(
         (
             JobSpec(
                 script="train.py",
-                distribution=Distribution(nodes=2, processes_per_node=2, backend="mpi"),
+                distribution=Distribution(nodes=2, processes_per_node=2, backend="none"),
             ),
             "distribution.backend",
         ),

@@ -1,0 +1,1 @@
+"""Horovod for an environment's PyTorch: built once, kept, installed."""

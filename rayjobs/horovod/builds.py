@@ -1,0 +1,45 @@
+"""What a Horovod that is installed, or kept as a wheel, was built for."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+# Named in the library only where Horovod was built with NCCL, as it calls them.
+_NCCL = b"ncclCommInitRank"
+_LIBRARY = "horovod/torch/mpi_lib_v2*.so"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A Horovod that is installed.
+
+    Attributes:
+        library: Its part for PyTorch.
+        has_gpu_operations: It exchanges tensors that are on GPUs.
+    """
+
+    library: Path
+    has_gpu_operations: bool
+
+
+def of_interpreter(python: Path) -> Build | None:
+    """Return the Horovod of an interpreter's environment without importing it; None: no such.
+
+    Args:
+        python: The interpreter, as ``…/bin/python``.
+    """
+    prefix = python.absolute().parent.parent  # of a virtual environment: its link is not followed
+    for packages in sorted(prefix.glob("lib*/python3*/*-packages")):
+        for library in sorted(packages.glob(_LIBRARY)):
+            changed_ns = library.stat().st_mtime_ns
+            return Build(library, _holds_nccl(library, changed_ns))
+    return None
+
+
+@lru_cache(maxsize=8)
+def _holds_nccl(library: Path, changed_ns: int) -> bool:
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(_NCCL) >= 0

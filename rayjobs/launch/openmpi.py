@@ -1,0 +1,66 @@
+"""Whether the Open MPI that a job needs is there: mpirun and orted of version 4."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from rayjobs.errors import PrepareError
+from rayjobs.injob.beside import MPI
+
+# Version 5 starts ranks by other programs (prterun, prted), whose settings are not these.
+MAJOR = 4
+INSTALL = "sudo apt-get install openmpi-bin"
+_VERSION_S = 30.0
+_VERSION = re.compile(r"\(Open MPI\) (\d+)(\.\S+)?")
+
+
+def problem(path: str | None) -> str:
+    """Return what is wrong with the Open MPI that a PATH leads to; empty when it can be used."""
+    missing = [name for name in ("mpirun", "orted") if shutil.which(name, path=path) is None]
+    if missing:
+        return f"Open MPI is not installed: no {' and no '.join(missing)} in PATH"
+    program = shutil.which("mpirun", path=path)
+    assert program is not None
+    said = _version(program)
+    match = _VERSION.search(said)
+    if match is None:
+        return (
+            f"{program} is not Open MPI's: it says {said.splitlines()[0] if said else 'nothing'!r}"
+        )
+    if int(match[1]) != MAJOR:
+        version = f"{match[1]}{match[2] or ''}"
+        return f"{program} is of version {version}; what starts ranks is made for {MAJOR}"
+    return ""
+
+
+@lru_cache(maxsize=16)
+def _version(program: str) -> str:
+    try:
+        done = subprocess.run(
+            [program, "--version"], capture_output=True, text=True, timeout=_VERSION_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return done.stdout + done.stderr
+
+
+def require(plan: Mapping[str, Any]) -> None:
+    """Check that this node has what a host's plan needs of Open MPI.
+
+    Raises:
+        PrepareError: class ``environment``: it has not.
+    """
+    if (plan.get("beside") or {}).get("kind") != MPI:
+        return
+    found = problem(plan["env"].get("PATH"))
+    if found:
+        raise PrepareError(
+            f"ranks cannot be started by MPI on node {plan['node']} of the job: {found}. Install "
+            f"Open MPI {MAJOR} there ({INSTALL}), or use the backend horovod-gloo or gloo",
+            failure_class="environment",
+        )
