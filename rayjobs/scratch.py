@@ -1,4 +1,4 @@
-"""What jobs left on this machine: attempt folders, unpacked snapshots, cached inputs."""
+"""What jobs left on this machine: attempt folders, snapshots, cached inputs, environments."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rayjobs.environments import prune as environments
 from rayjobs.errors import NotFoundError, RayjobsError
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, is_alive, stat_of
@@ -32,7 +33,7 @@ class Leftover:
     """One thing that may go.
 
     Attributes:
-        kind: "attempt", "snapshot" or "data".
+        kind: "attempt", "snapshot", "data" or "environment".
         name: Below the node's scratch folder.
         why: For people.
     """
@@ -69,8 +70,8 @@ def plan(home: Path, *, workspace: Path | None = None, older_than_s: float) -> S
 
     Args:
         workspace: A workspace besides those that the targets of this home serve.
-        older_than_s: Snapshots, inputs and attempts of unknown jobs must be unused for so long;
-            an hour at least. Attempts of finished jobs need not be old.
+        older_than_s: Snapshots, inputs, environments and attempts of unknown jobs must be unused
+            for so long; an hour at least. Attempts of finished jobs need not be old.
     """
     root = node_root(home)
     made = ScratchPlan(root, time.time() - max(older_than_s, GRACE_S))
@@ -79,6 +80,7 @@ def plan(home: Path, *, workspace: Path | None = None, older_than_s: float) -> S
             _plan_attempts(made, folder, home, workspace)
             _plan_snapshots(made, folder)
             _plan_data(made, folder)
+            _plan_environments(made, folder)
     except FileNotFoundError:
         pass  # no job ever ran here
     return made
@@ -97,6 +99,8 @@ def apply(made: ScratchPlan) -> Removed:
                     removed.add(folder.remove(item.name))
             elif item.kind == "snapshot":
                 removed.add(_remove_snapshot(folder, item.name, made.cutoff))
+            elif item.kind == "environment":
+                removed.add(environments.remove(folder, item.name, made.cutoff))
         _remove_data(made, folder, removed)
         for job, _info in folder.entries("attempts"):
             folder.remove_if_empty(f"attempts/{job}")
@@ -278,6 +282,18 @@ def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
     finally:
         os.close(handle)
     return removed
+
+
+# -- environments ----------------------------------------------------------------------------------
+
+
+def _plan_environments(made: ScratchPlan, folder: OwnFolder) -> None:
+    for one in environments.unused(made.root, folder, made.cutoff):
+        if one.stays:
+            made.kept.append(f"{one.name}: {one.stays}")
+        else:
+            size = folder.measure(one.name).bytes
+            made.items.append(Leftover("environment", one.name, one.why, size))
 
 
 # -- cached inputs ---------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ _KINDS = {
     "attempt": "folders of attempts that have ended",
     "snapshot": "unpacked snapshots",
     "data": "cached inputs",
+    "environment": "environments",
 }
 
 EPILOG = """\b
@@ -56,7 +57,7 @@ keep their rows: state, history and metrics.
 @click.option(
     "--scratch",
     is_flag=True,
-    help="Also this machine's leftovers: attempt folders, unpacked snapshots, cached inputs.",
+    help="Also this machine's leftovers: attempt folders, snapshots, cached inputs, environments.",
 )
 @click.option("--records", is_flag=True, help="Jobs lose their rows, too: ls forgets them.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed off a terminal.")
@@ -169,7 +170,7 @@ def _show(
             f"stored files {would}: {size_text(made.bytes)}; {size_text(made.bytes_left)} stay"
         )
     if leftovers is not None:
-        for kind in ("attempt", "snapshot", "data"):
+        for kind in _KINDS:
             items = [item for item in leftovers.items if item.kind == kind]
             if items:
                 size = size_text(sum(item.bytes for item in items))

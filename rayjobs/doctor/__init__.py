@@ -19,7 +19,15 @@ CHECKS = {
     "capabilities": ("ending", "memory", "namespaces", "fuse", "containers"),
     "network": ("ports", "tokens"),
     "resources": ("disks", "clock"),
-    "leftovers": ("attempts", "processes", "mounts", "sockets", "ray_folder", "control_groups"),
+    "leftovers": (
+        "attempts",
+        "environments",
+        "processes",
+        "mounts",
+        "sockets",
+        "ray_folder",
+        "control_groups",
+    ),
 }
 
 

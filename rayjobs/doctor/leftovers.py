@@ -1,4 +1,4 @@
-"""What was left behind: folders, processes, mounts, sockets, cgroups."""
+"""What was left behind or is kept: folders, environments, processes, mounts, sockets, cgroups."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 from rayjobs import scratch
 from rayjobs.compute import localhead, wakeclient
 from rayjobs.doctor.findings import Finding, Level, Place
+from rayjobs.environments import settings
+from rayjobs.environments.cache import KEY, Cache
+from rayjobs.errors import PrepareError
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.paths import TargetPaths, runtime_folder
+from rayjobs.safe_delete import OwnFolder
 
 AGE_S = 30 * 86_400.0
 MOST_NAMED = 5
@@ -24,7 +28,7 @@ def _named(names: list[str]) -> str:
 
 
 def attempts(place: Place) -> Iterator[Finding]:
-    """Folders of attempts without a live job; snapshots and inputs that nobody used for long."""
+    """Folders of attempts without a live job; what is kept for others and nobody used for long."""
     made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S)
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
@@ -38,10 +42,43 @@ def attempts(place: Place) -> Iterator[Finding]:
             data,
         )
     elif made.items:
-        text = f"none left; {len(made.items)} snapshots and inputs were not used for 30 days"
+        text = f"none left; {len(made.items)} {_kinds(made)} were not used for 30 days"
         yield Finding("attempt folders", Level.OK, text, prune, data)
     else:
         yield Finding("attempt folders", Level.OK, "none left", "", data)
+
+
+def _kinds(made: scratch.ScratchPlan) -> str:
+    """Return what kinds of things a plan has, in words."""
+    words = {"snapshot": "snapshots", "data": "inputs", "environment": "environments"}
+    kinds = {item.kind for item in made.items}
+    return " and ".join(word for kind, word in words.items() if kind in kinds)
+
+
+def environments(place: Place) -> Iterator[Finding]:
+    """Environments that were built on this machine, and the room they take."""
+    cache = Cache(scratch.node_root(place.home) / "environments")
+    try:
+        with OwnFolder(cache.root) as folder:
+            names = [name for name, _info in folder.entries() if KEY.fullmatch(name)]
+            size = sum(folder.measure(name).bytes for name in names)
+    except FileNotFoundError:
+        names, size = [], 0
+    data = {"environments": len(names), "bytes": size, "used": sorted(cache.used_by())}
+    try:
+        uv = settings.find_uv()
+    except PrepareError:
+        yield Finding(
+            "environments",
+            Level.WARN,
+            "uv is not there: jobs that ask for packages fail",
+            "pip install uv beside this interpreter; jobs without packages do not need it.",
+            data,
+        )
+        return
+    text = f"{len(names)} built, {size / 2**20:.0f} MiB; uv is {uv}"
+    remedy = "`rayjobs prune --scratch` removes those that nobody used for 30 days."
+    yield Finding("environments", Level.OK, text, remedy if names else "", data)
 
 
 def processes(place: Place) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ MOST_LINES = 12
 POLL_S = 0.1
 DRAIN_S = 2.0
 _CHUNK = 65_536
+_LONGEST = 400  # characters of a cause in a message; the log has it all
 _PASSWORD = re.compile(r"(://)[^/@\s]+@")
 _FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _BEGIN = ("error:", "×", "  ×")
@@ -214,8 +215,12 @@ def matter(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def sentence(lines: Sequence[str]) -> str:
-    """Return lines of an error as one line for people, without the marks at their begin."""
-    words = " ".join(line.strip(" \t×╰─▶│├·") for line in lines)
-    # Where uv names causes, the last one is what is wrong.
-    words = " ".join(words.rpartition("cause:")[2].strip().removeprefix("error:").split())
-    return (words if len(words) <= 400 else words[:399] + "…").rstrip(".")
+    """Return lines of an error as one line for people: what failed, and its last cause."""
+    words = " ".join(" ".join(line.strip(" \t×╰─▶│├·") for line in lines).split())
+    what, _, causes = words.removeprefix("error:").strip().partition(" cause: ")
+    cause = causes.rpartition("cause: ")[2]
+    if not cause or what.startswith("No solution found"):
+        text = cause or what
+    else:
+        text = f"{what}: {cause}"
+    return (text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…").rstrip(".")

@@ -67,8 +67,10 @@ class Cache:
 
     def resolved(self, digest: str) -> str | None:
         """Return what a request was resolved to; None when it was not."""
+        path = self.requests / f"{digest}.txt"
         try:
-            return (self.requests / f"{digest}.txt").read_text()
+            os.utime(path)  # it is used
+            return path.read_text()
         except FileNotFoundError:
             return None
 

@@ -37,7 +37,9 @@ _ADVICE: Mapping[str, str] = {
     "--pre": "Name the version (`numpy==3.0.0rc1`), or set UV_PRERELEASE=allow on the node.",
 }
 _REQUIREMENT = re.compile(
-    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\s*(?:\[[^\]]*\])?\s*(?:$|[<>=!~;@(].*)", re.DOTALL
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\s*(?:\[[^\]]*\])?\s*"
+    r"(?:$|(?:[<>!~]=|==|[<>;@(]).*)",
+    re.DOTALL,
 )
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
 _ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")

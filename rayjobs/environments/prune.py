@@ -1,0 +1,78 @@
+"""Which environments of a machine may be removed, and their removal while nobody uses them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build, taken
+from rayjobs.safe_delete import OwnFolder, Removed
+
+FOLDER = "environments"
+_REQUEST = re.compile(r"[0-9a-f]{64}\.txt")
+
+
+@dataclass(frozen=True)
+class Unused:
+    """One thing that may go, or stays for a reason.
+
+    Attributes:
+        name: Below the node's scratch folder.
+        stays: Why it stays; empty when it may go.
+    """
+
+    name: str
+    why: str
+    stays: str = ""
+
+
+def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
+    """Yield what was not used since `cutoff`, and what stays though it is that old.
+
+    Args:
+        root: The node's scratch, open as `folder`.
+        cutoff: Seconds since the epoch.
+    """
+    cache = Cache(root / FOLDER)
+    used = cache.used_by()
+    for name, info in folder.entries(FOLDER):
+        if KEY.fullmatch(name) is None:
+            continue
+        inside = dict(folder.entries(f"{FOLDER}/{name}"))
+        last_use = inside[RECORD].st_mtime if RECORD in inside else info.st_mtime
+        if last_use >= cutoff:
+            continue
+        stays = f"{used[name][0]} uses it" if used.get(name) else ""
+        yield Unused(f"{FOLDER}/{name}", "unused for long", stays)
+    for name, info in folder.entries(f"{FOLDER}/building"):
+        key = key_of_build(name)
+        if key is not None and info.st_mtime < cutoff:
+            with taken(cache.lock_of(key)) as alone:
+                stays = "" if alone else "it is being built"
+            yield Unused(f"{FOLDER}/building/{name}", "its build has died", stays)
+    for name, info in folder.entries(f"{FOLDER}/requests"):
+        if _REQUEST.fullmatch(name) and info.st_mtime < cutoff:
+            yield Unused(f"{FOLDER}/requests/{name}", "unused for long")
+
+
+def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
+    """Remove one thing that `unused` named, unless it is used by now."""
+    removed = Removed()
+    last = name.rpartition("/")[2]
+    cache = Cache(folder.root / FOLDER)
+    key = last if KEY.fullmatch(last) else key_of_build(last)
+    if key is None:
+        return folder.remove(name, only_if=lambda info: info.st_mtime < cutoff)
+    with taken(cache.lock_of(key)) as alone:
+        if not alone or (last == key and cache.used_by().get(key)):
+            removed.spared += 1
+            return removed
+        if last == key:
+            # Without its record nobody takes the rest for a whole environment.
+            record = f"{name}/{RECORD}"
+            removed.add(folder.remove(record, only_if=lambda info: info.st_mtime < cutoff))
+        if not removed.spared:
+            removed.add(folder.remove(name))
+    return removed

@@ -1,0 +1,72 @@
+"""A node's environments without Ray: attempts that ask for packages, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.environments.building import Control
+from rayjobs.environments.realise import Environments, Realised, Work
+from rayjobs.paths import AttemptPaths, NodePaths
+
+
+@dataclass
+class Wish:
+    """One attempt that asks for packages."""
+
+    work: Work
+    told: list[tuple[str, Mapping[str, Any]]] = field(default_factory=list)
+
+    @property
+    def steps(self) -> list[str]:
+        """What it was told, by kind."""
+        return [str(data["step"]) for _text, data in self.told]
+
+    @property
+    def log(self) -> str:
+        """What building said."""
+        path = self.work.paths.build_log
+        return path.read_text() if path.exists() else ""
+
+
+class Builder:
+    """The environments of one node below a folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.node = NodePaths(root)
+        self._numbers = itertools.count(1)
+
+    def environments(self) -> Environments:
+        """Return the environments as a new agent of the node has them."""
+        return Environments(self.node.environments, sys.executable)
+
+    def wish(self, *, known_lock: str | None = None) -> Wish:
+        """Return a new attempt."""
+        job = f"job{next(self._numbers)}"
+        paths: AttemptPaths = self.node.attempt(job, 1)
+        paths.tmp.mkdir(parents=True)
+        told: list[tuple[str, Mapping[str, Any]]] = []
+        control = Control(marker=f"rj-{self.node.root.parent.name}-{job}")
+        work = Work(paths, control, lambda text, data: told.append((text, data)), known_lock)
+        return Wish(work, told)
+
+    def build(
+        self, *lines: str, python: str | None = None, wish: Wish | None = None
+    ) -> tuple[Realised, Wish]:
+        """Return the environment with these packages, and how it went."""
+        asked = wish or self.wish()
+        wanted = {"pip": lines, "python": python}
+        return asyncio.run(self.environments().realise(wanted, asked.work)), asked
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Builder:
+    """An empty node."""
+    return Builder(tmp_path / "node")

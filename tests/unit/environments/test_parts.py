@@ -1,0 +1,263 @@
+"""The parts of a build: settings of the node, what a failure says, removal of what is unused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rayjobs import scratch
+from rayjobs.doctor.findings import Place
+from rayjobs.doctor.leftovers import environments as look
+from rayjobs.environments import building, interpreter, settings, tied
+from rayjobs.environments.cache import RECORD, Cache, taken
+from rayjobs.errors import PrepareError
+from rayjobs.failures import FailureClass
+from rayjobs.injob.identity import stat_of
+from tests.unit.environments.conftest import Builder
+
+DAY_S = 86_400.0
+
+
+# -- settings of the node --------------------------------------------------------------------------
+
+
+def pip_conf(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_settings_of_pip_are_those_of_the_build(tmp_path: Path) -> None:
+    user = pip_conf(
+        tmp_path / ".config" / "pip" / "pip.conf",
+        "[global]\nindex-url = https://host/simple\nfind-links =\n  /wheels\n  /more\n"
+        "[install]\nextra-index-url = https://a/simple https://b/simple\n",
+    )
+    environment = {"HOME": str(tmp_path), "PATH": "/bin", "XDG_CONFIG_DIRS": "/nowhere"}
+    assert user in settings.pip_files(environment)
+    found = settings.variables(environment, pip_files=[user])
+    assert found["UV_DEFAULT_INDEX"] == "https://host/simple"
+    assert found["UV_INDEX"] == "https://a/simple https://b/simple"
+    assert found["UV_INDEX_STRATEGY"] == "unsafe-best-match"
+    assert found["UV_FIND_LINKS"] == "/wheels,/more"
+    assert found["UV_PYTHON_DOWNLOADS"] == "never"
+
+
+def test_later_files_and_variables_of_pip_win(tmp_path: Path) -> None:
+    one = pip_conf(tmp_path / "one", "[global]\nindex-url = https://one/\nno-index = false\n")
+    two = pip_conf(tmp_path / "two", "[global]\nindex-url = https://two/\n")
+    broken = pip_conf(tmp_path / "three", "index-url = no section\n")
+    environment = {"HOME": str(tmp_path), "PIP_CERT": "/cert.pem", "XDG_CONFIG_DIRS": "/nowhere"}
+    found = settings.of_pip(environment, [one, two, broken])
+    assert found == {"UV_DEFAULT_INDEX": "https://two/", "SSL_CERT_FILE": "/cert.pem"}
+    named = {"PIP_CONFIG_FILE": os.devnull, "HOME": str(tmp_path)}
+    assert settings.pip_files(named) == []
+
+
+def test_settings_of_uv_win_over_those_of_pip(tmp_path: Path) -> None:
+    file = pip_conf(tmp_path / "pip.conf", "[global]\nindex-url = https://pip/\n")
+    environment = {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": "/nowhere"}
+    own = {**environment, "UV_INDEX_URL": "https://uv/", "UV_SYSTEM_PYTHON": "1"}
+    found = settings.variables(own, pip_files=[file])
+    assert found["UV_INDEX_URL"] == "https://uv/"
+    assert "UV_DEFAULT_INDEX" not in found
+    assert "UV_SYSTEM_PYTHON" not in found
+    pip_conf(tmp_path / ".config" / "uv" / "uv.toml", "")
+    assert "UV_DEFAULT_INDEX" not in settings.variables(environment, pip_files=[file])
+
+
+def test_a_build_sees_no_credential_by_accident(tmp_path: Path) -> None:
+    environment = {
+        "HOME": str(tmp_path),
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "RAY_AUTH_TOKEN_PATH": "x",
+        "RAYJOBS_SECRET_A": "a",
+        "RAYJOBS_SECRET_B": "b",
+        "https_proxy": "http://proxy",
+        "CFLAGS": "-O1",
+    }
+    found = settings.variables(environment, secrets=["RAYJOBS_SECRET_A"])
+    assert found["RAYJOBS_SECRET_A"] == "a"
+    assert (found["https_proxy"], found["CFLAGS"]) == ("http://proxy", "-O1")
+    assert not {"AWS_SECRET_ACCESS_KEY", "RAY_AUTH_TOKEN_PATH", "RAYJOBS_SECRET_B"} & {*found}
+
+
+def test_without_uv_one_sentence_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(PrepareError, match="pip install uv") as told:
+        settings.find_uv()
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    (finding,) = look(Place(tmp_path, None))
+    assert "uv is not there" in finding.text
+
+
+def test_versions_of_pyenv_are_looked_for_beside_its_shims(tmp_path: Path) -> None:
+    root = tmp_path / ".pyenv"
+    (root / "versions" / "3.9.1" / "bin").mkdir(parents=True)
+    environment = {"HOME": str(tmp_path), "PATH": f"{root}/shims:/usr/bin"}
+    assert settings.search_path(environment) == f"/usr/bin:{root}/versions/3.9.1/bin"
+
+
+# -- what a rank sees ------------------------------------------------------------------------------
+
+
+def test_programs_of_an_environment_come_first(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "pyvenv.cfg").touch()
+    python = str(tmp_path / "bin" / "python")
+    found = interpreter.variables(python, {"PATH": "/usr/bin", "A": "1"})
+    assert found == {"PATH": f"{tmp_path}/bin:/usr/bin", "A": "1", "VIRTUAL_ENV": str(tmp_path)}
+    assert interpreter.variables(python, found) == found
+    assert interpreter.variables(sys.executable, {"PATH": "/x"}) == {"PATH": "/x"}
+
+
+# -- what a failure says ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        (
+            ["Resolving", "error: No solution found when resolving", "  cause: Because a and b."],
+            "Because a and b",
+        ),
+        (
+            ["error: Failed to read x", "  cause: Bad size", "  cause: torn"],
+            "Failed to read x: torn",
+        ),
+        (["  × No solution", "  ╰─▶ Because a."], "No solution Because a"),
+        (["nothing", "known"], "nothing known"),
+        ([], ""),
+    ],
+)
+def test_the_lines_that_matter_become_a_sentence(lines: list[str], words: str) -> None:
+    assert building.sentence(building.matter(lines)) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "failure_class"),
+    [
+        (1, ["error: wrong"], FailureClass.ENVIRONMENT),
+        (2, ["error: x", "  cause: No space left on device (os error 28)"], FailureClass.STORAGE),
+        (-9, [], FailureClass.SYSTEM),
+        (127, [], FailureClass.ENVIRONMENT),
+    ],
+)
+def test_whose_fault_a_failed_build_is(
+    code: int, lines: list[str], failure_class: FailureClass
+) -> None:
+    error = building._failed(code, lines, "the packages cannot be installed")
+    assert error.failure_class == failure_class
+    assert error.message.startswith("the packages cannot be installed: ")
+
+
+def test_a_log_has_no_password(tmp_path: Path) -> None:
+    log = building.BuildLog(tmp_path / "log", ["hunter2"])
+    log.write("fetching https://robot:abc@host/x and hunter2\n")
+    log.close()
+    assert (tmp_path / "log").read_text() == "fetching https://****@host/x and ****\n"
+
+
+def test_a_build_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None:
+    """The agent is killed: the kernel ends what it has started."""
+    parent = (
+        "import os, subprocess, sys, time\n"
+        f"child = subprocess.Popen([sys.executable, '-I', '-S', {tied.__file__!r}, "
+        "str(os.getpid()), '/bin/sleep', '1000'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    command = Path(f"/proc/{child}/cmdline")
+    end = time.monotonic() + 60
+    while not command.read_bytes().startswith(b"/bin/sleep"):
+        assert time.monotonic() < end, "it never became the program"
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    while (stat := stat_of(child)) is not None and not stat.is_dead:
+        assert time.monotonic() < end, "it outlives who asked for it"
+        time.sleep(0.01)
+
+
+# -- what nobody uses ------------------------------------------------------------------------------
+
+
+def set_back(path: Path) -> None:
+    then = time.time() - 2 * DAY_S
+    os.utime(path, (then, then))
+
+
+def plan(home: Path) -> scratch.ScratchPlan:
+    return scratch.plan(home, older_than_s=DAY_S)
+
+
+def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) -> None:
+    home = builder.node.root.parent
+    found, wish = builder.build()
+    cache = Cache(builder.node.environments)
+    name = f"environments/{found.key}"
+    assert plan(home).items == []  # just used
+    set_back(cache.folder(found.key) / RECORD)
+    made = plan(home)
+    assert made.items == []
+    assert made.kept == [f"{name}: job1/a1 uses it"]
+    wish.work.paths.environment.unlink()
+    made = plan(home)
+    assert [(item.kind, item.name) for item in made.items] == [("environment", name)]
+    assert made.bytes > 0
+    (finding,) = look(Place(home, None))
+    assert finding.data["environments"] == 1
+    with taken(cache.lock_of(found.key)):
+        assert scratch.apply(made).spared == 1
+        assert cache.is_whole(found.key)
+    builder.build()  # used again, after the look
+    wish_folder = builder.node.root / "attempts" / "job2" / "a1"
+    (wish_folder / "environment.json").unlink()
+    assert scratch.apply(made).spared == 1
+    assert cache.is_whole(found.key)
+    set_back(cache.folder(found.key) / RECORD)
+    assert scratch.apply(plan(home)).files > 0
+    assert not cache.folder(found.key).exists()
+    again, _ = builder.build()
+    assert again.built
+
+
+def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -> None:
+    home = builder.node.root.parent
+    found, _ = builder.build()
+    cache = Cache(builder.node.environments)
+    torn = cache.building / f"{found.key}-1-2"
+    torn.mkdir()
+    (torn / "file").write_text("half")
+    set_back(torn)
+    with taken(cache.lock_of(found.key)):
+        assert plan(home).kept == [f"environments/building/{torn.name}: it is being built"]
+    made = plan(home)
+    assert [item.why for item in made.items] == ["its build has died"]
+    scratch.apply(made)
+    assert not torn.exists()
+    assert cache.is_whole(found.key)
+
+
+def test_what_requests_were_resolved_to_goes_with_time(builder: Builder) -> None:
+    home = builder.node.root.parent
+    builder.build()
+    cache = Cache(builder.node.environments)
+    (resolved,) = cache.requests.iterdir()
+    set_back(resolved)
+    made = plan(home)
+    assert [item.name for item in made.items] == [f"environments/requests/{resolved.name}"]
+    scratch.apply(made)
+    assert not resolved.exists()

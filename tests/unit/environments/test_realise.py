@@ -1,0 +1,239 @@
+"""Environments on a node, built by the real uv from wheels that the tests make."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs.environments.cache import RECORD, Cache, taken
+from rayjobs.errors import PrepareError
+from rayjobs.failures import FailureClass
+from tests.unit.environments.conftest import Builder
+from tests.wheels import make_wheel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def wheels(tmp_path: Path) -> Path:
+    make_wheel(tmp_path / "wheels", "tiny-tool", "1.0", value="one")
+    return tmp_path / "wheels"
+
+
+def lines(wheels: Path, *packages: str) -> list[str]:
+    return ["--no-index", f"--find-links {wheels}", *packages]
+
+
+def says(python: str) -> str:
+    code = "import tiny_tool, sys; print(tiny_tool.VALUE, sys.prefix)"
+    return subprocess.run(
+        [python, "-c", code], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+
+
+def test_an_environment_is_built_whole_and_found_again(builder: Builder, wheels: Path) -> None:
+    first, told = builder.build(*lines(wheels, "tiny-tool"))
+    folder = builder.node.environments / first.key
+    assert first.built
+    assert told.steps == ["resolve", "build", "built"]
+    assert says(first.python) == f"one {folder}\n"
+    assert (folder / RECORD).exists()
+    # Programs know the environment's last place, not the one where it was built.
+    script = folder / "bin" / "tiny-tool-say"
+    assert subprocess.run([script], check=True, capture_output=True, timeout=60).stdout == b"one\n"
+    assert "tiny-tool==1.0" in first.lock
+    assert "--hash=sha256:" in first.lock
+    assert list((builder.node.environments / "building").iterdir()) == []
+    again, other = builder.build(*lines(wheels, "tiny-tool"))
+    assert not again.built
+    assert (again.python, again.key) == (first.python, first.key)
+    assert other.log == ""
+    assert other.work.paths.environment_lock.read_text() == first.lock
+
+
+def test_what_is_asked_for_tells_environments_apart(builder: Builder, wheels: Path) -> None:
+    one, _ = builder.build(*lines(wheels, "tiny-tool"))
+    make_wheel(wheels, "tiny-tool", "2.0", value="two")
+    # The folder of wheels has changed: what was resolved before does not count any more.
+    two, _ = builder.build(*lines(wheels, "tiny-tool"))
+    same, _ = builder.build(*lines(wheels, "tiny-tool<2"))
+    assert says(two.python).startswith("two ")
+    assert one.key != two.key
+    assert (same.key, same.built) == (one.key, False)
+
+
+def test_a_wheel_that_was_replaced_under_its_name_is_installed_anew(
+    builder: Builder, wheels: Path
+) -> None:
+    wheel = make_wheel(wheels, "tiny-tool", "1.0", value="before")
+    before, _ = builder.build(str(wheel))
+    make_wheel(wheels, "tiny-tool", "1.0", value="after it")
+    after, _ = builder.build(str(wheel))
+    assert says(before.python).startswith("before ")
+    assert says(after.python).startswith("after it ")
+
+
+def test_a_retry_gets_the_packages_of_the_attempt_before(
+    builder: Builder, wheels: Path, tmp_path: Path
+) -> None:
+    wheel = make_wheel(wheels, "tiny-tool", "1.0")
+    first, _ = builder.build(str(wheel))
+    elsewhere = Builder(tmp_path / "other-node")
+    wish = elsewhere.wish(known_lock=first.lock)
+    again, _ = elsewhere.build(str(wheel), wish=wish)
+    assert again.lock == first.lock
+    assert "resolve" not in wish.steps
+    # That of another request is not taken.
+    wish = elsewhere.wish(known_lock=first.lock)
+    other, _ = elsewhere.build(str(wheel), f"--find-links {wheels}", wish=wish)
+    assert "resolve" in wish.steps
+    assert other.lock != first.lock
+
+
+def test_an_environment_without_packages(builder: Builder) -> None:
+    found, told = builder.build()
+    assert told.steps == ["build", "built"]
+    code = "import sys; print(sys.prefix != sys.base_prefix)"
+    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert said.stdout == b"True\n"
+
+
+def test_another_interpreter_gives_another_environment(
+    builder: Builder, wheels: Path, tmp_path: Path
+) -> None:
+    own, _ = builder.build(*lines(wheels, "tiny-tool"))
+    copy = tmp_path / "venv"
+    command = [sys.executable, "-m", "venv", "--without-pip", "--copies", str(copy)]
+    subprocess.run(command, check=True, timeout=200)
+    other, _ = builder.build(*lines(wheels, "tiny-tool"), python=str(copy))
+    assert other.key != own.key
+    assert other.lock == own.lock
+
+
+def test_an_interpreter_that_has_gone_lets_an_environment_be_built_anew(
+    builder: Builder, wheels: Path
+) -> None:
+    first, _ = builder.build(*lines(wheels, "tiny-tool"))
+    Path(first.python).unlink()
+    again, _ = builder.build(*lines(wheels, "tiny-tool"))
+    assert again.built
+    assert says(again.python).startswith("one ")
+
+
+def test_what_a_dead_build_left_is_removed_and_never_used(builder: Builder, wheels: Path) -> None:
+    first, _ = builder.build(*lines(wheels, "tiny-tool"))
+    cache = Cache(builder.node.environments)
+    torn = cache.building / f"{first.key}-1-2"
+    (torn / "venv" / "bin").mkdir(parents=True)
+    half = cache.folder(first.key)
+    (half / RECORD).unlink()  # as if it had been removed halfway
+    again, _ = builder.build(*lines(wheels, "tiny-tool"))
+    assert again.built
+    assert not torn.exists()
+
+
+def test_one_builds_and_the_other_waits(builder: Builder, wheels: Path) -> None:
+    async def both() -> list[bool]:
+        # Two agents of one node, as after one was given up and replaced.
+        wishes = [builder.wish(), builder.wish()]
+        wanted = {"pip": lines(wheels, "tiny-tool")}
+        found = await asyncio.gather(
+            *(builder.environments().realise(wanted, wish.work) for wish in wishes)
+        )
+        assert len({one.python for one in found}) == 1
+        return sorted(one.built for one in found)
+
+    assert asyncio.run(both()) == [False, True]
+
+
+def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
+    found, _ = builder.build(*lines(wheels, "tiny-tool"))
+    cache = Cache(builder.node.environments)
+    wish = builder.wish()
+
+    async def stopped() -> None:
+        with taken(cache.lock_of(found.key)) as alone:
+            assert alone
+            wanted = {"pip": lines(wheels, "tiny-tool")}
+            waiting = asyncio.ensure_future(builder.environments().realise(wanted, wish.work))
+            while "wait" not in wish.steps:
+                await asyncio.sleep(0.01)
+            wish.work.control.stopped.set()
+            with pytest.raises(PrepareError, match="end was asked for"):
+                await waiting
+
+    asyncio.run(stopped())
+
+
+def test_packages_that_do_not_fit_together(builder: Builder, wheels: Path) -> None:
+    wish = builder.wish()
+    with pytest.raises(PrepareError) as told:
+        builder.build(*lines(wheels, "tiny-tool==3"), wish=wish)
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert "Because" in told.value.message
+    assert "tiny-tool==3" in told.value.message
+    assert "tiny-tool==3" in " ".join(told.value.lines)
+    assert "tiny-tool==3" in wish.log
+
+
+def test_a_wheel_that_is_damaged(builder: Builder, wheels: Path) -> None:
+    wheel = make_wheel(wheels, "tiny-tool", "1.0")
+    wheel.write_bytes(wheel.read_bytes()[:200])
+    with pytest.raises(PrepareError) as told:
+        builder.build(str(wheel))
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert "tiny_tool-1.0-py3-none-any.whl" in told.value.message
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [("/nowhere/python", "no Python interpreter"), (">=3.90", "no Python >=3.90 on this node")],
+)
+def test_an_interpreter_that_is_not_there(builder: Builder, python: str, words: str) -> None:
+    with pytest.raises(PrepareError, match=words) as told:
+        builder.build(python=python)
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+
+
+def test_an_interpreter_that_is_none_or_too_old(builder: Builder, tmp_path: Path) -> None:
+    fake = tmp_path / "python"
+    for text, words in (
+        ("exit 3", "no Python interpreter that answers"),
+        ('echo \'[[3, 7, 9], "CPython", "x", "linux", []]\'', "is Python 3.7.9; jobs need 3.8"),
+    ):
+        fake.write_text(f"#!/bin/sh\n{text}\n")
+        fake.chmod(0o755)
+        with pytest.raises(PrepareError, match=words):
+            builder.build(python=str(fake))
+
+
+def test_a_secret_is_passed_and_shown_nowhere(
+    builder: Builder, wheels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = ["--no-index", "--find-links ${RAYJOBS_SECRET_PLACE}", "tiny-tool"]
+    with pytest.raises(PrepareError, match="RAYJOBS_SECRET_PLACE, which is not set"):
+        builder.build(*wanted)
+    monkeypatch.setenv("RAYJOBS_SECRET_PLACE", str(wheels))
+    found, _ = builder.build(*wanted)
+    assert says(found.python).startswith("one ")
+    assert str(wheels) not in found.lock
+    wish = builder.wish()
+    with pytest.raises(PrepareError) as told:
+        builder.build(*wanted, "none-such", wish=wish)
+    assert str(wheels) not in wish.log + told.value.message + "".join(told.value.lines)
+
+
+def test_the_disk_is_full(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_arguments: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(Cache, "finish", refuse)
+    with pytest.raises(PrepareError, match="No space left") as told:
+        builder.build()
+    assert told.value.failure_class == FailureClass.STORAGE
+    assert list((builder.node.environments / "building").iterdir()) == []

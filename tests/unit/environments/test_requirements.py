@@ -1,0 +1,235 @@
+"""Requirements and conda files: read, expanded, and refused for what a lock cannot hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.environments import conda, requirements
+from rayjobs.environments.reading import resolved
+from rayjobs.errors import NotFoundError, SpecError
+from rayjobs.spec import JobSpec, Packages
+from rayjobs.spec_checks import check
+from rayjobs.spec_file import build_spec, dump_spec, load_spec_file, load_spec_text, merge
+
+
+def said(lines: list[str], python: str | None = None) -> list[str]:
+    return [str(problem) for problem in requirements.problems(lines, python)]
+
+
+def test_a_file_is_read_with_what_it_includes(tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "base.txt").write_text("idna ; python_version > '3'\n./own-1.0.whl\n")
+    (tmp_path / "all.txt").write_text(
+        "# what we need\n"
+        "-r more/base.txt\n"
+        "numpy>=1.26 \\\n    --hash=sha256:00  # pinned\n"
+        "--find-links wheels\n"
+        "-f https://host/wheels\n"
+        "torch @ https://host/torch-2.0-py3-none-any.whl#sha256=00\n"
+    )
+    assert requirements.read(tmp_path / "all.txt") == [
+        "idna ; python_version > '3'",
+        f"{tmp_path}/more/own-1.0.whl",
+        "numpy>=1.26 --hash=sha256:00",
+        f"--find-links {tmp_path}/wheels",
+        "--find-links https://host/wheels",
+        "torch @ https://host/torch-2.0-py3-none-any.whl#sha256=00",
+    ]
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("-r b.txt\n")
+    (tmp_path / "b.txt").write_text("--requirement=a.txt\n")
+    with pytest.raises(SpecError, match="included by itself"):
+        requirements.read(tmp_path / "a.txt")
+    with pytest.raises(NotFoundError, match="Check its name"):
+        requirements.read(tmp_path / "none.txt")
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(SpecError, match="no UTF-8 text"):
+        requirements.read(tmp_path / "bytes.txt")
+    (tmp_path / "large.txt").write_bytes(b"#" * (requirements.FILE_LIMIT + 1))
+    with pytest.raises(SpecError, match="larger than 512 KiB"):
+        requirements.read(tmp_path / "large.txt")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "numpy",
+        "numpy==2.1.*",
+        "scikit-learn[all]>=1.2,<2 ; python_version >= '3.9'",
+        "torch @ https://host/torch.whl",
+        "https://host/torch-2.0-py3-none-any.whl",
+        "git+ssh://git@host/team/tool@v1",
+        "/srv/wheels/own-1.0-py3-none-any.whl",
+        "--index-url https://host/simple",
+        "--extra-index-url=https://robot:${RAYJOBS_SECRET_INDEX}@host/simple",
+        "--no-index",
+        "--only-binary :all:",
+    ],
+)
+def test_lines_that_are_taken(line: str) -> None:
+    assert said([line]) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("-e .", "-e is not taken. Build a wheel"),
+        ("-e/src", "-e is not taken"),
+        ("-c limits.txt", "Write the versions"),
+        ("--pre", "Name the version"),
+        ("--trusted-host host", "UV_INSECURE_HOST"),
+        ("--frozen", "--frozen is not taken. Options that are: --extra-index-url"),
+        ("-r other.txt", "includes a file"),
+        ("--no-index yes", "takes no value"),
+        ("--find-links", "has no value"),
+        ("./own.whl", "relative path"),
+        ("/src/own", "no wheel or source archive"),
+        ("numpy = 1", "no requirement"),
+        ("import numpy", "no requirement"),
+        ("a\nb", "more than one line"),
+        ("--index-url https://robot:hunter2@host/simple", "user name or password"),
+        ("--index-url https://hunter2@host/simple", "user name or password"),
+        ("torch @ https://robot:hunter2@host/t.whl", "user name or password"),
+        ("--index-url https://robot:${TOKEN}@host/simple", "variable TOKEN"),
+        ("numpy==${HOME}", "variable HOME"),
+    ],
+)
+def test_lines_that_are_refused(line: str, words: str) -> None:
+    found = said([line])
+    assert words in found[0]
+    assert found[0].startswith("environment.pip[0]")
+    assert not any("hunter2" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("python", "words"),
+    [
+        ("3.7", "older than 3.8"),
+        ("2", "older than 3.8"),
+        ("python3", "neither a version nor a path"),
+        ("three", "neither a version nor a path"),
+    ],
+)
+def test_versions_of_python_that_are_refused(python: str, words: str) -> None:
+    assert words in said([], python)[0]
+    assert said([], "3.8") == said([], ">=3.9,<3.12") == said([], "/opt/venv") == []
+
+
+# -- conda -----------------------------------------------------------------------------------------
+
+
+def test_a_conda_specification_of_python_and_pip_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "more.txt").write_text("scipy\n")
+    path = tmp_path / "environment.yml"
+    path.write_text(
+        "name: vision\nchannels: [conda-forge]\ndependencies:\n"
+        "- conda-forge::python=3.10\n- pip=20.1\n- pip:\n  - torch==2.1\n  - -r more.txt\n"
+    )
+    assert conda.read(path) == conda.Specification("vision", "3.10", ("torch==2.1", "scipy"))
+
+
+@pytest.mark.parametrize(
+    ("written", "python"),
+    [
+        ("python", None),
+        ("python=3.8.*", "3.8"),
+        ("python==3.8.13", "3.8.13"),
+        ("python>=3.9", ">=3.9"),
+        ("python >=3.9,<3.12", ">=3.9,<3.12"),
+    ],
+)
+def test_how_conda_asks_for_a_python(written: str, python: str | None) -> None:
+    found = conda.parse({"dependencies": [written]}, name="c", folder=Path("/"))
+    assert found.python == python
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (
+            {"dependencies": ["python", "cudatoolkit=11", "numpy"]},
+            "conda for cudatoolkit=11, numpy",
+        ),
+        ({"dependencies": {"pip": []}}, "no conda specification"),
+        ([], "no conda specification"),
+        ({"dependencies": [], "variables": {"A": "1"}}, "has variables"),
+    ],
+)
+def test_what_needs_conda_is_refused_with_two_ways_out(data: Any, words: str) -> None:
+    with pytest.raises(SpecError, match=words) as told:
+        conda.parse(data, name="environment.yml", folder=Path("/"))
+    if "conda for" in words:
+        remedy = told.value.problems[0].remedy
+        assert "pip packages" in remedy
+        assert "name its path" in remedy
+
+
+# -- in a spec -------------------------------------------------------------------------------------
+
+
+def test_the_forms_of_a_spec_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "r.txt").write_text("numpy\n")
+    (tmp_path / "c.yml").write_text("dependencies: [python=3.11, {pip: [scipy]}]\n")
+    monkeypatch.chdir("/")
+
+    def spec(text: str) -> JobSpec:
+        return build_spec(load_spec_text(f"script: a.py\nenvironment: {text}", folder=tmp_path))
+
+    assert spec("/opt/venv").environment == "/opt/venv"
+    assert spec("r.txt").environment == Packages(pip=("numpy",))
+    assert spec("c.yml").environment == Packages(pip=("scipy",), python="3.11")
+    assert spec("{pip: numpy, python: 3.10}").environment == Packages(pip=("numpy",), python="3.10")
+    assert spec("{requirements: r.txt, pip: [./w.whl]}").environment == Packages(
+        pip=("numpy", f"{tmp_path}/w.whl")
+    )
+    assert spec("{conda: c.yml, python: '3.12'}").environment == Packages(
+        pip=("scipy",), python="3.12"
+    )
+    assert spec("").environment is None
+
+
+def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
+    asked = Packages(name="n", pip=("numpy>=1", "--no-index"), python="3.10")
+    spec = JobSpec(script="a.py", environment=asked)
+    (tmp_path / "job.yaml").write_text(dump_spec(spec))
+    again = build_spec(load_spec_file(tmp_path / "job.yaml"))
+    assert again.environment == asked
+    assert JobSpec.model_validate_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("environment", "path", "words"),
+    [
+        ({"pip": [3]}, "environment.pip[0]", "no text"),
+        ({"pip": {"a": 1}}, "environment.pip", "no list"),
+        ({"python": 3.1}, "environment.python", "no text"),
+        ({"pips": ["numpy"]}, "environment.pips", "no key"),
+        ({"conda": "c.yml", "pip": ["numpy"]}, "environment.conda", "stands beside pip"),
+        ({"requirements": 3}, "environment.requirements", "no text"),
+        (3, "environment", "no text"),
+    ],
+)
+def test_wrong_forms_are_told_with_their_place(environment: Any, path: str, words: str) -> None:
+    with pytest.raises(SpecError) as told:
+        build_spec({"script": "a.py", "environment": environment})
+    (problem,) = told.value.problems
+    assert problem.path == path
+    assert words in str(problem)
+
+
+def test_a_misspelled_key_is_told_the_right_one() -> None:
+    with pytest.raises(SpecError, match="Did you mean `requirements`"):
+        build_spec({"script": "a.py", "environment": {"requirement": "r.txt"}})
+
+
+def test_options_win_over_a_file_and_the_checks_see_them() -> None:
+    merged = merge({"environment": {"python": "3.11"}}, {"environment": {"pip": ["-e ."]}})
+    assert merged["environment"] == {"python": "3.11", "pip": ["-e ."]}
+    spec = JobSpec(script="a.py", environment=Packages(pip=("-e .",)))
+    assert [problem.path for problem in check(spec)] == ["environment.pip[0]"]
+    assert resolved(None) is None
