@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -88,10 +89,12 @@ def summary_text(found: Summary, spec: SweepSpec) -> str:
         )
     if found.running and found.eta_s is not None:
         parts.append(f"about {_time_text(found.eta_s)} left")
-    return " · ".join(parts)
+    return _BETWEEN.join(parts)
 
 
 HEADER = ("TRIAL", "STATE", "BEST", "LAST", "REPORTS", "JOB", "PARAMETERS", "")
+_SPACE = "  "  # between two columns
+_BETWEEN = " · "
 
 
 def table_cells(state: SweepState, spec: SweepSpec) -> list[tuple[str, ...]]:
@@ -110,8 +113,53 @@ def _cells(row: Row, trial: TrialRecord) -> tuple[str, ...]:
         str(row.intervals),
         row.job_id.rpartition("_")[2] if row.job_id else "-",
         parameters_text(trial),
-        " ".join(row.note.split()),
+        # The row's own number is there already.
+        " ".join(row.note.split()).removeprefix(f"stopped trial {row.number} "),
     )
+
+
+def fitted(
+    cells: Sequence[tuple[str, ...]], columns: int
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return header and rows of a table that tells in so many characters why trials ended.
+
+    Where there is too little room the jobs are left out and the reasons said shorter; reasons
+    then get the room that they need, and parameters what is left, a quarter at least.
+    """
+    rows = [tuple(row) for row in cells]
+    if _width([HEADER, *rows]) <= columns:
+        return HEADER, rows
+    job, parameters = HEADER.index("JOB"), HEADER.index("PARAMETERS") - 1
+    header = (*HEADER[:job], *HEADER[job + 1 :])
+    rows = [
+        (*row[:job], *row[job + 1 : -1], re.sub(r"^at interval (\d+): ", r"report \1: ", row[-1]))
+        for row in rows
+    ]
+    fixed = _width([header[:parameters], *(row[:parameters] for row in rows)])
+    room = columns - fixed - 2 * len(_SPACE)
+    most = max(room - max(len(row[-1]) for row in rows), room // 4, len("PARAMETERS"))
+    return header, [(*row[:parameters], _cut(row[parameters], most), row[-1]) for row in rows]
+
+
+def _width(rows: Sequence[Sequence[str]]) -> int:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return sum(widths) + len(_SPACE) * (len(widths) - 1)
+
+
+def folded(head: str, columns: int) -> str:
+    """Return a head line on as many lines as it takes, parted between its facts."""
+    lines = [""]
+    for part in head.split(_BETWEEN):
+        longer = f"{lines[-1]}{_BETWEEN}{part}" if lines[-1] else part
+        if lines[-1] and len(longer) > columns:
+            lines.append(part)
+        else:
+            lines[-1] = longer
+    return "\n".join(lines)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def newest(cells: Sequence[tuple[str, ...]], most: int) -> list[tuple[str, ...]]:

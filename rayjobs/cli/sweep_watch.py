@@ -11,7 +11,7 @@ import click
 
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, short_id
-from rayjobs.cli.output import state_colour, table
+from rayjobs.cli.output import state_colour, table, width
 from rayjobs.cli.settings import Settings
 from rayjobs.clock import SystemClock
 from rayjobs.records import Job
@@ -105,18 +105,19 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
         while not job.state.is_final:
             rows = max(3, shutil.get_terminal_size().lines - 5)
             drawn = trials_table(settings, state, spec, rows=rows, columns=console.width)
-            live.update(Text.from_ansi(f"{_head(state, spec)}\n\n{drawn}"), refresh=True)
+            head = _head(state, spec, columns=console.width)
+            live.update(Text.from_ansi(f"{head}\n\n{drawn}"), refresh=True)
             time.sleep(DRAW_EVERY_S)
             job, state = _look(workspace, sweep_id)
     click.echo(trials_table(settings, state, spec))
-    click.echo("\n" + _head(state, spec))
+    click.echo("\n" + _head(state, spec, columns=width()))
     return job
 
 
-def _head(state: SweepState, spec: SweepSpec) -> str:
-    from tuning.watch import head_line
+def _head(state: SweepState, spec: SweepSpec, *, columns: int) -> str:
+    from tuning.watch import folded, head_line
 
-    return plain_text(head_line(state, spec, now=SystemClock().now()))
+    return folded(plain_text(head_line(state, spec, now=SystemClock().now())), columns)
 
 
 def trials_table(
@@ -133,14 +134,15 @@ def trials_table(
         rows: At most so many: the running ones, the best, the latest.
         columns: The width to fit into; None takes the terminal's.
     """
-    from tuning.watch import HEADER, newest, table_cells
+    from tuning.watch import fitted, newest, table_cells
 
     cells = table_cells(state, spec)
-    shown = cells if rows is None else newest(cells, rows)
+    columns = width() if columns is None else columns
+    header, shown = fitted(cells if rows is None else newest(cells, rows), columns)
     colours: list[list[str | None]] = []
     for row in shown:
         colour = _COLOURS.get(row[1], state_colour(row[1])) if settings.colours() else None
         best = "green" if settings.colours() and row[0].endswith("*") else None
-        colours.append([best, colour, *[None] * (len(HEADER) - 2)])
+        colours.append([best, colour, *[None] * (len(header) - 2)])
     plain: list[Any] = [[plain_text(cell) for cell in row] for row in shown]
-    return table(plain, HEADER, right=(0, 2, 3, 4), colours=colours, columns=columns)
+    return table(plain, header, right=(0, 2, 3, 4), colours=colours, columns=columns)

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,11 +13,9 @@ import pytest
 from rayjobs.attaching import wait
 from rayjobs.workspace_files import locate, open_workspace
 from tests.local_target import LocalTarget
+from tests.terminal import DEADLINE_S, PROGRAM, Terminal
 
 pytestmark = pytest.mark.ray
-
-DEADLINE_S = 150.0  # of one command, on a machine with other work
-PROGRAM = Path(sys.executable).with_name("rayjobs")
 
 SCRIPTS = {
     "train.py": """
@@ -88,59 +82,6 @@ def submit(*arguments: str) -> str:
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.removesuffix("\n")
-
-
-class Terminal:
-    """A command on a terminal of its own, whose keys can be pressed."""
-
-    def __init__(self, *arguments: str) -> None:
-        self._master, slave = pty.openpty()
-        self.shown = b""
-        self.process = subprocess.Popen(
-            [PROGRAM, *arguments],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            close_fds=True,
-            preexec_fn=_take_terminal,
-            start_new_session=True,
-        )
-        os.close(slave)
-
-    def until(self, wanted: bytes | None) -> bytes:
-        """Read until `wanted` is shown; None: until the command ends."""
-        deadline = time.monotonic() + DEADLINE_S
-        while wanted is None or wanted not in self.shown:
-            assert time.monotonic() < deadline, self.shown
-            if not select.select([self._master], [], [], 1.0)[0]:
-                continue
-            try:
-                data = os.read(self._master, 65536)
-            except OSError:
-                data = b""  # Linux says EIO when the last one has closed the other side
-            if not data:
-                assert wanted is None, self.shown
-                break
-            self.shown += data
-        return self.shown
-
-    def press(self, keys: bytes) -> None:
-        """Type keys."""
-        os.write(self._master, keys)
-
-    def close(self) -> int:
-        """Wait for the command's end; return its exit code."""
-        self.until(None)
-        code = self.process.wait(DEADLINE_S)
-        os.close(self._master)
-        return code
-
-
-def _take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 def test_a_job_from_submit_to_download(project: Path) -> None:
