@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from rayjobs import ids
@@ -55,6 +56,8 @@ class Allocations:
         self._cluster = cluster
         self._clock = clock
         self._held: dict[str, Held] = {}
+        # Whose group may be left, or whose row does not say yet that it is gone.
+        self._unreleased: dict[str, Held] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
 
@@ -66,6 +69,11 @@ class Allocations:
     def know(self, held: Held) -> None:
         """Take over an allocation that was found in a store (recovery)."""
         self._held[held.name] = held
+        self._touch()
+
+    def forget(self, held: Held) -> None:
+        """Count an allocation no more that another target actor has: its group is not ours."""
+        self._held.pop(held.name, None)
         self._touch()
 
     # -- what the policy sees ------------------------------------------------------------------
@@ -202,10 +210,18 @@ class Allocations:
             await held.served.ask(held.served.store.release_allocation, held.name)
         except RayjobsError as error:
             log.warning("allocation %s was not released cleanly: %s", held.name, error)
+            self._unreleased[held.name] = held
+        else:
+            self._unreleased.pop(held.name, None)
 
     async def release_old(self) -> None:
-        """Release what has been idle for longer than the linger."""
+        """Release what has been idle for longer than the linger, and what could not be before."""
         now_s = self._clock.monotonic_s()
+        for held in [*self._unreleased.values()]:
+            if Path(held.served.path).is_dir():
+                await self.release(held)
+            else:
+                del self._unreleased[held.name]  # its rows went with its workspace
         for held in self.all:
             if self._is_idle(held) and now_s - held.since_s > LINGER_S:
                 await self.release(held)

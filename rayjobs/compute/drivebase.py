@@ -15,7 +15,7 @@ from rayjobs.compute.allocations import Allocations, Held
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import Cluster
 from rayjobs.compute.leases import Leases
-from rayjobs.errors import StoreError
+from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.failures import Failure
 from rayjobs.records import Job
 from rayjobs.rootcause import PREEMPTED_PREFIX
@@ -25,6 +25,10 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 STORE_PAUSE_S = 1.0
+
+
+class ReplacedError(RayjobsError):
+    """Another target actor looks after the attempt: nothing of it is ours any more."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +162,11 @@ class DriveBase:
             log.warning("an event of %s was not written: %s", self.job.id, error)
 
     async def _record_hosts(self, hosts: Sequence[Mapping[str, Any]], *, cold: str | None) -> None:
-        """Record where hosts will be before they are started, and who they are after."""
+        """Record where hosts will be before they are started, and who they are after.
+
+        Raises:
+            ReplacedError: another target actor has ended this attempt.
+        """
         records = [
             {
                 "node": order["plan"]["node"],
@@ -172,13 +180,25 @@ class DriveBase:
             }
             for order, host in zip(self.orders, hosts, strict=True)
         ]
-        await self._write(
+        is_ours = await self._write(
             self.served.store.set_hosts,
             self.job.id,
             attempt=self.number,
             hosts=records,
             cold_reason=cold,
         )
+        if not is_ours:
+            raise ReplacedError(
+                f"attempt {self.number} of {self.job.id} was ended by another actor"
+            )
+
+    async def _check_ours(self) -> None:
+        """Return if no other actor has ended this attempt. Raises ReplacedError."""
+        attempts = await self._write(self.served.store.attempts, self.job.id)
+        if attempts[-1].number != self.number or attempts[-1].ended_at is not None:
+            raise ReplacedError(
+                f"attempt {self.number} of {self.job.id} was ended by another actor"
+            )
 
     async def _finish(
         self,
@@ -206,6 +226,7 @@ class DriveBase:
         outcome: str,
         pause_s: float,
         failure: Failure | None = None,
+        hold: str | None = None,
     ) -> None:
         await self._write(
             self.served.store.requeue,
@@ -215,6 +236,7 @@ class DriveBase:
             outcome=outcome,
             failure=failure,
             not_before=self.parts.clock.now() + timedelta(seconds=pause_s),
+            hold=hold,
         )
 
     async def _give_back(self, *, proven: bool) -> None:

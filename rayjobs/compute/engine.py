@@ -14,6 +14,7 @@ from rayjobs.compute.board import Board, Served
 from rayjobs.compute.candidates import Candidates
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
+from rayjobs.compute.drivebase import ReplacedError
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.forecasts import Forecasts
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
@@ -282,6 +283,9 @@ class Engine:
             await work
         except asyncio.CancelledError:
             raise
+        except ReplacedError as error:
+            log.warning("%s", error)
+            self.allocations.forget(drive.held)
         except StoreError as error:
             log.warning("attempt %d of %s: %s", drive.number, drive.job.id, error)
             await drive.let_go()

@@ -75,8 +75,13 @@ class Node:
         """Start the attempt host, warm if it can be; return its identity.
 
         Raises:
-            PrepareError: a secret is missing, or the host could not be started.
+            PrepareError: a secret is missing, the host could not be started, or the attempt was
+                ended meanwhile.
         """
+        async with self._ends.fence.starting(order["plan"]["marker"]):
+            return await self._launch(order)
+
+    async def _launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
         plan = dict(order["plan"])
         plan["python"] = interpreter.path_of(plan["python"])
         root = Path(plan["root"])

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.compute.nodefence import Fence
 from rayjobs.compute.nodehosts import exit_record_of_lost_host, host_of, record_of
 from rayjobs.compute.nodescratch import Scratch, remove_if_empty
 from rayjobs.errors import RayjobsError
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
+from rayjobs.rootcause import PLACE_LOST
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Ends:
 
     def __init__(self, attempts: Path, scratch: Scratch, data: NodeData) -> None:
         """Look after the attempts in the folder `attempts`, which is below `scratch`."""
+        self.fence = Fence()
         self._attempts = attempts
         self._scratch = scratch
         self._data = data
@@ -49,13 +52,13 @@ class Ends:
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
         """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
         plan = order["plan"]
+        if end:
+            await self.fence.end(plan["marker"])
         connection = host_of(plan["root"])
         record = await asyncio.to_thread(record_of, plan["root"])
-        ended_now = False
         if record is None and connection is not None and hostclient.is_alive(connection.identity):
             if not end:
                 return {"state": "running", "proven": False}
-            ended_now = True
             record = await self._end_living(connection, plan)
         if record is not None:
             proven = bool(record["leftovers"]["proven_dead"])
@@ -63,6 +66,9 @@ class Ends:
                 # What could not be ended then may be gone, or can be ended, now.
                 again = await asyncio.to_thread(end_leftovers, plan["marker"], None, 0.0)
                 proven = again.proven_dead
+            # The record alone tells: a host that was told to end may have been done by itself,
+            # and whoever ended it may have died before it could say so.
+            ended_now = record.get("reason") == PLACE_LOST
             return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
         if end:
             self._data.stop(order)
@@ -77,7 +83,7 @@ class Ends:
         self, connection: hostclient.HostConnection, plan: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         try:
-            await connection.cancel("its place was lost", grace_s=SETTLE_GRACE_S)
+            await connection.cancel(PLACE_LOST, grace_s=SETTLE_GRACE_S)
             return await connection.wait(timeout_s=END_TIMEOUT_S)
         except (RayjobsError, TimeoutError, ValueError) as error:
             log.warning("%s: %s", plan["job"], error)
