@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 
 PRUNE_EVERY_S = 86400.0
 LEAVE_S = 10.0
+PRUNING_S = 0.2
 
 
 def agent_name(target: str, node_id: str) -> str:
@@ -196,7 +197,7 @@ class NodeAgent:
 
     def _wait_s(self) -> float:
         is_pruning = self._pruning is not None and not self._pruning.done()
-        return LEAVE_S if is_pruning else self.linger.due_in_s()
+        return PRUNING_S if is_pruning else self.linger.due_in_s()
 
     async def leave(self) -> None:
         """End this actor, which has said before that it takes nothing on."""
