@@ -113,6 +113,8 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
+            # Given, since readline puts COLUMNS into the environment that children inherit else.
+            env=dict(os.environ),
             close_fds=True,
             preexec_fn=_take_terminal,
             start_new_session=True,

@@ -28,8 +28,7 @@ def script(parameters: Any) -> tuple[list[Any], JobState, str]:
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(tmp_path / "w"))
     monkeypatch.setenv("TERM", "xterm-256color")
-    for name in ("NO_COLOR", "COLUMNS", "LINES"):  # they would overrule the terminal
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("LINES", raising=False)  # it would overrule the terminal
     world = World(tmp_path, script)
     yield world
     world.close()
