@@ -221,6 +221,12 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
     seen = [await _settle(engine, order, end=False) for order in drive.orders]
     if any(one["state"] == "gone" for one in seen):
         ended = [await _settle(engine, order, end=True) for order in drive.orders]
+        if all(one["state"] == "ended" and not one["ended_now"] for one in ended):
+            # Started, and done, while it was looked at: its exit record tells the truth.
+            if job.state in (JobState.PROVISIONING, JobState.PREPARING):
+                await drive.now_running(job.state)
+            await drive.finalise([one["exit"] for one in ended])
+            return
         proven = all(one["proven"] for one in ended)
         if job.state in (JobState.PROVISIONING, JobState.PREPARING):
             await drive.put_back(
