@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayjobs import rootcause
+from rayjobs import retry, rootcause
 from rayjobs.blobs import FolderBlobs
 from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import AgentLostError
@@ -149,11 +149,11 @@ class DriveEnds(DriveBase):
         if is_stored:
             await self._clean()
 
-    async def lost(self, message: str, *, proven: bool) -> None:
+    async def lost(self, message: str, *, proven: bool, outcome: str = "node_lost") -> None:
         """Retry (or end) a job whose attempt was lost."""
         is_stored = proven and await self._rescue()
         failure = Failure(FailureClass.NODE_LOST, message)
-        await self._fail(failure, outcome="node_lost", proven=proven)
+        await self._fail(failure, outcome=outcome, proven=proven)
         if is_stored:
             await self._clean()
 
@@ -168,35 +168,34 @@ class DriveEnds(DriveBase):
         await self._give_back(proven=proven)
 
     async def _fail(self, failure: Failure, *, outcome: str, proven: bool = True) -> None:
-        """Retry within the class's budget, else end as Failed."""
+        """Retry within the class's budget, hold what is poison, else end as Failed."""
         job = await self._write(self.served.store.job, self.job.id)
         attempts = await self._write(self.served.store.attempts, self.job.id)
-        used = sum(
-            1
-            for attempt in attempts
-            if attempt.number < self.number
-            and attempt.failure is not None
-            and attempt.failure.failure_class == failure.failure_class
+        events = await self._write(self.served.store.events, self.job.id)
+        decision = retry.decide(
+            job.spec.retries,
+            failure,
+            outcome=outcome,
+            attempts=[one for one in attempts if one.number <= self.number],
+            now=self.parts.clock.now(),
+            released_at=max((one.at for one in events if one.kind == "hold"), default=None),
         )
-        budget = job.spec.retries.budget(failure.failure_class)
         if job.cancel_requested_at is not None:
             await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
-        elif used < budget:
-            reason = (
-                f"tries again ({used + 1} of {budget}) after a failure of class "
-                f"{failure.failure_class}: {failure.message}"
-            )
-            pause_s = min(60.0, 2.0**used)
-            if failure.failure_class is FailureClass.PREEMPTED:
-                reason, pause_s = failure.message, 0.0  # nothing failed that a pause would mend
+        elif isinstance(decision, retry.GiveUp):
+            await self._finish(JobState.FAILED, outcome=outcome, failure=failure)
+        else:
+            reason = decision.reason
             lost = await self._steps_lost()
             if lost is not None:
                 reason = f"{reason.removesuffix('.')}; {lost.sentence}"
                 if lost.steps is not None:
                     await self._event("steps_lost", lost.sentence, lost.to_dict())
-            await self._requeue(reason, outcome=outcome, failure=failure, pause_s=pause_s)
-        else:
-            await self._finish(JobState.FAILED, outcome=outcome, failure=failure)
+            held = decision.hold if isinstance(decision, retry.Hold) else None
+            pause_s = 0.0 if isinstance(decision, retry.Hold) else decision.pause_s
+            await self._requeue(
+                reason, outcome=outcome, failure=failure, pause_s=pause_s, hold=held
+            )
         await self._give_back(proven=proven)
 
     async def _steps_lost(self) -> Lost | None:

@@ -11,7 +11,7 @@ from rayjobs import policy
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations
 from rayjobs.compute.board import Board, Served
-from rayjobs.compute.candidates import Candidates
+from rayjobs.compute.candidates import Candidates, Usual
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivebase import ReplacedError
@@ -19,7 +19,7 @@ from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.forecasts import Forecasts
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError
-from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
+from rayjobs.policy import Limits, Plan, Promise, Shape, Situation, Waiting
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
@@ -210,12 +210,8 @@ class Engine:
     ) -> None:
         by_key = {served.key(job.id): (served, job) for served, job in waiting}
         usual = await self.forecasts.usual(by_key, self.board.served)
-        candidates = [
-            self.candidates.waiting(
-                served, job, blocked=await self._blocked(served, job), usual=usual
-            )
-            for served, job in waiting
-        ]
+        looked_at = [await self._candidate(served, job, usual) for served, job in waiting]
+        candidates = [one for one in looked_at if one is not None]
         self.candidates.forget_all_but(by_key)
         if self.is_retired:  # asked last of all: from here on nothing else gets its turn
             return
@@ -236,6 +232,23 @@ class Engine:
         for one in plan.preempts:
             self.drives[one.key][0].preempt(one.reason)
         await self.forecasts.note(plan, by_key)
+
+    async def _candidate(self, served: Served, job: Job, usual: Usual) -> Waiting | None:
+        """Return a queued job as the policy sees it; None: it cannot be looked at, and is held.
+
+        One bad job must not stop the queue of everybody.
+        """
+        try:
+            blocked = await self._blocked(served, job)
+            return self.candidates.waiting(served, job, blocked=blocked, usual=usual)
+        except RayjobsError:
+            raise
+        except Exception as error:
+            if job.held is None:
+                log.exception("%s cannot be looked at: it is held", job.id)
+                reason = f"the target cannot look at it ({type(error).__name__}: {error})"
+                await served.ask(served.store.hold, job.id, reason=reason)
+            return None
 
     async def _blocked(self, served: Served, job: Job) -> str | None:
         """Return which other job this one waits for; a parent that failed ends it."""

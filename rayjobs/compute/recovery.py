@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CLUSTER_RESTARTED = "the Ray cluster was restarted"
+
 
 async def recover(engine: Engine) -> None:
     """Take over the live jobs of every workspace that this actor has not looked at yet.
@@ -74,7 +76,7 @@ async def _recover_workspace(
             job, attempt = live[row.job]
             taken.add(row.job)
             await _take_over(engine, served, job, attempt, held)
-    why = "its place is gone" if same_cluster else "the Ray cluster was restarted"
+    why = "its place is gone" if same_cluster else CLUSTER_RESTARTED
     ended: dict[tuple[str, int], bool] = {}
     for job_id, (job, attempt) in live.items():
         if job_id not in taken:
@@ -280,7 +282,10 @@ async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) ->
         await drive.put_back(f"{why} before it started")
     else:
         nothing_left = all(one["proven"] for one in settled)
-        await drive.lost(f"{why}; whatever had survived was ended first", proven=nothing_left)
+        # A cluster that is restarted takes everybody's attempts: no sign that this job is poison.
+        outcome = "cluster_lost" if why == CLUSTER_RESTARTED else "node_lost"
+        message = f"{why}; whatever had survived was ended first"
+        await drive.lost(message, proven=nothing_left, outcome=outcome)
 
 
 async def _settle(

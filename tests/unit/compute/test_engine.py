@@ -311,7 +311,7 @@ def test_another_cluster_ends_survivors_first_and_retries(tmp_path: Path) -> Non
         assert calls.index(("collect", 1)) < calls.index(("launch", 2))
         assert ("clean", 1) in calls
         first, _second = here.store.attempts(job.id)
-        assert first.outcome == "node_lost"
+        assert first.outcome == "cluster_lost"
 
     play(scene, tmp_path)
 

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from rayjobs import retry
+from rayjobs.compute.board import Served
+from rayjobs.policy import Waiting
 from rayjobs.records import Job
-from rayjobs.spec import Array, Dependency, JobSpec, Resources
+from rayjobs.spec import Array, Dependency, JobSpec, Resources, Retries
 from rayjobs.states import JobState
 from tests.fakes.world import World, play
 
@@ -136,5 +142,51 @@ def test_estimates_come_from_what_such_jobs_took(tmp_path: Path) -> None:
         second = here.submit(resources=Resources(cpus=2))
         key = f"{here.folder}::{second.id}"
         await here.until(lambda: (found := here.engine.explain(key)) and found.basis == "history")
+
+    play(scene, tmp_path)
+
+
+def test_a_job_that_kills_its_host_thrice_is_held_and_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "LONGEST_PAUSE_S", 0.0)
+
+    async def scene(here: World) -> None:
+        job = here.submit(retries=Retries(system=9))
+        for attempt in (1, 2, 3):
+            await here.launched(job, attempt=attempt)
+            here.agent.end(job.id, attempt, outcome="host_error", reason="the host was killed")
+        await here.until(lambda: here.store.job(job.id).held, "a hold")
+        held = here.store.job(job.id)
+        assert (held.state, held.attempt) == (JobState.QUEUED, 3)
+        assert "the host was killed" in (held.held or "")
+        other = here.submit()
+        await here.launched(other)
+        assert here.store.job(job.id).attempt == 3
+        here.store.release(job.id)
+        here.engine.wake()
+        await here.launched(job, attempt=4)
+
+    play(scene, tmp_path)
+
+
+def test_a_job_that_the_target_cannot_look_at_is_held_and_others_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        usual = here.engine.candidates.waiting
+
+        def look(served: Served, job: Job, **more: Any) -> Waiting:
+            if job.name == "poison":
+                raise RecursionError("this spec is nested too deeply")
+            return usual(served, job, **more)
+
+        monkeypatch.setattr(here.engine.candidates, "waiting", look)
+        poison = here.submit(name="poison")
+        other = here.submit()
+        await here.launched(other)
+        held = await here.until(lambda: here.store.job(poison.id).held, "a hold")
+        assert "RecursionError: this spec is nested too deeply" in held
+        assert here.store.job(poison.id).state is JobState.QUEUED
 
     play(scene, tmp_path)

@@ -1,0 +1,112 @@
+"""What becomes of a job whose attempt failed: tried again, held, or given up. Pure.
+
+Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles. A job that
+takes its attempt host, or a whole node, down with it again and again is poison: others lose their
+work by it. It is held back in the queue, with the reason, until somebody releases it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import Attempt
+from rayjobs.spec import Retries
+
+LONGEST_PAUSE_S = 60.0
+# So many attempts one after the other that lost their host or node, each so soon after its start.
+# A node that is lost after hours of work is a node's fault, not a script's.
+POISON_AFTER = 3
+POISON_WITHIN_S = 600.0
+# Outcomes of attempts whose host or node went away. A Ray cluster that was restarted
+# ("cluster_lost") takes everybody's attempts, whatever they run.
+LOSSES = frozenset({"host_error", "node_lost", "lease_lost"})
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Queue it again, and start it no sooner than in `pause_s`."""
+
+    reason: str
+    pause_s: float
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Queue it again and keep it there: `hold` says why, and what to do."""
+
+    reason: str
+    hold: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """It has failed for good: its budget is spent."""
+
+
+def decide(
+    retries: Retries,
+    failure: Failure,
+    *,
+    outcome: str,
+    attempts: Sequence[Attempt],
+    now: datetime,
+    released_at: datetime | None = None,
+) -> Retry | Hold | GiveUp:
+    """Return what becomes of a job whose newest attempt has ended in a failure.
+
+    Args:
+        outcome: Of the newest attempt, whose row does not say it yet.
+        attempts: All of the job, oldest first, the newest among them.
+        released_at: When the job was last released from a hold; None: never. What was before
+            does not count towards another one.
+    """
+    lost = _lost_in_a_row(attempts, outcome, now, released_at)
+    if lost >= POISON_AFTER:
+        what = f"{lost} attempts one after the other lost their host or node"
+        return Hold(
+            f"held: {what}; the last: {failure.message}",
+            f"{what}, each within {POISON_WITHIN_S / 60:.0f} minutes of its start; the last: "
+            f"{failure.message}. Look at what it does there (`rayjobs logs`), then let it be "
+            f"started again by `rayjobs update ID --release`, or cancel it",
+        )
+    used = sum(
+        one.failure is not None and one.failure.failure_class == failure.failure_class
+        for one in attempts[:-1]
+    )
+    budget = retries.budget(failure.failure_class)
+    if used >= budget:
+        return GiveUp()
+    if failure.failure_class is FailureClass.PREEMPTED:
+        return Retry(failure.message, 0.0)  # nothing failed that a pause would mend
+    return Retry(
+        f"tries again ({used + 1} of {budget}) after a failure of class "
+        f"{failure.failure_class}: {failure.message}",
+        pause_s(used),
+    )
+
+
+def pause_s(used: int) -> float:
+    """Return the pause before a retry, in seconds, when so many of its class came before it."""
+    return float(min(LONGEST_PAUSE_S, 2.0 ** min(used, 16)))
+
+
+def _lost_in_a_row(
+    attempts: Sequence[Attempt], outcome: str, now: datetime, released_at: datetime | None
+) -> int:
+    count = 0
+    for place, attempt in enumerate(reversed(attempts)):
+        ended_at = now if place == 0 else attempt.ended_at
+        how = outcome if place == 0 else attempt.outcome
+        if how == "preempted":
+            continue  # says nothing about it
+        if how not in LOSSES or attempt.started_at is None or ended_at is None:
+            break
+        if released_at is not None and attempt.created_at <= released_at:
+            break
+        if (ended_at - attempt.started_at).total_seconds() > POISON_WITHIN_S:
+            break
+        count += 1
+    return count

@@ -1,0 +1,122 @@
+"""Budgets, pauses and quarantine, decided purely."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import Attempt
+from rayjobs.retry import POISON_AFTER, GiveUp, Hold, Retry, decide, pause_s
+from rayjobs.spec import Retries
+
+AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+LOST = Failure(FailureClass.NODE_LOST, "the node is gone")
+HOUR = 3600.0
+
+
+def attempts(
+    *outcomes: str, lived_s: float = 30.0, failure: Failure = LOST, started: bool = True
+) -> list[Attempt]:
+    """Return attempts that ended so, one an hour; the newest has not been written yet."""
+    made = []
+    for number, outcome in enumerate(outcomes, start=1):
+        begin = AT + timedelta(hours=number)
+        is_newest = number == len(outcomes)
+        made.append(
+            Attempt(
+                job="j",
+                number=number,
+                allocation=None,
+                created_at=begin,
+                started_at=begin if started else None,
+                ended_at=None if is_newest else begin + timedelta(seconds=lived_s),
+                outcome="" if is_newest else outcome,
+                failure=None if is_newest else failure,
+            )
+        )
+    return made
+
+
+def after(
+    made: list[Attempt],
+    outcome: str,
+    *,
+    failure: Failure = LOST,
+    lived_s: float = 30.0,
+    retries: Retries | None = None,
+    released_at: datetime | None = None,
+) -> Retry | Hold | GiveUp:
+    return decide(
+        retries or Retries(),
+        failure,
+        outcome=outcome,
+        attempts=made,
+        now=made[-1].created_at + timedelta(seconds=lived_s),
+        released_at=released_at,
+    )
+
+
+def test_each_class_has_its_own_budget() -> None:
+    broken = Failure(FailureClass.USER, "rank 0 exited with code 1")
+    assert after(attempts("failed"), "failed", failure=broken) == GiveUp()
+    once = Retries(user=1)
+    first = after(attempts("failed"), "failed", failure=broken, retries=once)
+    assert isinstance(first, Retry)
+    assert first.reason.startswith("tries again (1 of 1) after a failure of class user")
+    second = attempts("failed", "failed", failure=broken)
+    assert after(second, "failed", failure=broken, retries=once) == GiveUp()
+    # A lost node in between has a budget of its own.
+    between = attempts("node_lost", "failed")
+    assert isinstance(after(between, "failed", failure=broken, retries=once), Retry)
+
+
+def test_pauses_double_up_to_a_minute() -> None:
+    assert [pause_s(used) for used in (0, 1, 2, 5, 6, 99)] == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0]
+    made = attempts("node_lost", "node_lost", lived_s=HOUR)
+    decision = after(made, "node_lost", lived_s=HOUR)
+    assert isinstance(decision, Retry)
+    assert decision.pause_s == 2.0
+
+
+def test_who_was_preempted_waits_for_nothing() -> None:
+    told = Failure(FailureClass.PREEMPTED, "made way for x")
+    assert after(attempts("preempted"), "preempted", failure=told) == Retry("made way for x", 0.0)
+
+
+@pytest.mark.parametrize("outcome", ["host_error", "node_lost", "lease_lost"])
+def test_what_takes_its_host_down_again_and_again_is_held(outcome: str) -> None:
+    losses = [outcome] * POISON_AFTER
+    decision = after(attempts(*losses), outcome)
+    assert isinstance(decision, Hold)
+    assert "3 attempts one after the other lost their host or node" in decision.hold
+    assert "--release" in decision.hold
+    assert isinstance(after(attempts(*losses[1:]), outcome), Retry)
+
+
+def test_a_preemption_in_between_does_not_clear_it() -> None:
+    made = attempts("node_lost", "node_lost", "preempted", "node_lost")
+    assert isinstance(after(made, "node_lost"), Hold)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        attempts("node_lost", "failed", "node_lost"),
+        attempts("cluster_lost", "cluster_lost", "node_lost"),
+        attempts("node_lost", "node_lost", "node_lost", started=False),
+        attempts("node_lost", "node_lost", "node_lost", lived_s=HOUR),
+    ],
+    ids=["something else between", "the cluster was restarted", "never started", "after hours"],
+)
+def test_what_may_be_the_node_s_fault_is_not_held(made: list[Attempt]) -> None:
+    assert not isinstance(after(made, "node_lost"), Hold)
+
+
+def test_what_was_before_a_release_does_not_count() -> None:
+    made = attempts("node_lost", "node_lost", "node_lost", "node_lost")
+    released = made[2].created_at + timedelta(minutes=30)
+    assert after(made, "node_lost", released_at=released) == GiveUp()
+    generous = Retries(node_lost=9)
+    assert isinstance(after(made, "node_lost", released_at=released, retries=generous), Retry)
