@@ -44,13 +44,13 @@ _LISTS: Mapping[str, str] = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE
 
 
 def find_uv() -> str:
-    """Return the path of uv: that beside this interpreter, else that on PATH.
+    """Return the path of uv: beside this interpreter, of its package, else on PATH.
 
     Raises:
         PrepareError: class ``environment``: there is none.
     """
     beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("uv")
+    found = str(beside) if os.access(beside, os.X_OK) else _uv_of_package() or shutil.which("uv")
     if found is None:
         raise PrepareError(
             "packages are installed by uv, which is neither beside the target's Python nor on its "
@@ -58,6 +58,16 @@ def find_uv() -> str:
             failure_class="environment",
         )
     return found
+
+
+def _uv_of_package() -> str | None:
+    """Return the program of the installed package, which may be on sys.path from elsewhere."""
+    try:
+        from uv import find_uv_bin
+
+        return str(find_uv_bin())
+    except (ImportError, FileNotFoundError):
+        return None
 
 
 def search_path(environment: Mapping[str, str]) -> str:

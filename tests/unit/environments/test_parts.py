@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from rayjobs.environments.cache import RECORD, Cache, taken
 from rayjobs.errors import PrepareError
 from rayjobs.failures import FailureClass
 from rayjobs.injob.identity import stat_of
+from tests.jobs import until
 from tests.unit.environments.conftest import Builder
 
 DAY_S = 86_400.0
@@ -91,6 +93,7 @@ def test_without_uv_one_sentence_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setitem(sys.modules, "uv", None)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(PrepareError, match="pip install uv") as told:
         settings.find_uv()
@@ -179,16 +182,20 @@ def test_a_build_ends_with_the_process_that_asked_for_it(tmp_path: Path) -> None
     assert process.stdout is not None
     child = int(process.stdout.readline())
     command = Path(f"/proc/{child}/cmdline")
-    end = time.monotonic() + 60
-    while not command.read_bytes().startswith(b"/bin/sleep"):
-        assert time.monotonic() < end, "it never became the program"
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    while (stat := stat_of(child)) is not None and not stat.is_dead:
-        assert time.monotonic() < end, "it outlives who asked for it"
-        time.sleep(0.01)
+    try:
+        until(lambda: command.read_bytes().startswith(b"/bin/sleep"), "it becomes the program")
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        until(lambda: is_dead(child), "it ends with who asked for it", deadline_s=20)
+    finally:
+        if not is_dead(child):
+            os.kill(child, signal.SIGKILL)
+
+
+def is_dead(pid: int) -> bool:
+    stat = stat_of(pid)
+    return stat is None or stat.is_dead
 
 
 # -- what nobody uses ------------------------------------------------------------------------------
