@@ -39,8 +39,9 @@ NAMESPACE = "rayjobs"
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
 SUCCESSOR_PAUSE_S = 0.1
-# Ray says this of an actor that has ended itself, and of no other.
-EXITED = "exit_actor() is called"
+# Ray says one of these of an actor that has ended itself, and of no other: the second once its
+# control service knows, in varying words around it.
+EXITED = ("exit_actor() is called", "INTENDED_USER_EXIT")
 
 
 class RayCluster:
@@ -247,7 +248,7 @@ class RayAgent:
                 raise cause from error
             raise AgentFaultError(f"{method} failed on the node: {cause or error!r}") from error
         except RayError as error:
-            if EXITED in str(error):
+            if any(word in str(error) for word in EXITED):
                 raise AgentLeavingError("the node's agent has left for want of work") from error
             # Whatever else Ray says of a call says nothing about the attempt: asked again.
             self.lost = True

@@ -131,11 +131,19 @@ def exit_by_itself(exceptions: Any) -> Exception:
     return exceptions.ActorUnavailableError(detail, None)  # type: ignore[no-any-return]
 
 
+def known_to_have_left(exceptions: Any) -> Exception:
+    class Died(exceptions.ActorDiedError):  # type: ignore[misc, name-defined]
+        def __str__(self) -> str:
+            return "Worker exit type: INTENDED_USER_EXIT Worker exit detail: User requested to"
+
+    return Died()
+
+
 def refused(exceptions: Any) -> Exception:
     return exceptions.RayTaskError("f", "tb", AgentLeavingError("leaving"))  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("left", [exit_by_itself, refused])
+@pytest.mark.parametrize("left", [exit_by_itself, known_to_have_left, refused])
 def test_what_a_leaving_agent_was_asked_is_asked_of_its_successor(
     left: Callable[[Any], Exception],
 ) -> None:
