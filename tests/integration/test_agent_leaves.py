@@ -72,6 +72,7 @@ def test_an_agent_leaves_and_the_next_job_starts_warm_all_the_same(
         seen = []
         for _ in range(2):
             job = jobs.wait(jobs.submit("import os; print(os.getppid() == 0)"), JobState.COMPLETED)
+            assert jobs.attempt(job).number == 1, [e.message for e in jobs.store.events(job.id)]
             assert jobs.attempt(job).cold_reason is None
             assert jobs.log(job) == b"%r\n" % namespaces_work()
             assert not [event for event in jobs.store.events(job.id) if "agent" in event.kind]
