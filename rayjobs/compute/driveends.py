@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -157,12 +157,25 @@ class DriveEnds(DriveBase):
         if is_stored:
             await self._clean()
 
-    async def put_back(self, reason: str, *, proven: bool = True) -> None:
-        """Queue a job again that had not started: no failure, no budget spent."""
+    async def put_back(
+        self,
+        reason: str,
+        *,
+        proven: bool = True,
+        prove: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        """Queue a job again that had not started: no failure, no budget spent.
+
+        Args:
+            prove: Asked after that whether nothing of the attempt lives: what an actor that does
+                not know yet that it was replaced starts from then on is refused, not before.
+        """
         if self.canceled.is_set():
             await self.canceled_away(proven=proven)
+            proven = await prove() if prove is not None else proven
         else:
             await self._requeue(reason, outcome="put_back", pause_s=0.0)
+            proven = await prove() if prove is not None else proven
             if proven:
                 await self._clean()
         await self._give_back(proven=proven)
