@@ -218,7 +218,10 @@ async def _take_over(
 async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
     job = drive.job
     if not attempt.hosts:
-        await drive.put_back("the target actor was replaced before its host was started")
+        await drive.put_back(
+            "the target actor was replaced before its host was started",
+            prove=lambda: _end_late_hosts(engine, drive),
+        )
         return
     seen = [await _settle(engine, order, end=False) for order in drive.orders]
     if any(one["state"] == "gone" for one in seen):
@@ -240,6 +243,15 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
     if job.state in (JobState.PROVISIONING, JobState.PREPARING):
         await drive.now_running(job.state)
     await drive.follow()
+
+
+async def _end_late_hosts(engine: Engine, drive: Drive) -> bool:
+    """End hosts that the actor before this one recorded after its attempt was first looked at."""
+    served, job = drive.served, drive.job
+    for attempt in await served.ask(served.store.attempts, job.id):
+        if attempt.number == drive.number:
+            drive.orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
+    return await _prove(engine, drive.orders)
 
 
 async def end_and_requeue(
@@ -279,7 +291,8 @@ async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) ->
     elif job.cancel_requested_at is not None:
         await drive.canceled_away(proven=all(one["proven"] for one in settled))
     elif not settled or is_early:
-        await drive.put_back(f"{why} before it started")
+        late = None if settled else (lambda: _end_late_hosts(engine, drive))
+        await drive.put_back(f"{why} before it started", prove=late)
     else:
         nothing_left = all(one["proven"] for one in settled)
         # A cluster that is restarted takes everybody's attempts: no sign that this job is poison.
