@@ -275,11 +275,13 @@ async def end_and_requeue(
     drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
     drive.orders = orders
     drive.hold_nothing()
-    engine.adopt(drive, _conclude(drive, settled, why=why))
+    engine.adopt(drive, _conclude(engine, drive, settled, why=why))
     return nothing_left
 
 
-async def _conclude(drive: Drive, settled: list[dict[str, Any]], *, why: str) -> None:
+async def _conclude(
+    engine: Engine, drive: Drive, settled: list[dict[str, Any]], *, why: str
+) -> None:
     job = drive.job
     finished = [one["exit"] for one in settled if one["state"] == "ended"]
     is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
