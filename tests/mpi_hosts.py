@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,10 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.launch import mpirelay
+from rayjobs import rootcause
+from rayjobs.failures import Failure
+from rayjobs.injob.identity import Identity, identity_of
+from rayjobs.launch import hostclient, mpirelay
+from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.launch.mpi import command, node_names
 from rayjobs.spec import Distribution, JobSpec
-from tests.conformance.hosts import Attempt
+from tests.conformance.hosts import Attempt, until
 
 ADDRESS = "127.0.0.1"
 
@@ -90,6 +95,49 @@ class MpiAttempt:
     def wait(self) -> list[dict[str, Any]]:
         """The exit records, once every host has ended."""
         return [attempt.wait() for attempt in self.nodes]
+
+    def wait_as_group(self) -> list[dict[str, Any]]:
+        """The same, where the first node that ends in any way but well ends the others."""
+
+        def first_bad() -> bool:
+            records = [hostclient.read_exit_record(str(one.root)) for one in self.nodes]
+            ended = all(record is not None for record in records)
+            return ended or any(one and one["outcome"] != "completed" for one in records)
+
+        until(first_bad, "the end of the first node")
+        for attempt in self.nodes:
+            with contextlib.suppress(hostclient.HostGone):
+                attempt.cancel()
+        return self.wait()
+
+    def launcher(self, node: int = 0) -> Identity:
+        """mpirun (node 0) or orted, once it runs."""
+        name = "orted" if node else "mpirun"
+
+        def look() -> Identity | None:
+            for stat in self.nodes[node].members():
+                if stat.comm == name:
+                    return identity_of(stat.pid)
+            return None
+
+        return until(look, f"{name} runs")
+
+    def cause(self, records: list[dict[str, Any]]) -> Failure:
+        """The failure that people would be told."""
+        tails = {
+            rank["rank"]: node.log(rank["rank"])
+            for node in self.nodes
+            for rank in node.plan["ranks"]
+        }
+        failure = rootcause.diagnose(records, tails)[1]
+        assert failure is not None, records
+        return failure
+
+    def nothing_left(self) -> None:
+        """Prove that no process of any node is left, nor a file in the shared memory folder."""
+        for attempt in self.nodes:
+            until(lambda one=attempt: not find_leftovers(one.marker), "the end of all processes")
+        assert not list(Path("/dev/shm").glob("vader_segment*"))
 
     def cancel(self) -> None:
         """Cancel the attempt on every node."""

@@ -52,6 +52,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "report": ("report:report", "Say how good the queue's estimates were, and who waited."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
+        "horovod": ("horovod:horovod", "Build Horovod for an environment's PyTorch."),
     },
     "Housekeeping": {
         "doctor": ("doctor:doctor", "Check this machine, the target and what was left behind."),

@@ -33,7 +33,6 @@ _REMOTE_TEXT = 'exec "${}" -S -E "${}" remote "$@"\n'.format(
 # What is lost to MPI may end by itself, with an exit code that says more.
 _PULL_S = 1.0
 _LEAVE_S = 3.0
-_ASK_TO_LEAVE_S = 0.5
 _LAST_LINES = 4
 _CLONE_NEWUTS = 0x04000000
 _LONGEST_NAME = 50
@@ -72,7 +71,6 @@ class MpiStarter(Beside):
         self._relay: Asker | None = None
         self._is_relayed = False
         self._leave_until: float | None = None
-        self._was_asked_to_leave = False
 
     # ---- starting -----------------------------------------------------------------------------
 
@@ -284,23 +282,20 @@ class MpiStarter(Beside):
         return " / ".join(words[-_LAST_LINES:])
 
     def is_leaving(self) -> bool:
-        """Whether mpirun and orted still have time to end by themselves, once the ranks have."""
-        launcher, now = self._launcher, time.monotonic()
+        """End mpirun or orted once the ranks have ended; true until it is gone.
+
+        Asked to, mpirun takes a second to end what has ended already. All that it or orted leaves
+        behind is in the attempt's own folder.
+        """
         if self._leave_until is None:
-            self._leave_until = now + _LEAVE_S
+            self._leave_until = time.monotonic() + _LEAVE_S
             for rank in self._host.ranks:
                 self._tell(rank)
-        if launcher is None or launcher.has_ended:
+            if self._launcher is not None:
+                self._launcher.send(signal.SIGKILL)
+        if self._launcher is None or self._launcher.has_ended:
             return False
-        if now >= self._leave_until:
-            launcher.send(signal.SIGKILL)
-            return False
-        if launcher.name == "mpirun" and now >= self._leave_until - _LEAVE_S + _ASK_TO_LEAVE_S:
-            if not self._was_asked_to_leave:
-                # Once: a second one would let mpirun leave without ending its daemons.
-                self._was_asked_to_leave = True
-                launcher.send(signal.SIGTERM)
-        return True
+        return time.monotonic() < self._leave_until
 
     def _note(self, text: str) -> None:
         with open(self._log, "a", encoding="utf-8") as file:
