@@ -2,10 +2,13 @@
 
 Each line that begins with ``$`` is a command that can be typed by hand; everything else is what
 it prints. Results stay in ``demo-output/``; nothing keeps running.
+
+    python examples/demo.py [--epochs 5] [--trials 12] [--output demo-output]
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -18,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "demo-output"
 COMMAND = Path(sys.executable).with_name("rayjobs")
 PATIENCE_S = 300.0  # a wait that takes longer is a fault, not slowness
 
@@ -26,7 +28,7 @@ SWEEP = """\
 name: digits
 job:
   script: train.py
-  source_directory: ../examples/mnist
+  source_directory: SOURCE
   arguments: [--epochs, "3", --data-dir, $AZUREML_DATAREFERENCE_data]
   inputs: {data: "dataset:digits"}
 sampling:
@@ -38,7 +40,7 @@ sampling:
 policy: {type: bandit, slack_factor: 0.1, delay_evaluation: 1}
 metric: accuracy
 goal: maximize
-limits: {total: 12, concurrent: 2}
+limits: {total: TRIALS, concurrent: 2}
 register_as: digits
 """
 
@@ -65,76 +67,86 @@ def ask(*words: str) -> str:
 
 def main() -> None:
     """Tell the story, and leave nothing running whatever happens."""
+    parser = argparse.ArgumentParser(description="Data in, a job that resumes, a sweep, a model.")
+    parser.add_argument("--epochs", type=int, default=5, help="of the job that resumes; 3 or more")
+    parser.add_argument("--trials", type=int, default=12, help="of the sweep")
+    parser.add_argument("--output", type=Path, default=ROOT / "demo-output", help="made anew")
+    given = parser.parse_args()
+    if given.epochs < 3 or given.trials < 1:
+        parser.error("the job is killed in its third epoch, and a sweep has a trial at least")
+    results: Path = given.output.resolve()
     began = time.monotonic()
-    shutil.rmtree(RESULTS, ignore_errors=True)
-    RESULTS.mkdir(parents=True)
+    shutil.rmtree(results, ignore_errors=True)
+    results.mkdir(parents=True)
     # A home of its own: the demo meets no job of yours, and stops only what it started.
     home = Path(tempfile.mkdtemp(prefix="rj-demo-"))
     os.environ["RAYJOBS_HOME"] = str(home)
-    os.environ["RAYJOBS_WORKSPACE"] = str(RESULTS / "workspace")
+    os.environ["RAYJOBS_WORKSPACE"] = str(results / "workspace")
     try:
-        data()
-        training()
-        sweep()
+        data(results)
+        training(results, given.epochs)
+        sweep(results, given.trials)
     finally:
         tell("Stop the target: nothing is left running")
         subprocess.run([str(COMMAND), "target", "stop", "local", "--force"], cwd=ROOT, check=False)
         shutil.rmtree(home, ignore_errors=True)
-    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Results: {RESULTS}", flush=True)
+    print(f"\nThe demo took {time.monotonic() - began:.0f} s. Results: {results}", flush=True)
 
 
-def data() -> None:
+def data(results: Path) -> None:
     """Store 5,000 real digits and give them a name and a version."""
     tell("1. Data: 5,000 real handwritten digits become version 1 of a dataset")
-    folder = RESULTS / "digits"
+    folder = results / "digits"
     prepare = ROOT / "examples" / "mnist" / "prepare_data.py"
     subprocess.run([sys.executable, str(prepare), str(folder)], check=True)
     type_("data", "put", str(folder), "workspaceblobstore/digits")
     type_("data", "register", "digits", "workspaceblobstore/digits")
 
 
-def training() -> None:
+def training(results: Path, epochs: int) -> None:
     """Train on the mounted data, be killed, and go on from the newest checkpoint."""
     tell("2. A job: train on the dataset, be killed in the middle, go on from the checkpoint")
     words = ["submit", "examples/mnist/train.py", "-q", "--input", "data=dataset:digits"]
-    words += ["--retries", "1", "--", "--epochs", "5"]
+    words += ["--retries", "1", "--", "--epochs", str(epochs)]
     words += ["--data-dir", "$AZUREML_DATAREFERENCE_data"]
     print(f"$ rayjobs {shlex.join(words)}", flush=True)
     job = ask(*words)
     print(job, flush=True)
-    pid = rank_after(job, "epoch 2/5")
+    pid = rank_after(job, f"epoch 2/{epochs}")
     os.kill(pid, 9)
     print(f"(the script was just ended by kill -9 {pid}, in its third epoch)", flush=True)
     type_("logs", "-f", job)
     type_("wait", job)
     tell("What is known of it, what it measured, what it stored")
     type_("show", job)
-    type_("metrics", job, "--plot", str(RESULTS / "metrics.png"))
-    type_("download", job, "outputs/model.pt", "--output", str(RESULTS / "model.pt"))
+    type_("metrics", job, "--plot", str(results / "metrics.png"))
+    type_("download", job, "outputs/model.pt", "--output", str(results / "model.pt"))
     attempts = json.loads(ask("show", job, "--json"))["attempts"]
     expect(len(attempts) == 2, "the job was to be tried twice")
     expect("resumed after epoch" in ask("logs", job), "the second attempt was to resume")
     points = [value for value in metric(job, "accuracy") if value is not None]
-    expect(len(points) == 5, f"five epochs without gap or double, not {points}")
+    expect(len(points) == epochs, f"{epochs} epochs without gap or double, not {points}")
     expect(points[-1] > 0.9, f"an accuracy of {points[-1]} is not what this network reaches")
     print(f"\naccuracy on 1,000 digits it has not seen: {points[-1]:.3f}", flush=True)
 
 
-def sweep() -> None:
-    """Search twelve settings with early stopping, and register the best model."""
-    tell("3. A sweep: 12 settings, hopeless ones stopped early, the best model registered")
-    file = RESULTS / "sweep.yaml"
-    file.write_text(SWEEP)
-    print(SWEEP, flush=True)
+def sweep(results: Path, trials: int) -> None:
+    """Search some settings with early stopping, and register the best model."""
+    tell(f"3. A sweep: {trials} settings, hopeless ones stopped early, the best model registered")
+    file = results / "sweep.yaml"
+    source = os.path.relpath(ROOT / "examples" / "mnist", results)
+    text = SWEEP.replace("SOURCE", source).replace("TRIALS", str(trials))
+    file.write_text(text)
+    print(text, flush=True)
     type_("sweep", "create", "-f", str(file), "--attach")
     name = json.loads(ask("sweep", "ls", "--json"))[0]["id"]
     type_("sweep", "show", name)
-    type_("sweep", "plot", name, "--output", str(RESULTS))
+    type_("sweep", "plot", name, "--output", str(results))
     tell("The best model, and where it comes from")
     type_("model", "ls")
     type_("model", "lineage", "digits:1")
     type_("model", "alias", "digits:1", "champion")
-    type_("model", "download", "digits@champion", "--output", str(RESULTS / "champion"))
+    type_("model", "download", "digits@champion", "--output", str(results / "champion"))
 
 
 def rank_after(job: str, line: str) -> int:
