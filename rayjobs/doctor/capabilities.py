@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rayjobs.compute import nodehold
 from rayjobs.doctor.findings import Finding, Level, Place
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
-from rayjobs.injob.tree import Tree, make_cgroup
+from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
 
 ANSWER_S = 60.0
 ENGINES = ("docker", "podman", "apptainer")
@@ -46,21 +47,38 @@ def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
 
 
 def ending(_place: Place) -> Iterator[Finding]:
-    """How the processes of an attempt are ended."""
+    """What holds the processes of an attempt, and why nothing better does."""
+    why = ""
     with _tried() as (tree, _limit, child):
         killed = tree.cgroup is not None and cgroups.write(tree.cgroup, "cgroup.kill", "1")
         if killed:
             try:
                 child.wait(ANSWER_S)
             except subprocess.TimeoutExpired:
-                killed = False
-    data = {"kind": "cgroup2" if killed else "subreaper"}
+                killed, why = False, "cgroup.kill ended nothing"
+        elif tree.cgroup is None:
+            why = find_cgroup(tree.marker)[1]
+    topic = "ending jobs"
     if killed:
         text = "attempts are ended as a whole by the kernel (cgroup v2, cgroup.kill)"
-        yield Finding("ending jobs", Level.OK, text, "", data)
-    else:
-        text = "attempts are held by their host and found by their marker: safe, and slower"
-        yield Finding("ending jobs", Level.WARN, text, _DELEGATE, data)
+        yield Finding(topic, Level.OK, text, "", {"kind": "cgroup2", "refused": {}})
+        return
+    refused = {CGROUP: why}
+    why = nodehold.why_no_namespace()
+    if not why:
+        text = (
+            f"attempts are held by a PID namespace each, which ends with its host; without a "
+            f"cgroup: {refused[CGROUP]}"
+        )
+        yield Finding(topic, Level.OK, text, "", {"kind": "namespace", "refused": refused})
+        return
+    refused[NAMESPACE] = why
+    text = (
+        f"attempts are held by their host and found by their marker: safe, and slower; a process "
+        f"that wipes its environment can outlive a host that is killed. Without a cgroup: "
+        f"{refused[CGROUP]}. Without a PID namespace: {refused[NAMESPACE]}"
+    )
+    yield Finding(topic, Level.WARN, text, _DELEGATE, {"kind": "subreaper", "refused": refused})
 
 
 def memory(_place: Place) -> Iterator[Finding]:
@@ -74,29 +92,13 @@ def memory(_place: Place) -> Iterator[Finding]:
 
 
 def namespaces(_place: Place) -> Iterator[Finding]:
-    """Whether user, mount and PID namespaces can be made."""
-    tool = shutil.which("unshare")
-    if tool is None:
-        yield Finding("namespaces", Level.OK, "not tried: the program unshare is not installed")
-        return
-    done = subprocess.run(
-        [tool, "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "true"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=ANSWER_S,
-        check=False,
-    )
-    works = done.returncode == 0
-    said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-    text = (
-        "PID and mount namespaces can be made"
-        if works
-        else (
-            f"PID and mount namespaces cannot be made ({said[-1] if said else 'refused'}); jobs do "
-            f"without"
-        )
-    )
-    yield Finding("namespaces", Level.OK, text, "", {"works": works})
+    """Whether an attempt can have a PID namespace, with a mount namespace and a /proc of its own."""
+    why = nodehold.why_no_namespace()
+    if why:
+        text = f"PID and mount namespaces cannot be used, jobs do without: {why}"
+    else:
+        text = "PID and mount namespaces can be made"
+    yield Finding("namespaces", Level.OK, text, "", {"works": not why, "why": why})
 
 
 def fuse(_place: Place) -> Iterator[Finding]:

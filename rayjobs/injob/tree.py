@@ -67,9 +67,9 @@ class Tree:
         cgroup, namespace = None, None
         for level in levels:
             if level == CGROUP:
-                cgroup = make_cgroup(marker) if use_cgroups else None
+                cgroup, why = find_cgroup(marker) if use_cgroups else (None, "switched off")
                 if cgroup is None:
-                    refused.append("cgroup: no cgroup v2 that can be written, or not wanted")
+                    refused.append(f"cgroup: {why}")
                     continue
             elif level == NAMESPACE:
                 try:
@@ -172,11 +172,18 @@ class Tree:
 
 def make_cgroup(marker: str) -> str | None:
     """Make a version 2 cgroup that can be killed as a whole; None where that cannot be had."""
+    return find_cgroup(marker)[0]
+
+
+def find_cgroup(marker: str) -> tuple[str | None, str]:
+    """Make a cgroup as `make_cgroup` does; without one, also return why."""
+    why = "no cgroup v2 is mounted"
     for mount in cgroups.mounts():
         if mount.version != 2:
             continue
         folder = cgroups.make(mount.own, cgroup_name(marker))
         if folder is None:
+            why = f"no cgroup can be made in {mount.own}"
             continue
         can_kill = os.access(os.path.join(folder, "cgroup.kill"), os.W_OK)
         # To be moved, a process needs a right on the common ancestor of both cgroups, too.
@@ -184,9 +191,14 @@ def make_cgroup(marker: str) -> str | None:
             os.access(os.path.join(place, "cgroup.procs"), os.W_OK) for place in (folder, mount.own)
         )
         if can_kill and can_join:
-            return folder
+            return folder, ""
+        why = (
+            f"processes cannot be moved into a cgroup below {mount.own}"
+            if can_kill
+            else "this kernel has no cgroup.kill (Linux 5.14)"
+        )
         cgroups.remove(folder, patience_s=0.0)
-    return None
+    return None, why
 
 
 def as_remaining(members: Iterable[ProcessStat]) -> list[dict[str, Any]]:
