@@ -92,7 +92,7 @@ def memory(_place: Place) -> Iterator[Finding]:
 
 
 def namespaces(_place: Place) -> Iterator[Finding]:
-    """Whether an attempt can have a PID namespace, with a mount namespace and a /proc of its own."""
+    """Whether an attempt can have a PID namespace with a /proc of its own."""
     why = nodehold.why_no_namespace()
     if why:
         text = f"PID and mount namespaces cannot be used, jobs do without: {why}"

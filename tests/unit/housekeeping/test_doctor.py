@@ -148,9 +148,16 @@ def test_without_cgroups_the_lesser_ways_are_named(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rayjobs.injob.cgroups.mounts", list)
-    killing, limit = one(capabilities.ending(place)), one(capabilities.memory(place))
-    assert (killing.level, killing.data["kind"]) == (Level.WARN, "subreaper")
+    monkeypatch.setattr(capabilities.nodehold, "why_no_namespace", lambda: "")
+    held, limit = one(capabilities.ending(place)), one(capabilities.memory(place))
+    assert (held.level, held.data["kind"]) == (Level.OK, "namespace")
+    assert "no cgroup v2 is mounted" in held.text
     assert (limit.level, limit.data["kind"]) == (Level.WARN, "watch")
+    monkeypatch.setattr(capabilities.nodehold, "why_no_namespace", lambda: "sysctl says no")
+    held, other = one(capabilities.ending(place)), one(capabilities.namespaces(place))
+    assert (held.level, held.data["kind"]) == (Level.WARN, "subreaper")
+    assert "no cgroup v2 is mounted" in held.text and "sysctl says no" in held.text
+    assert "sysctl says no" in other.text and not other.data["works"]
 
 
 def test_without_fuse_the_reason_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
