@@ -29,6 +29,8 @@ Examples:
 The estimate is what the policy thinks now; `rayjobs report queue` says how good
 such estimates were.
 """
+# Rules that room would help with.
+ABOUT_ROOM = ("room", "line", "yielding", "never_fits")
 # What an estimate rests on, in words.
 BASES = {
     "history": "from how long such jobs took",
@@ -60,7 +62,9 @@ def why(settings: Settings, job: str) -> None:
         click.echo(f"{asked.id} is an array; this is about {name_of(found)}, the next of it")
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
-        click.echo(plain_text(f"{found.id} waits{place}: {outlook.reason}"))
+        reason = outlook.reason
+        told = reason[5:] if reason.startswith("waits ") else f": {reason}"
+        click.echo(plain_text(f"{found.id} waits{place}{told}"))
         details = facts(_details(decision, ahead, waits_for))
         if details:
             click.echo(plain_text(details))
@@ -147,10 +151,17 @@ def _details(
         lines.append(("  Ahead of it", ", ".join(names) + rest))
     for number, node in enumerate(decision.get("free") or ()):
         lines.append(("  Free" if number == 0 else "      ", _free_text(node)))
-    lines.append(("  Nearest fit", str(decision.get("nearest") or "")))
+    if decision.get("rule") in ABOUT_ROOM:
+        lines.append(("  Nearest fit", _short_nodes(str(decision.get("nearest") or ""), decision)))
     lines.append(("  Starts", _estimate_text(decision)))
     lines.append(("  To start it now", str(decision.get("remedy") or "")))
     return lines
+
+
+def _short_nodes(text: str, decision: Mapping[str, Any]) -> str:
+    for node in decision.get("free") or ():
+        text = text.replace(str(node["node_id"]), str(node["node_id"])[:12])
+    return text
 
 
 def _free_text(node: Mapping[str, Any]) -> str:

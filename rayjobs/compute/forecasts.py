@@ -23,8 +23,9 @@ LEARN_AGAIN_S = 30.0
 LEARN_UNKNOWN_S = 2.0
 # Estimates of all that waits are made at most this often, while jobs without one wait.
 FORETELL_S = 2.0
-# Those that were told are looked at again this often; written when they moved by more than both.
-AGAIN_S = 30.0
+# Those that were told are looked at again this often; written when they moved by more than a
+# minute, or by more than this part of the wait.
+AGAIN_S = 10.0
 MOVED_S = 60.0
 MOVED_PART = 0.25
 
@@ -78,7 +79,9 @@ class Forecasts:
             served, job = waits[key]
             starts_s = now.timestamp() + wait_s
             told = self._told.get(key)
-            if told is not None and abs(starts_s - told) <= max(MOVED_S, MOVED_PART * wait_s):
+            if told is not None and abs(starts_s - told) <= min(
+                MOVED_S, MOVED_PART * max(wait_s, told - now.timestamp())
+            ):
                 continue
             if job.placed_at is not None:
                 continue  # its first start is what estimates are measured by
