@@ -3,7 +3,8 @@
     objects/ab/<sha256>        the bytes, read-only
     objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
     index/<identity>           the content behind a stored file whose digest was not known before
-    partial/<pid>-<start>-…    being fetched, and its size (.need); swept once that process is gone
+    partial/<random>           being fetched, and its size (.need), which is locked by whoever
+                               fetches it: what nobody locks is swept
     locks/                     one per file being fetched: the second asker waits, then finds it
     usage                      the size of all objects; counted anew whenever room is made
 
@@ -14,6 +15,7 @@ link and however its process ended; a removed one lives on for those who have it
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import secrets
@@ -27,7 +29,7 @@ from datastore.digests import digest_of_file, digest_of_text, hex_of
 from datastore.errors import CacheFull, DataIntegrityError, DatastoreError
 from datastore.locks import locked
 from datastore.manifest import FileEntry
-from datastore.processes import ProcessIdentity, boot_id
+from datastore.processes import boot_id
 from datastore.progress import human_bytes
 
 SPARE_BYTES = 1 << 30
@@ -175,10 +177,9 @@ class NodeCache:
     def _fetch(
         self, identity: str, entry: FileEntry, backend: Backend, count: CountBytes
     ) -> Cached:
-        me = ProcessIdentity.current()
-        partial = self.root / "partial" / f"{me.pid}-{me.start_time}-{secrets.token_hex(6)}"
+        partial = self.root / "partial" / secrets.token_hex(12)
         need = partial.with_suffix(".need")
-        self._reserve(entry.size, need)
+        claim = self._reserve(entry.size, need)
         wanted = StoredFile(entry.key, entry.size, entry.etag, entry.digest)
         try:
             digest = _fetch_verified(backend, wanted, partial, count)
@@ -208,16 +209,28 @@ class NodeCache:
         finally:
             partial.unlink(missing_ok=True)
             need.unlink(missing_ok=True)
+            os.close(claim)
 
     # --- making room ---
 
-    def _reserve(self, size: int, need: Path) -> None:
+    def _reserve(self, size: int, need: Path) -> int:
+        """Claim room; return the descriptor whose lock says that the fetch is alive.
+
+        A lock and no pid: the process may be in another PID namespace than who looks for it.
+        """
         with locked(self.root / "usage.lock"):
             used = self._kept_usage()
             if not self._fits(used, size):
                 used = self._make_room(size)
-            need.write_text(str(size))
-            _write(self.root / "usage", str(used + size))
+            claim = os.open(need, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(claim, fcntl.LOCK_EX)
+                os.write(claim, str(size).encode())
+                _write(self.root / "usage", str(used + size))
+            except BaseException:
+                os.close(claim)
+                raise
+        return claim
 
     def _unreserve(self, size: int) -> None:
         with locked(self.root / "usage.lock"):
@@ -266,15 +279,21 @@ class NodeCache:
         return used
 
     def _sweep_partials(self) -> int:
-        """Remove what dead processes left; return the size of what living ones are fetching."""
+        """Remove what dead processes left; return the size of what living ones are fetching.
+
+        Call it under the lock of `usage`, under which fetches begin.
+        """
         size = 0
-        for path in (self.root / "partial").iterdir():
-            pid, start = path.name.split("-")[:2]
-            if not ProcessIdentity(int(pid), int(start), boot_id()).is_alive():
-                path.unlink(missing_ok=True)
-            elif path.suffix == ".need":
+        living = set()
+        folder = self.root / "partial"
+        for need in folder.glob("*.need"):
+            if _is_locked(need):
+                living.add(need.stem)
                 with contextlib.suppress(FileNotFoundError, ValueError):
-                    size += int(path.read_text())
+                    size += int(need.read_text())
+        for path in folder.iterdir():
+            if path.stem not in living:
+                path.unlink(missing_ok=True)
         return size
 
     def _objects(self) -> list[Path]:
@@ -285,6 +304,20 @@ class NodeCache:
             f"{entry.path!r} was removed from the cache at {self.root} as often as it was fetched: "
             "the cache is too small for what runs on this node. Raise its bound."
         )
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _fetch_verified(backend: Backend, wanted: StoredFile, to: Path, count: CountBytes) -> str:

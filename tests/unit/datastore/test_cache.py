@@ -13,7 +13,6 @@ from datastore.cache import NodeCache
 from datastore.digests import digest_of
 from datastore.errors import CacheFull, DataIntegrityError, DatastoreUnavailable
 from datastore.manifest import FileEntry
-from datastore.processes import ProcessIdentity
 
 
 class Server:
@@ -187,13 +186,26 @@ def test_an_open_file_outlives_its_removal(server: Server, tmp_path: Path) -> No
 
 def test_what_a_dead_process_was_fetching_is_swept(server: Server, tmp_path: Path) -> None:
     cache = cache_at(tmp_path, max_bytes=10)
-    me = ProcessIdentity.current()
-    dead = tmp_path / "cache" / "partial" / f"{me.pid}-{me.start_time + 1}-abc"
+    dead = tmp_path / "cache" / "partial" / "abc"
     dead.write_bytes(b"x" * 9)
     dead.with_suffix(".need").write_text("9")
     cache.ensure(server.entry("a", b"a" * 8), server)
     cache.ensure(server.entry("b", b"b" * 8), server)
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
+
+
+def test_what_is_being_fetched_is_not_swept_whoever_looks(server: Server, tmp_path: Path) -> None:
+    """Off switch: `_is_locked` says no. A fetch in another PID namespace has no pid here."""
+    cache = cache_at(tmp_path, max_bytes=20)
+    claim = cache._reserve(9, tmp_path / "cache" / "partial" / "abc.need")
+    try:
+        (tmp_path / "cache" / "partial" / "abc").write_bytes(b"x" * 9)
+        cache.ensure(server.entry("a", b"a" * 8), server)
+        cache.ensure(server.entry("b", b"b" * 8), server)  # for which room has to be made
+        left = sorted(path.name for path in (tmp_path / "cache" / "partial").iterdir())
+        assert left == ["abc", "abc.need"]
+    finally:
+        os.close(claim)
 
 
 def test_locks_leave_nothing(server: Server, tmp_path: Path) -> None:
