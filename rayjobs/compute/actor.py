@@ -22,6 +22,7 @@ from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeserver import WakeServer
+from rayjobs.compute.workspaceserver import WorkspaceServer
 from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.paths import TargetPaths, short_socket
 from rayjobs.store.base import Store
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 NAMESPACE = "rayjobs"
 START_TIMEOUT_S = 180.0
+# Nodes that do not share the disk bring files and records through these calls.
+CALLS_AT_ONCE = 32
 ACTIVITY_EVERY_S = 5.0
 
 
@@ -59,6 +62,7 @@ class TargetActor:
         self._ready = threading.Event()
         self._error: BaseException | None = None
         self._written: dict[str, Any] = {}
+        self._server = WorkspaceServer()
         self._engine: Engine | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -72,6 +76,12 @@ class TargetActor:
         if self._error is not None:
             raise TargetError(f"the target {self.target} could not start: {self._error}")
         return {"version": rayjobs.__version__, "epoch": self.epoch, "pid": os.getpid()}
+
+    def workspace(self, method: str, *given: Any) -> Any:
+        """See `WorkspaceServer`: what an agent asks that does not share this machine's disk."""
+        if method not in ("about", "call", "read", "append", "keep"):
+            raise TargetError(f"the target {self.target} serves no {method!r}")
+        return getattr(self._server, method)(*given)
 
     def stop(self) -> None:
         """End the engine; attempts go on without it."""
@@ -277,7 +287,7 @@ def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[s
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
-            max_concurrency=4,
+            max_concurrency=CALLS_AT_ONCE,
         )
         .remote(name, home, shares_machine)
     )

@@ -109,11 +109,7 @@ class Drive(DriveEnds):
             self._check_canceled()
             await self._prepare(agents)
             self._check_canceled()
-            for order in self.orders:
-                self.parts.leases.grant(order)
-            hosts = await together(
-                agent.launch(order) for agent, order in zip(agents, self.orders, strict=True)
-            )
+            hosts = await self._launch(agents)
         except AgentLostError as error:
             proven = await self._settle_all()
             failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
@@ -130,6 +126,19 @@ class Drive(DriveEnds):
         await self._record_hosts(hosts, cold=cold)
         await self._move(JobState.PREPARING, JobState.RUNNING)
         await self.follow()
+
+    async def _launch(self, agents: Sequence[Agent]) -> list[Mapping[str, Any]]:
+        """Start every node's host; the first to run must not lose its lease to a slow one."""
+        pairs = list(zip(agents, self.orders, strict=True))
+        keeping = []
+        for agent, order in pairs:
+            self.parts.leases.grant(order)
+            keeping.append(asyncio.ensure_future(self.parts.leases.keep(agent, order)))
+        try:
+            return await together(agent.launch(order) for agent, order in pairs)
+        finally:
+            for one in keeping:
+                one.cancel()
 
     async def _prepare(self, agents: Sequence[Agent]) -> None:
         """Prepare every node; a cancel meanwhile ends what transfers data.

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayjobs import ids
 from rayjobs.compute.drivebase import DriveBase
+from rayjobs.injob.identity import boot_id
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.spec import Packages
 
@@ -52,6 +53,7 @@ def orders_of(
             "target": drive.parts.target,
             "node_id": place.node_id,
             "address": place.address,
+            "boot_id": boot_id(),
             "snapshot": drive.job.snapshot,
             "environment": spec.environment.model_dump()
             if isinstance(spec.environment, Packages)

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.compute.remoteworkspace import open_remote
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
 from rayjobs.launch import hostclient, openmpi
@@ -42,7 +44,7 @@ class Node:
         logs = TargetPaths.of(target, under=home).log
         logs.mkdir(parents=True, exist_ok=True)
         scratch = Scratch(self.paths.root)
-        workspaces = Workspaces()
+        workspaces = Workspaces(partial(open_remote, target), shares_disk=settings.shares_disk)
         self._warm = NodeWarm(self.paths.root, logs / "warm.log")
         self._hold = NodeHold(settings.hold)
         self._data = NodeData(self.paths.data_cache)

@@ -14,6 +14,7 @@ from rayjobs.injob.tree import LEVELS
 HOLD = "RAYJOBS_HOLD"
 LINGER = "RAYJOBS_AGENT_LINGER_S"
 SCRATCH = "RAYJOBS_SCRATCH"
+SHARES_DISK = "RAYJOBS_SHARES_DISK"
 AUTO = "auto"
 # An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
 # going; the one local node does not go, so there it stays until people have most likely left.
@@ -31,11 +32,14 @@ class NodeSettings:
         linger_s: Seconds without an attempt after which the agent ends.
         scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
             disk; None: a folder in the target's home.
+        shares_disk: Whether it may use a workspace's folder where it sees one. If not, and on any
+            other machine than the target's, all goes to the target by Ray.
     """
 
     hold: str = AUTO
     linger_s: float = CLUSTER_LINGER_S
     scratch: Path | None = None
+    shares_disk: bool = True
 
     @classmethod
     def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
@@ -61,4 +65,8 @@ class NodeSettings:
                 f"unset it."
             )
         scratch = environment.get(SCRATCH, "").strip()
-        return cls(hold, linger_s, Path(scratch).absolute() if scratch else None)
+        shares_disk = environment.get(SHARES_DISK, "").strip() or "1"
+        if shares_disk not in ("0", "1"):
+            raise UsageError(f"{SHARES_DISK} is {shares_disk!r}; it must be 0 or 1.")
+        folder = Path(scratch).absolute() if scratch else None
+        return cls(hold, linger_s, folder, shares_disk == "1")

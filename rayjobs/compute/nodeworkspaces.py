@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rayjobs.errors import StoreError
+from rayjobs.injob.identity import boot_id
 from rayjobs.workspace_files import OpenWorkspace, id_of, open_workspace
 
 log = logging.getLogger(__name__)
+
+OpenFar = Callable[[str], OpenWorkspace]
 
 
 class Workspaces:
     """The open workspaces of one node, each found through the orders that name it."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_far: OpenFar | None = None, *, shares_disk: bool = True) -> None:
+        """Open workspaces by their paths, or by `open_far` where the node has not their disk.
+
+        Args:
+            shares_disk: False: never by their paths.
+        """
         self._open: dict[str, OpenWorkspace] = {}
+        self._far: dict[str, OpenWorkspace] = {}
+        self._open_far = open_far
+        self._shares_disk = shares_disk
 
     def of(self, order: Mapping[str, Any]) -> OpenWorkspace:
         """Return the workspace of an order.
@@ -26,6 +38,10 @@ class Workspaces:
             NotFoundError: it is not there any more.
         """
         path = str(order["workspace"])
+        if self._open_far is not None and self._is_far(order):
+            if path not in self._far:
+                self._far[path] = self._open_far(path)
+            return self._far[path]
         workspace = self._open.get(path)
         if workspace is not None and id_of(path) not in (None, workspace.id):
             self._open.pop(path).close()  # another one in the place of a removed one
@@ -34,6 +50,14 @@ class Workspaces:
             workspace = open_workspace(path, create=False)
             self._open[path] = workspace
         return workspace
+
+    def _is_far(self, order: Mapping[str, Any]) -> bool:
+        """Whether the workspace's folder is another machine's.
+
+        A path that both have is no proof: over a network file system its store would break.
+        """
+        is_elsewhere = order.get("boot_id") not in (None, boot_id())
+        return not self._shares_disk or is_elsewhere or not Path(order["workspace"]).is_dir()
 
     def note(
         self,

@@ -13,6 +13,7 @@ from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drive import Drive
 from rayjobs.errors import RayjobsError
+from rayjobs.injob.identity import boot_id
 from rayjobs.policy import Shape
 from rayjobs.records import Allocation, AllocationState, Attempt, Job
 from rayjobs.states import JobState
@@ -343,6 +344,7 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
         "target": target,
         "node_id": host["node_id"],
         "address": host.get("address"),
+        "boot_id": boot_id(),
         "snapshot": job.snapshot,
         "secrets": {},
         "plan": {
