@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 from rayjobs.cli.output import duration_text, facts, print_json, size_text, table
 from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.target_limits import limit_options, limits, set_limits
 
 if TYPE_CHECKING:
     from rayjobs.compute.targets import TargetView
@@ -54,6 +55,9 @@ def target() -> None:
     """
 
 
+target.add_command(limits)
+
+
 @target.command(
     epilog="\b\nExample:\n  rayjobs target create lab --address 10.0.0.5:6379 --token-file FILE\n"
 )
@@ -67,18 +71,24 @@ def target() -> None:
     metavar="TIME",
     help="After so long, jobs of a node that cannot be reached are tried elsewhere (90s or more).",
 )
+@limit_options
 @json_option
 @common_options
 @click.pass_obj
 def create(
-    settings: Settings, name: str, address: str | None, token_file: str | None, lease: float
+    settings: Settings,
+    /,
+    name: str,
+    address: str | None,
+    token_file: str | None,
+    lease: float,
+    **given: Any,
 ) -> None:
     """Attach a Ray cluster that runs. One that needs no token is refused."""
     from rayjobs.compute.targets import create_target
 
-    record = create_target(
-        name, address=address, token_file=token_file, lease_s=lease
-    )
+    record = create_target(name, address=address, token_file=token_file, lease_s=lease)
+    set_limits(record.name, given)
     if settings.as_json:
         print_json(asdict(record))
     else:

@@ -20,6 +20,7 @@ from rayjobs.compute import jobasks
 from rayjobs.compute.board import Board
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
+from rayjobs.compute.targetlimits import LimitsFile
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.compute.workspaceserver import WorkspaceServer
@@ -125,6 +126,7 @@ class TargetActor:
             note=lambda facts: self._note(facts, gauges),
             drivers=drivers,
             epoch=self.epoch,
+            limits=LimitsFile(self.target, home=self.home),
             lease_s=load_target(self.target, home=self.home).lease_s,
         )
         self._engine = engine

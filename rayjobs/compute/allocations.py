@@ -112,14 +112,21 @@ class Allocations:
         return rooms
 
     # -- take and give back --------------------------------------------------------------------
-    def idle_like(self, served: Served, shape: Shape) -> Held | None:
-        """Return an idle allocation of the workspace with this very shape."""
+    def idle_like(
+        self, served: Served, shape: Shape, nodes: Sequence[str] | None = None
+    ) -> Held | None:
+        """Return an idle allocation of the workspace with this very shape.
+
+        Args:
+            nodes: It must stand on these, in any order; None: anywhere.
+        """
         for held in self._held.values():
             if (
                 held.job is None
                 and not held.draining
                 and held.served.path == served.path
                 and held.shape == shape
+                and (nodes is None or sorted(held.nodes) == sorted(nodes))
             ):
                 return held
         return None
@@ -147,7 +154,7 @@ class Allocations:
         await self._make_way(held)
         try:
             nodes = await self._cluster.create_group(
-                held.name, held.shape, timeout_s=PLACE_TIMEOUT_S
+                held.name, held.shape, held.nodes, timeout_s=PLACE_TIMEOUT_S
             )
             placed = replace(held, nodes=nodes)
             self._held[held.name] = placed

@@ -51,17 +51,16 @@ class Candidates:
             usual: How long jobs like it take.
         """
         key = served.key(job.id)
-        held: str | None = getattr(job, "held", None)
         expected_s = usual.get((job.experiment, job.spec.entry))
         facts = (
             job.changed_at,
             job.priority,
             job.not_before,
             job.attempt,
-            held,
+            job.held,
             blocked,
             expected_s,
-            getattr(job, "group_limit", None),
+            job.group_limit,
         )
         known = self._known.get(key)
         if known is not None and known[0] == facts:
@@ -74,14 +73,14 @@ class Candidates:
             submitted_s=job.submitted_at.timestamp(),
             user=job.user,
             group=_group(served, job),
-            group_limit=getattr(job, "group_limit", None),
+            group_limit=job.group_limit,
             preemptible=job.spec.preemptible,
             max_duration_s=job.spec.max_duration_s,
             grace_s=job.spec.grace_s,
             expected_s=expected_s,
             not_before_s=_seconds(job.not_before),
-            blocked_by=held or blocked,
-            blocked_rule=Rule.HELD if held else Rule.DEPENDENCY,
+            blocked_by=job.held or blocked,
+            blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
         )
         self._known[key] = (facts, made)
         return made

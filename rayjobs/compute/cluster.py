@@ -54,8 +54,13 @@ class Cluster(Protocol):
         """Return the living nodes."""
         ...
 
-    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
-        """Create a detached placement group; return the node id of each bundle.
+    async def create_group(
+        self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
+    ) -> tuple[str, ...]:
+        """Create a detached placement group on these nodes; return the node id of each bundle.
+
+        One node for each bundle, as the policy chose them: Ray's own choice could take what is
+        kept for another job.
 
         Raises NotPlacedError when it found no room in time (it is removed before).
         """

@@ -226,9 +226,10 @@ class Engine:
         )
         plan = policy.decide(situation)
         self.plan, self._promise = plan, plan.promise
+        rooms = list(plan.rooms)
         for start in plan.starts:
             served, job = by_key[start.key]
-            self._start(served, job, plan.by_key[start.key].shape, start.nodes)
+            rooms = self._start(served, job, plan.by_key[start.key].shape, start.nodes, rooms)
         for one in plan.preempts:
             self.drives[one.key][0].preempt(one.reason)
         await self.forecasts.note(plan, by_key)
@@ -276,15 +277,31 @@ class Engine:
             outcome="dependency",
         )
 
-    def _start(self, served: Served, job: Job, shape: Shape, nodes: tuple[str, ...]) -> None:
+    def _start(
+        self,
+        served: Served,
+        job: Job,
+        shape: Shape,
+        nodes: tuple[str, ...],
+        rooms: list[policy.NodeRoom],
+    ) -> list[policy.NodeRoom]:
+        """Start a job where the policy said; return the rooms that are left.
+
+        An idle allocation elsewhere is as good where nothing is kept for somebody else.
+        """
         key = served.key(job.id)
-        idle = self.allocations.idle_like(served, shape)
+        idle = self.allocations.idle_like(served, shape, nodes)
+        if idle is None and self._promise is None:
+            idle = self.allocations.idle_like(served, shape)
+            moved = None if idle is None else policy.move(rooms, shape, nodes, idle.nodes)
+            rooms, idle = (rooms, None) if moved is None else (moved, idle)
         if idle is not None:
             held = self.allocations.reserve_idle(idle, key)
         else:
             held = self.allocations.reserve_new(served, shape, key, nodes)
         drive = Drive(self.parts, served, job, held)
         self.adopt(drive, drive.start(new=idle is None))
+        return rooms
 
     def adopt(self, drive: Drive, work: Any) -> None:
         """Run a drive's coroutine until it ends; then look at the queue again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from rayjobs.errors import RayjobsError, UnreachableError
 from rayjobs.policy import Shape
 
 NAMESPACE = "rayjobs"
+NODE_LABEL = "ray.io/node-id"
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
 SUCCESSOR_PAUSE_S = 0.1
@@ -72,13 +73,20 @@ class RayCluster:
         """Return the living nodes."""
         return await self._call(_nodes)  # type: ignore[no-any-return]
 
-    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
-        """Create a detached placement group; return the node id of each bundle."""
+    async def create_group(
+        self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
+    ) -> tuple[str, ...]:
+        """Create a detached placement group on these nodes; return the node id of each bundle."""
         strategy = "STRICT_SPREAD" if shape.spread and shape.nodes > 1 else "PACK"
 
         def create() -> tuple[str, ...]:
             group = placement_group(
-                list(bundles(shape)), strategy=strategy, name=name, lifetime="detached"
+                list(bundles(shape)),
+                strategy=strategy,
+                name=name,
+                lifetime="detached",
+                # Ray itself sets this label on every node.
+                bundle_label_selector=[{NODE_LABEL: node} for node in nodes],
             )
             if not group.wait(timeout_s):
                 state = placement_group_table(group).get("stats", {}).get("scheduling_state", "")

@@ -18,7 +18,7 @@ from rayjobs.policy.records import (
     Start,
     Waiting,
 )
-from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
+from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, move, take
 
 __all__ = [
     "Decision",
@@ -35,5 +35,6 @@ __all__ = [
     "Waiting",
     "decide",
     "describe_free",
+    "move",
     "take",
 ]

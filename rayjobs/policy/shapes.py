@@ -129,6 +129,21 @@ def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple
     return left, tuple(chosen)
 
 
+def move(
+    rooms: Sequence[NodeRoom], shape: Shape, old: Sequence[str], new: Sequence[str]
+) -> list[NodeRoom] | None:
+    """Return the rooms with a shape on other nodes than those it was taken from; None: no room."""
+    left = {room.node_id: room for room in rooms}
+    for node in old:
+        left[node] = left[node].plus(shape.cpus, shape.gpus, shape.memory)
+    for node in new:
+        room = left.get(node)
+        if room is None or not room.holds(shape):
+            return None
+        left[node] = room.less(shape)
+    return list(left.values())
+
+
 def describe_free(rooms: Sequence[NodeRoom]) -> str:
     """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
     if not rooms:

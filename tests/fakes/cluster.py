@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
@@ -231,26 +232,23 @@ class FakeCluster:
             )
         return found
 
-    async def create_group(self, name: str, shape: Shape, *, timeout_s: float) -> tuple[str, ...]:
+    async def create_group(
+        self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
+    ) -> tuple[str, ...]:
         await self.hold_placement.wait()
         if self.place_error is not None:
             raise self.place_error
-        chosen: list[str] = []
-        for _ in range(shape.nodes):
-            for node, (cpus, gpus) in self.sizes.items():
-                used_cpus, used_gpus = self._used(node)
-                used_cpus += chosen.count(node) * shape.cpus
-                if shape.spread and node in chosen:
-                    continue
-                if used_cpus + shape.cpus <= cpus and used_gpus + shape.gpus <= gpus:
-                    chosen.append(node)
-                    break
-            else:
+        assert len(nodes) == shape.nodes
+        for node, count in Counter(nodes).items():
+            cpus, gpus = self.sizes.get(node, (0.0, 0.0))
+            used_cpus, used_gpus = self._used(node)
+            fits = used_cpus + count * shape.cpus <= cpus and used_gpus + count * shape.gpus <= gpus
+            if not fits or (shape.spread and count > 1):
                 self.over_capacity = True
                 raise NotPlacedError("no room")
-        self.groups[name] = (shape, tuple(chosen))
+        self.groups[name] = (shape, tuple(nodes))
         self.created.append(name)
-        return tuple(chosen)
+        return tuple(nodes)
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(str(one) for one in range(int(shape.gpus))) for _ in range(shape.nodes))
