@@ -147,6 +147,13 @@ def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path) -
     ]
 
 
+def test_a_script_that_ends_well_has_left_nothing(short_path: Path, warm: str) -> None:
+    """Off switch: the init counts among the members of the tree."""
+    record = Attempt.make(short_path, "pass", hold=["namespace"]).start(warm).wait()
+    assert record["outcome"] == "completed"
+    assert record["leftovers"] == {"killed": 0, "proven_dead": True, "remaining": []}
+
+
 def test_after_the_end_the_init_is_gone_too(short_path: Path, warm: str) -> None:
     attempt = Attempt.make(short_path, WAIT, hold=["namespace"], grace_s=0.2).start(warm)
     attempt.printed("pid")

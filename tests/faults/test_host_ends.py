@@ -17,7 +17,7 @@ import pytest
 
 from rayjobs.injob.identity import is_alive
 from rayjobs.launch import hostclient
-from tests.conformance.hosts import Attempt, until, warm
+from tests.conformance.hosts import Attempt, namespaces_work, until, warm
 
 __all__ = ["warm"]
 
@@ -162,9 +162,11 @@ def test_log_beyond_its_cap_keeps_start_and_end_and_counts_the_rest(
 def test_script_that_deletes_its_folder_ends_well(short_path: Path, warm: str) -> None:
     """Off switch: keep the exit record in `work/`."""
     source = "import os, shutil\nshutil.rmtree(os.getcwd())\nos.chdir('/')\nprint('still here')\n"
-    for way in ("warm", "cold"):
+    for way in ("warm", "cold", *(["namespace"] if namespaces_work() else [])):
         attempt = Attempt.make(short_path, source)
-        record = (attempt.start(warm) if way == "warm" else attempt.start_cold()).wait()
+        if way == "namespace":
+            attempt.plan["hold"] = ["namespace"]
+        record = (attempt.start_cold() if way == "cold" else attempt.start(warm)).wait()
         assert record["outcome"] == "completed" and attempt.log() == b"still here\n"
 
 

@@ -159,7 +159,7 @@ def test_ranks_die_with_their_host_and_a_sweep_ends_the_rest(short_path: Path, w
 def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, warm: str) -> None:
     """Nobody has to sweep, and an environment that was wiped hides nothing.
 
-    Off switch: no `_let_go` in `Namespace.enter`, so that the ranks keep their own init alive.
+    Off switch: the init inherits the other end of its pipe, and so never reads to its end.
     """
     attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay"), "namespace", warm)
     attempt.printed("ready")
