@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,16 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rayjobs import rootcause
 from rayjobs.failures import Failure
+from rayjobs.horovod import builds
 from rayjobs.injob.identity import Identity, identity_of
-from rayjobs.launch import hostclient, mpirelay
+from rayjobs.launch import hostclient, mpirelay, openmpi
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.launch.mpi import command, node_names
 from rayjobs.spec import Distribution, JobSpec
 from tests.conformance.hosts import Attempt, until
 
 ADDRESS = "127.0.0.1"
+
+# Set-up installs both. Where it could not, it has said why; in CI the tests then fail.
+_MUST = bool(os.environ.get("CI"))
+needs_mpi = pytest.mark.skipif(
+    bool(openmpi.problem(os.environ.get("PATH"))) and not _MUST,
+    reason="Open MPI 4 is not installed: apt-get install openmpi-bin",
+)
+needs_horovod = pytest.mark.skipif(
+    builds.of_interpreter(Path(sys.executable)) is None and not _MUST,
+    reason="Horovod is not installed: run `rayjobs horovod install`",
+)
 
 
 @dataclass

@@ -24,6 +24,11 @@ class Build:
     library: Path
     has_gpu_operations: bool
 
+    @property
+    def note(self) -> Path:
+        """What `rayjobs horovod install` has written about the build it installed."""
+        return self.library.parents[1] / "rayjobs-build.txt"
+
 
 def of_interpreter(python: Path) -> Build | None:
     """Return the Horovod of an interpreter's environment without importing it; None: no such.

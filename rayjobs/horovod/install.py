@@ -82,6 +82,7 @@ def install(
             say(f"taking the wheel that was built before: {wheel}")
         say("installing it")
         _install(environment, wheel, folder / "install.log")
+        _note_build(environment, gpu=with_gpu)
     return Installed(wheel, was_built, with_gpu)
 
 
@@ -179,9 +180,27 @@ def _install(environment: needs.Environment, wheel: Path, log: Path) -> None:
     )
 
 
+def _note_build(environment: needs.Environment, *, gpu: bool) -> None:
+    build = builds.of_interpreter(environment.python)
+    if build is not None:
+        build.note.write_text(_made_for(environment, gpu=gpu))
+
+
+def _made_for(environment: needs.Environment, *, gpu: bool) -> str:
+    return f"{environment.torch} {environment.tag} {recipe.VERSION} {recipe.digest(gpu=gpu)}\n"
+
+
 def is_current(python: Path) -> bool:
-    """Return whether an environment has a Horovod that its PyTorch can load."""
-    if builds.of_interpreter(python) is None:
+    """Return whether an environment has a Horovod that works and was built for its PyTorch.
+
+    Raises:
+        PrepareError: the environment has no PyTorch.
+    """
+    build = builds.of_interpreter(python)
+    if build is None or not build.note.is_file():
+        return False
+    environment = needs.environment_of(python)
+    if build.note.read_text() != _made_for(environment, gpu=build.has_gpu_operations):
         return False
     done = subprocess.run([str(python), "-c", _CHECK], capture_output=True, cwd="/", check=False)
     return done.returncode == 0

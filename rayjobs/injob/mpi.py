@@ -37,8 +37,14 @@ _LAST_LINES = 4
 _CLONE_NEWUTS = 0x04000000
 _LONGEST_NAME = 50
 _LAST_BYTES = 4096
-# Without them Open MPI looks for networks that are not there, which costs time and warnings.
-_SETTINGS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^openib"}
+# Unless the job says otherwise. Without the first two Open MPI looks for networks that are seldom
+# there, which costs time and warnings.
+_SETTINGS = {
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "^openib",
+    # Ranks may be more than cores: one that waits must not keep another from what it waits for.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
 
 
 class MpiStarter(Beside):

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from rayjobs.records import Job
 from rayjobs.spec import Distribution, Resources
 from rayjobs.states import JobState
 from tests.jobs import Jobs
+from tests.mpi_hosts import needs_horovod, needs_mpi
 
-pytestmark = pytest.mark.ray
+pytestmark = [pytest.mark.ray, needs_mpi]
 
 PATH = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
 HOROVOD = """
@@ -51,6 +53,7 @@ def submit_command(jobs: Jobs, script: str, **spec: Any) -> Job:
     return jobs.submit_folder(source, script=None, **spec)
 
 
+@needs_horovod
 @pytest.mark.parametrize("backend", ["mpi", "horovod-gloo"])
 def test_horovod_reduces_over_two_nodes_of_two_ranks(jobs: Jobs, backend: str) -> None:
     job = jobs.submit(HOROVOD, distribution=shape(2, 2, backend))
@@ -84,6 +87,7 @@ def test_cold_ranks_of_one_node_are_started_by_mpi(jobs: Jobs) -> None:
     jobs.nothing_left(job)
 
 
+@needs_horovod
 def test_a_rank_that_fails_under_mpirun_is_the_one_named(jobs: Jobs) -> None:
     job = jobs.submit(
         """
@@ -153,6 +157,7 @@ def test_torchrun_works_inside_a_job(jobs: Jobs) -> None:
     assert jobs.log(job).count(b"2.0") == 2
 
 
+@needs_horovod
 def test_horovod_on_gpus_without_gpu_operations_is_refused_with_two_ways_out(jobs: Jobs) -> None:
     from rayjobs.errors import SpecError
 
@@ -165,3 +170,15 @@ def test_horovod_on_gpus_without_gpu_operations_is_refused_with_two_ways_out(job
         "print('no horovod')", distribution=shape(1, 2), resources=Resources(gpus=1)
     )
     jobs.wait(plain, JobState.COMPLETED)
+
+
+@needs_horovod
+def test_the_example_reaches_the_accuracy_of_one_process(jobs: Jobs) -> None:
+    example = Path(__file__).parents[2] / "examples" / "horovod"
+    job = jobs.submit_folder(example, distribution=shape(2, 1), arguments=("--epochs", "2"))
+    jobs.wait(job, JobState.COMPLETED)
+    points = [point for point in jobs.store.metrics(job.id) if point.name == "accuracy"]
+    assert {point.rank for point in points} == {0}
+    assert [point.step for point in points] == [1, 2]
+    assert points[-1].value is not None and points[-1].value > 0.9, points
+    assert "outputs/model.pt" in {file.name for file in jobs.store.files(job.id)}
