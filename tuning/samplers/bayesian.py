@@ -50,9 +50,10 @@ class BayesianParameterSampling(Sampling):
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
         """Return Azure ML's two recommendations where the limits do not follow them."""
         found = []
+        plural = "" if len(self.space) == 1 else "s"
         if total < 20 * len(self.space):
             found.append(
-                f"Bayesian sampling of {len(self.space)} parameters is worth its while from "
+                f"Bayesian sampling of {len(self.space)} parameter{plural} is worth its while from "
                 f"{20 * len(self.space)} trials on (20 for each parameter); this sweep has "
                 f"{total}."
             )

@@ -49,12 +49,21 @@ class TableView:
         return self.trials
 
 
+class EndlessScheduler(FIFOScheduler):
+    """Tune's own: every trial runs to its end."""
+
+    remembers = False
+
+
 class AzureScheduler(FIFOScheduler):
     """One of HyperDrive's policies, whose exact meaning is ours: a function of the table alone.
 
     Attributes:
+        remembers: Whether earlier results must have been told.
         stops: Why each trial was stopped, by its number.
     """
+
+    remembers = False
 
     def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
         super().__init__()
@@ -88,8 +97,11 @@ class AshaScheduler(AsyncHyperBandScheduler):
     no whole number for every factor, and at other reports nothing, which Tune passes over.
 
     Attributes:
+        remembers: Whether earlier results must have been told.
         stops: Why each trial was stopped, by its number.
     """
+
+    remembers = True
 
     def __init__(self, policy: AshaPolicy, goal: PrimaryMetricGoal) -> None:
         super().__init__(
@@ -132,7 +144,7 @@ class AshaScheduler(AsyncHyperBandScheduler):
 def scheduler_of(policy: Policy, goal: PrimaryMetricGoal) -> Any:
     """Return Tune's scheduler for a policy, without any trial."""
     if isinstance(policy, NoTerminationPolicy):
-        return FIFOScheduler()
+        return EndlessScheduler()
     if isinstance(policy, AshaPolicy):
         return AshaScheduler(policy, goal)
     return AzureScheduler(policy, goal)

@@ -17,7 +17,8 @@ class TuneScheduler:
 
     Each report is told to Tune's scheduler once, in order of number within a table. Where the
     table says that a report was judged, by this driver or an earlier one, or that its trial has
-    ended, Tune's answer to it changes nothing any more.
+    ended, Tune's answer to it changes nothing any more; a scheduler that remembers nothing is not
+    even asked.
     """
 
     def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
@@ -28,20 +29,22 @@ class TuneScheduler:
 
     def judge(self, trials: Sequence[TrialRecord]) -> tuple[Verdict, ...]:
         """Return what is decided on reports that were not judged; again, it is the same."""
+        if not any(_is_open(trial) for trial in trials):
+            return ()
         table = TableView(
             tuple(TrialView(trial.number, trial.values, trial.is_final) for trial in trials)
         )
-        # Old reports first: what was judged is what the new ones are compared with.
-        for trial, view in zip(trials, table.trials, strict=True):
-            self._tell(table, view, trial, upto=_judged(trial))
+        if self._scheduler.remembers:
+            # Old reports first: what was judged is what the new ones are compared with.
+            for trial, view in zip(trials, table.trials, strict=True):
+                self._tell(table, view, trial, upto=_judged(trial))
         found = []
         for trial, view in zip(trials, table.trials, strict=True):
-            count = len(trial.values)
             if trial.is_final:
                 self._end(table, view)
+            if not _is_open(trial):
                 continue
-            if trial.stop_requested or trial.judged >= count:
-                continue
+            count = len(trial.values)
             self._tell(table, view, trial, upto=count)
             stop = self._stops.get(trial.number)
             reached = count if stop is None else stop.interval
@@ -52,6 +55,8 @@ class TuneScheduler:
         if view.number not in self._told:
             self._scheduler.on_trial_add(table, view)
         first = self._told.setdefault(view.number, 0) + 1
+        if not self._scheduler.remembers:
+            first = max(first, _judged(trial) + 1)
         for interval in range(first, upto + 1):
             result = {VALUE: view.values[interval - 1], INTERVAL: interval}
             decision = self._scheduler.on_trial_result(table, view, result)
@@ -60,9 +65,14 @@ class TuneScheduler:
                 self._stops.setdefault(view.number, self._scheduler.stops[view.number])
 
     def _end(self, table: TableView, view: TrialView) -> None:
-        if view.number not in self._ended:
+        if view.number in self._told and view.number not in self._ended:
             self._ended.add(view.number)
             self._scheduler.on_trial_complete(table, view, {})
+
+
+def _is_open(trial: TrialRecord) -> bool:
+    """Return whether a trial has reports that a decision is open on."""
+    return _judged(trial) < len(trial.values)
 
 
 def _judged(trial: TrialRecord) -> int:

@@ -100,6 +100,28 @@ def test_a_judged_report_is_never_judged_again(policy: Policy) -> None:
     assert policy.scheduler(MAX).judge(table) == ()
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
+def test_what_an_earlier_driver_let_pass_is_not_stopped_by_the_next(policy: Policy) -> None:
+    # Trial 1 was the first to report, and was let go on; trial 0 came later and is better.
+    table = [running(0, 0.9, judged=1), running(1, 0.1, 0.95, judged=1)]
+    [verdict] = policy.scheduler(MAX).judge(table)
+    assert (verdict.trial, verdict.intervals, verdict.stop) == (1, 2, None)
+
+
+def test_policies_without_a_memory_are_asked_about_new_reports_alone() -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Counting(MedianStoppingPolicy):
+        def judge(self, history: Any, trial: int, interval: int, **rest: Any) -> Any:
+            asked.append((trial, interval))
+
+    old = [running(n, *[0.5] * 50, judged=50) for n in range(20)]
+    over = running(20, *[0.1] * 50, state=TrialState.COMPLETED)
+    scheduler = Counting().scheduler(MAX)
+    scheduler.judge([*old, over, running(21, *[0.4] * 51, judged=50)])
+    assert asked == [(21, 51)]
+
+
 def test_reports_of_ended_and_stopped_trials_count_and_are_not_judged() -> None:
     for changes in ({"state": TrialState.COMPLETED}, {"stop_requested": True}):
         old = running(0, 0.9, 0.9, **changes)
