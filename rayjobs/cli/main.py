@@ -50,6 +50,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
+        "simulate": ("simulate:simulate", "Play a trace of jobs: what would each policy do?"),
         "report": ("report:report", "Say how good the queue's estimates were, and who waited."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
         "horovod": ("horovod:horovod", "Build Horovod for an environment's PyTorch."),

@@ -78,6 +78,7 @@ class Figures:
     """A policy's figures on a trace. Waits are from submission to first start, in seconds.
 
     Attributes:
+        top_wait_s: Mean wait of the jobs of the highest priority in the trace.
         utilisation: Share of GPU time in use until the last end (of CPU time without GPUs).
         lost_s: Work done twice because jobs made way.
     """
@@ -88,6 +89,7 @@ class Figures:
     p50_wait_s: float
     p95_wait_s: float
     max_wait_s: float
+    top_wait_s: float
     makespan_s: float
     utilisation: float
     preemptions: int
@@ -133,6 +135,8 @@ def figures(policy: str, outcomes: Sequence[Outcome], pool: Pool) -> Figures:
     first_s = min(one.job.submit_s for one in outcomes)
     last_s = max(one.ended_s or 0.0 for one in outcomes)
     makespan_s = last_s - first_s
+    highest = max(one.job.priority for one in outcomes)
+    top = [one.waited_s for one in outcomes if one.job.priority == highest]
     by_gpus = any(one.job.gpus for one in outcomes)
     used = sum(
         (until - since) * one.job.nodes * (one.job.gpus if by_gpus else one.job.cpus)
@@ -147,6 +151,7 @@ def figures(policy: str, outcomes: Sequence[Outcome], pool: Pool) -> Figures:
         p50_wait_s=_quantile(waits, 0.5),
         p95_wait_s=_quantile(waits, 0.95),
         max_wait_s=waits[-1],
+        top_wait_s=sum(top) / len(top),
         makespan_s=makespan_s,
         utilisation=used / has if has else 0.0,
         preemptions=sum(one.preempted for one in outcomes),
