@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of, ran_s, waited_s
-from rayjobs.cli.outlook import Outlook, outlooks
+from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.failures import signal_name
@@ -37,7 +37,7 @@ def show(settings: Settings, job: str) -> None:
     """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
     with settings.open() as workspace:
         found = workspace.store.find(job)
-        outlook = outlooks(workspace.path, [found])[found.id]
+        outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
         if settings.as_json:
             print_json(_as_json(workspace, found, outlook, attempts))
@@ -83,10 +83,13 @@ def _head(settings: Settings, job: Job, outlook: Outlook) -> list[tuple[str, str
         ("Experiment", job.experiment),
         ("State", f"{state}{place}"),
         ("Reason", plain_text(outlook.reason) if is_told else ""),
+        ("Held", plain_text(job.held) if job.held else ""),
+        ("Members", members_text(outlook.members) if outlook.members else ""),
         ("Target", job.target),
         ("User", job.user),
         ("Priority", str(job.priority)),
         ("Parent", job.parent or ""),
+        ("Index", "" if job.array_index is None else str(job.array_index)),
         ("Submitted", local_time(job.submitted_at)),
         ("Started", local_time(job.started_at) if job.started_at else ""),
         ("Ended", local_time(job.ended_at) if job.ended_at else ""),
@@ -120,8 +123,16 @@ def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]
         *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
         ("Resumes from", spec.resume_from or ""),
+        ("Array", _array_text(job)),
         ("After", ", ".join(f"{one.job} ({one.when})" for one in spec.depends_on)),
     ]
+
+
+def _array_text(job: Job) -> str:
+    array = job.spec.array
+    if array is None:
+        return ""
+    return array.indices if array.limit is None else f"{array.indices}, {array.limit} at a time"
 
 
 def _input_text(one: dict[str, Any]) -> str:
