@@ -81,6 +81,11 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),
         *[
+            ("Started by", shlex.join(host["beside"]["command"]))
+            for host in placed["hosts"]
+            if (host.get("beside") or {}).get("command")
+        ],
+        *[
             (f"Input {name}", f"{one['source']} ({one['mode']})")
             for name, one in spec["inputs"].items()
         ],
@@ -193,6 +198,9 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
     for plan in plans:
         for key in ("socket", "marker", "injob_path"):
             plan.pop(key, None)  # are made anew for each attempt
+        beside = plan.get("beside") or {}
+        for part in (beside, *beside.get("peers", ())):
+            part.pop("socket", None)
     return plans
 
 

@@ -1,0 +1,71 @@
+"""The plans of jobs of MPI and of Horovod's Gloo controller."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from rayjobs.injob.plan import parse
+from rayjobs.launch.horovod_gloo import HorovodGlooLauncher
+from rayjobs.launch.mpi import MpiLauncher, node_names
+from rayjobs.launch.plan import launcher_for
+from tests.unit.launch.test_torch_env import context
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"), [("mpi", MpiLauncher), ("horovod-gloo", HorovodGlooLauncher)]
+)
+def test_the_backend_chooses_the_launcher(backend: str, kind: type) -> None:
+    spec = context(1, 1).job.spec
+    shape = spec.distribution.model_copy(update={"backend": backend})
+    assert isinstance(launcher_for(spec.model_copy(update={"distribution": shape})), kind)
+
+
+def test_mpirun_runs_on_the_first_node_and_is_told_of_all() -> None:
+    first, second = MpiLauncher().plans(context(2, 3))
+    command = first["beside"]["command"]
+    assert command[:5] == ["mpirun", "-np", "6", "-H", "localhost:3,127.1.0.1:3"]
+    assert "command" not in second["beside"]
+    assert [peer["node_id"] for peer in first["beside"]["peers"]] == ["id1"]
+    assert first["beside"]["peers"][0]["socket"] == second["beside"]["socket"]
+    assert [parse(plan).master_port for plan in (first, second)] == [29_511, None]
+
+
+def test_mpirun_alone_sets_the_variables_of_open_mpi() -> None:
+    for plan in MpiLauncher().plans(context(2, 2)):
+        for rank in plan["ranks"]:
+            assert rank["env"]["RANK"] == str(rank["rank"])
+            assert not [name for name in rank["env"] if name.startswith("OMPI_")]
+
+
+def test_nodes_that_share_a_machine_are_told_so() -> None:
+    apart = MpiLauncher().plans(context(2, 1))
+    assert [plan["beside"]["shares_machine"] for plan in apart] == [False, False]
+    together = MpiLauncher().plans(context(3, 1, address="127.0.0.1"))
+    assert [plan["beside"]["shares_machine"] for plan in together] == [False, True, True]
+
+
+def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
+    names = node_names(2000)
+    assert len(set(names)) == 2000
+    assert all(re.fullmatch(r"127(\.\d{1,3}){3}", name) for name in names[1:])
+    numbers = {int(part) for name in names[1:] for part in name.split(".")[3:]}
+    assert min(numbers) == 1 and max(numbers) == 254
+
+
+def test_horovods_gloo_ranks_are_told_who_they_are_and_where_they_meet() -> None:
+    plans = HorovodGlooLauncher().plans(context(2, 2))
+    assert [plan["beside"].get("port") for plan in plans] == [29_511, None]
+    for plan in plans:
+        assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_ADDR"] == "10.0.0.0"
+        assert plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] == "29511"
+    told = [
+        tuple(
+            int(rank["env"][f"HOROVOD_{name}"])
+            for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+        )
+        for plan in plans
+        for rank in plan["ranks"]
+    ]
+    assert told == [(0, 4, 0, 2, 0, 2), (1, 4, 1, 2, 0, 2), (2, 4, 0, 2, 1, 2), (3, 4, 1, 2, 1, 2)]
