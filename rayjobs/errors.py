@@ -10,7 +10,8 @@ RayjobsError
 │   │   ├── StoreBusyError    another process holds its lock
 │   │   ├── StoreFullError    its disk is full
 │   │   │   └── StorageFullError  the disk of its files (blobs) is full
-│   │   └── StoreVersionError client and store do not match
+│   │   ├── StoreVersionError client and store do not match
+│   │   └── UnreadableSpecError the spec of a job in the store is none
 │   └── TargetError      a compute target cannot be started or reached
 ├── TransitionError      the state table has no such step
 │   └── TakenOverError   another driver has claimed the sweep, or it has ended
@@ -126,6 +127,10 @@ class StoreFullError(StoreError):
 
 class StorageFullError(StoreFullError):
     """The disk of a workspace's files (blobs) is full."""
+
+
+class UnreadableSpecError(StoreError):
+    """What the store has as the spec of a job is none, or one of a later version."""
 
 
 class StoreVersionError(StoreError):

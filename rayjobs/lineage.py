@@ -30,6 +30,11 @@ def refuse_without(job: Job) -> None:
             f"{job.id} is a sweep, which runs nothing itself; register one of its runs, the best "
             f"by `rayjobs sweep best`"
         )
+    if job.kind == "array":
+        raise UsageError(
+            f"{job.id} is an array, which runs nothing itself; register one of its members, such "
+            f"as '{job.id}[0]'"
+        )
     if job.state is not JobState.COMPLETED:
         ended = "has ended as" if job.state.is_final else "is"
         raise UsageError(

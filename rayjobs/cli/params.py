@@ -54,13 +54,13 @@ class JobId(ParamType):
         settings = ctx.find_object(Settings) or Settings()
         try:
             with settings.open() as workspace:
-                jobs = workspace.store.jobs(limit=MOST_COMPLETED)
+                jobs = workspace.store.job_lines(limit=MOST_COMPLETED, members=False)
         except RayjobsError:
             return []  # a shell that completes is no place for errors
         found = []
         for job in jobs:
             tail = job.id.rpartition("_")[2]
-            text = f"{job.state} {job.display_name or job.spec.name}"
+            text = f"{job.state} {job.display_name or job.name}"
             if job.id.startswith(incomplete):
                 found.append(CompletionItem(job.id, help=text))
             elif tail.startswith(incomplete):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rayjobs.errors import RayjobsError, StoreError
+from rayjobs.errors import NotFoundError, RayjobsError, StoreError, UnreadableSpecError
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
@@ -102,7 +103,7 @@ class Board:
         """Return the queued jobs of all workspaces."""
         found: list[tuple[Served, Job]] = []
         for served in self.served:
-            jobs = await self._read(served, served.store.jobs, states=[JobState.QUEUED])
+            jobs = await self._queued(served)
             # Parents of other jobs (a sweep) run nothing themselves.
             found += [
                 (served, job)
@@ -110,6 +111,13 @@ class Board:
                 if job.target == self.target and job.kind == "job"
             ]
         return found
+
+    async def _queued(self, served: Served) -> list[Job] | None:
+        try:
+            return await self._read(served, served.store.jobs, states=[JobState.QUEUED])
+        except UnreadableSpecError as error:
+            log.warning("%s: it is held, the others are read one by one", error)
+            return await self._read(served, _readable, served.store, self.target)
 
     async def live(self) -> list[tuple[Served, Job, Attempt]]:
         """Return the live jobs of all workspaces with their newest attempt."""
@@ -124,9 +132,26 @@ class Board:
     ) -> Result | None:
         try:
             return await served.ask(function, *arguments, **more)
+        except UnreadableSpecError:
+            raise
         except StoreError as error:
             log.warning("workspace %s cannot be read: %s", served.path, error)
             return None
+
+
+def _readable(store: Store, target: str) -> list[Job]:
+    """Return the queued jobs whose specs can be read; hold the others, so that it is seen why."""
+    found = []
+    for line in store.job_lines(states=[JobState.QUEUED], target=target):
+        try:
+            found.append(store.job(line.id))
+        except UnreadableSpecError as error:
+            if line.held is None:
+                with contextlib.suppress(UnreadableSpecError):  # it is held, and then read again
+                    store.hold(line.id, reason=error.message)
+        except NotFoundError:
+            continue  # pruned in between
+    return found
 
 
 def registered(folder: Path) -> list[str]:

@@ -340,7 +340,8 @@ class JobsPart(Part):
                     now=self._now(),
                     attempt=one["attempt"],
                 )
-            return job_of(self._row(connection, job_id))
+            changed = self._row(connection, job_id)
+        return job_of(changed)  # only now: a job whose spec is damaged can be held too
 
 
 def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.clock import to_text
-from rayjobs.errors import UsageError
+from rayjobs.errors import UnreadableSpecError, UsageError
 from rayjobs.failures import Failure
 from rayjobs.records import (
     Allocation,
@@ -77,7 +77,7 @@ def job_of(row: sqlite3.Row) -> Job:
         id=row["id"],
         serial=row["serial"],
         experiment=row["experiment"],
-        spec=spec_of(row["spec"]),
+        spec=_spec_of(row),
         state=JobState(row["state"]),
         attempt=row["attempt"],
         reason=row["reason"],
@@ -101,6 +101,18 @@ def job_of(row: sqlite3.Row) -> Job:
         placed_at=optional_time(row["placed_at"]),
         held=row["hold"],
     )
+
+
+def _spec_of(row: sqlite3.Row) -> JobSpec:
+    try:
+        return spec_of(row["spec"])
+    except ValueError as error:  # pydantic's is one
+        first = str(error).replace("\n", " ")[:200]
+        raise UnreadableSpecError(
+            f"the spec of job {row['id']!r} cannot be read ({first}); it was damaged, or written "
+            f"by a later version. `rayjobs cancel -e {row['experiment']}` ends it all the same",
+            job=row["id"],
+        ) from error
 
 
 def line_of(row: sqlite3.Row) -> JobLine:

@@ -9,8 +9,9 @@ import pytest
 
 from rayjobs import retry
 from rayjobs.compute.board import Served
+from rayjobs.errors import UnreadableSpecError
 from rayjobs.policy import Waiting
-from rayjobs.records import Job
+from rayjobs.records import Job, JobLine
 from rayjobs.spec import Array, Dependency, JobSpec, Resources, Retries
 from rayjobs.states import JobState
 from tests.fakes.world import World, play
@@ -188,5 +189,28 @@ def test_a_job_that_the_target_cannot_look_at_is_held_and_others_run(
         held = await here.until(lambda: here.store.job(poison.id).held, "a hold")
         assert "RecursionError: this spec is nested too deeply" in held
         assert here.store.job(poison.id).state is JobState.QUEUED
+
+    play(scene, tmp_path)
+
+
+def test_a_damaged_spec_stops_nobody_else(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        # Of another target until it is damaged: the engine is looking already.
+        damaged = here.submit(target="elsewhere")
+        with here.store._database.write() as connection:
+            connection.execute(
+                "UPDATE jobs SET spec = '{}', target = 'local' WHERE id = ?", (damaged.id,)
+            )
+        other = here.submit()
+        await here.launched(other)
+
+        def line() -> JobLine:
+            return next(one for one in here.store.job_lines() if one.id == damaged.id)
+
+        assert "cannot be read" in await here.until(lambda: line().held, "a hold")
+        assert line().state is JobState.QUEUED
+        with pytest.raises(UnreadableSpecError, match="damaged, or written by a later version"):
+            here.store.job(damaged.id)
+        assert here.store.request_cancel(damaged.id) is JobState.CANCELED
 
     play(scene, tmp_path)
