@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rayjobs.policy import (
     Limits,
     Plan,
@@ -393,3 +395,35 @@ def test_estimates_follow_the_line() -> None:
         "third": (340, "limits"),
     }
     assert plan.explain("fourth").estimate_s is None
+
+
+def test_the_guides_example() -> None:
+    """docs/guides/queue.md, "A worked example"."""
+    hour = 3600.0
+    now = 9000.0
+    a = runs("a", "n0", gpus=6, cpus=6, max_duration_s=4 * hour, grace_s=10.0, started=now - 1800)
+    a = replace(a, expected_s=2 * hour)
+    waiting = [
+        job("b", at=1, gpus=8, cpus=8),
+        job("c", at=2, gpus=2, cpus=2, max_duration_s=2 * hour, grace_s=10.0),
+        job("d", at=3, gpus=2, cpus=2, max_duration_s=hour, grace_s=10.0),
+        job("e", at=4, cpus=1),
+    ]
+    node = less(room(gpus=8, cpus=16), a)
+    plan = decide(Situation(waiting=waiting, running=[a], rooms=[node], now_s=now))
+    assert {key: str(plan.rule(key)) for key in "bcde"} == {
+        "b": "room",
+        "c": "line",
+        "d": "start",
+        "e": "start",
+    }
+    told = plan.explain("b")
+    assert told.estimate_s == 1.5 * hour
+    assert told.latest_s == 3.5 * hour + 70
+    before_d = decide(Situation(waiting=waiting[:2], running=[a], rooms=[node], now_s=now))
+    remedy = before_d.explain("c").remedy
+    assert remedy == "with --max-duration 1h28m or less it would pass those ahead and start now"
+    waiting[0] = replace(waiting[0], priority=1)
+    willing = replace(a, preemptible=True)
+    plan = decide(Situation(waiting=waiting, running=[willing], rooms=[node], now_s=now))
+    assert [one.key for one in plan.preempts] == ["a"]
