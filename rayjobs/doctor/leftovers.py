@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,16 +56,32 @@ def _kinds(made: scratch.ScratchPlan) -> str:
     return " and ".join(word for kind, word in words.items() if kind in kinds)
 
 
+def _bytes(folder: Path) -> int:
+    """Return the size of all files below a folder; links are not followed."""
+    total = 0
+    for at, _folders, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += (Path(at) / name).lstat().st_size
+    return total
+
+
 def environments(place: Place) -> Iterator[Finding]:
     """Environments that were built on this machine, and the room they take."""
     cache = Cache(scratch.node_root(place.home) / "environments")
     try:
         with OwnFolder(cache.root) as folder:
             names = [name for name, _info in folder.entries() if KEY.fullmatch(name)]
-            size = sum(folder.measure(name).bytes for name in names)
+            alone = sum(folder.measure(name).bytes for name in names)
+            size = sum(_bytes(cache.folder(name)) for name in names)
     except FileNotFoundError:
-        names, size = [], 0
-    data = {"environments": len(names), "bytes": size, "used": sorted(cache.used_by())}
+        names, size, alone = [], 0, 0
+    data = {
+        "environments": len(names),
+        "bytes": size,
+        "not_shared_bytes": alone,
+        "used": sorted(cache.used_by()),
+    }
     try:
         uv = settings.find_uv()
     except PrepareError:
@@ -76,7 +93,8 @@ def environments(place: Place) -> Iterator[Finding]:
             data,
         )
         return
-    text = f"{len(names)} built, {size / 2**20:.0f} MiB; uv is {uv}"
+    shared = f", {(size - alone) / 2**20:.0f} of them shared with uv's cache" if names else ""
+    text = f"{len(names)} built, {size / 2**20:.0f} MiB{shared}; uv is {uv}"
     remedy = "`rayjobs prune --scratch` removes those that nobody used for 30 days."
     yield Finding("environments", Level.OK, text, remedy if names else "", data)
 

@@ -63,6 +63,7 @@ class Work:
     tell: Tell
     known_lock: str | None = None
     env: dict[str, str] = field(default_factory=dict)
+    has_waited: bool = False
     said: BuildLog | None = None
 
     def log(self) -> BuildLog:
@@ -218,15 +219,14 @@ class Environments:
     @asynccontextmanager
     async def _alone(self, name: str, work: Work) -> AsyncIterator[None]:
         """Hold the lock of an environment or a request; waits while another one does."""
-        told = False
         while True:
             work.control.check()
             with ExitStack() as stack:
                 if stack.enter_context(taken(self._cache.lock_of(name))):
                     yield
                     return
-            if not told:
-                told = True
+            if not work.has_waited:
+                work.has_waited = True
                 work.tell("waiting for another attempt that builds it", {"step": "wait"})
             await work.control.pause()
 

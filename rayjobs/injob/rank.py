@@ -65,12 +65,13 @@ def arrange_path(script: str, base_path: Sequence[str], injob_path: str) -> None
 
 
 def begin(script: str, arguments: Sequence[str]) -> str:
-    """Set `sys.argv` and return the script's full name.
+    """Set `sys.argv` and return the script's name as the interpreter has it in `__file__`.
 
     Raises:
         SystemExit: it cannot be opened, which has been said as the interpreter says it.
     """
-    full_name = _full_name(script)
+    # Before 3.9 the interpreter took the name as it was given.
+    full_name = script if sys.version_info < (3, 9) else _full_name(script)
     sys.argv = [script, *arguments]
     if hasattr(sys, "orig_argv"):
         sys.orig_argv = [sys.executable, script, *arguments]

@@ -165,7 +165,8 @@ def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
                 await asyncio.sleep(0.01)
             wish.work.control.stopped.set()
             with pytest.raises(PrepareError, match="end was asked for"):
-                await waiting
+                async with asyncio.timeout(60):
+                    await waiting
 
     asyncio.run(stopped())
 
