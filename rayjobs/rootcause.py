@@ -59,7 +59,7 @@ _CODES = {
 # Of a group that has stalled, how many ranks' places are kept with the failure.
 STALLED_LINES = 16
 # Ends of a host whose node its target could not reach any more (group, injob.lease).
-_NODE_LOST = ("node_lost", "lease_lost")
+NODE_LOST = ("node_lost", "lease_lost")
 # How the reason begins that an attempt's hosts record when it gives way to others.
 PREEMPTED_PREFIX = "preempted: "
 # The reason that hosts record which are ended because nobody can follow them where they are.
@@ -88,7 +88,7 @@ def diagnose(
         )
     # The node whose part ended first is the cause; the others followed it.
     record = min(bad, key=_failed_at)
-    lost = next((one for one in bad if one.get("outcome") in _NODE_LOST), None)
+    lost = next((one for one in bad if one.get("outcome") in NODE_LOST), None)
     if lost is not None and _is_of_a_lost_node(record, tails):
         return "node_lost", Failure(FailureClass.NODE_LOST, str(lost.get("reason") or "node lost"))
     outcome = str(record.get("outcome"))

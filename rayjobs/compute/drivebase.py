@@ -81,6 +81,7 @@ class DriveBase:
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     forsaken: bool = False
     _given_back: bool = False
+    _place_is_gone: bool = False
     _preempt_reason: str = ""
     _preempt_grace_s: float | None = None
 
@@ -243,7 +244,7 @@ class DriveBase:
         if self._given_back:
             return
         self._given_back = True
-        if proven and any(order.get("is_lost") for order in self.orders):
+        if proven and (self._place_is_gone or any(one.get("is_lost") for one in self.orders)):
             # Ray moves a dead node's bundles elsewhere: such a group is never handed on.
             await self.parts.allocations.release(self.held)
             return

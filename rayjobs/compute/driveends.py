@@ -31,6 +31,7 @@ class DriveEnds(DriveBase):
     async def finalise(self, exits: list[Mapping[str, Any]]) -> None:
         """Keep the exit records, store files and metrics, write the end, release the place."""
         store = self.served.store
+        self._place_is_gone = any(one.get("outcome") in rootcause.NODE_LOST for one in exits)
         await self._write(store.record_exit, self.job.id, attempt=self.number, exits=exits)
         await self._move(JobState.RUNNING, JobState.FINALIZING)
         collected = await asyncio.gather(*(self._collect(order) for order in self.orders))

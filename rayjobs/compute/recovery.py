@@ -148,11 +148,21 @@ async def tidy(engine: Engine) -> None:
             if held.draining and await _prove(engine, held.suspects):
                 log.info("nothing is left on %s: released", held.name)
                 await engine.allocations.release(held)
+        await _release_idle_on_dead_nodes(engine)
         await remove_groups_of_nobody(engine)
     except RayjobsError as error:
         log.warning("tidying was cut short: %s", error)
     except Exception:
         log.exception("a fault while tidying")
+
+
+async def _release_idle_on_dead_nodes(engine: Engine) -> None:
+    """Give up places that nobody can use: Ray moves a dead node's bundles who knows where."""
+    alive = {node.node_id for node in await engine.cluster.nodes()}
+    for held in engine.allocations.all:
+        if held.job is None and not held.draining and not alive.issuperset(held.nodes):
+            log.info("%s had a node that is gone: released", held.name)
+            await engine.allocations.release(held)
 
 
 async def remove_groups_of_nobody(engine: Engine) -> None:

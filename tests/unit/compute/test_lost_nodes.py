@@ -1,0 +1,212 @@
+"""A node that is gone: its lease is waited for, the rest ended, the job tried elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.compute import group, leases
+from rayjobs.compute.drive import Drive
+from rayjobs.compute.leases import Leases
+from rayjobs.failures import FailureClass
+from rayjobs.records import Job
+from rayjobs.rootcause import diagnose
+from rayjobs.states import JobState
+from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
+from tests.fakes.world import World, play
+
+
+class TurnedClock:
+    """A monotonic clock that a test turns."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def monotonic_s(self) -> float:
+        return self.at
+
+
+def order_on(node: str, **plan: Any) -> dict[str, Any]:
+    return {
+        "node_id": node,
+        "address": "10.0.0.1",
+        "plan": {"job": "j", "attempt": 1, "node": 0, "marker": "m", "lease_s": 90.0, **plan},
+    }
+
+
+def with_leases(here: World, lease_s: float) -> None:
+    """Let the nodes of the world be machines of their own, with leases."""
+    parts = replace(here.engine.parts, lease_s=lease_s, shares_machine=False)
+    here.engine.parts = parts
+    here.engine.shares_machine = False
+
+
+def drive_of(here: World, job: Job) -> Drive:
+    return here.engine.drives[f"{here.folder}::{job.id}"][0]
+
+
+def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        with_leases(here, 0.05)
+        job = here.submit(distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1})
+        await here.launched(job)
+        here.cluster.lose("node1")
+        await here.launched(job, attempt=2)
+        first = here.store.attempts(job.id)[0]
+        assert first.failure is not None
+        assert first.failure.failure_class is FailureClass.NODE_LOST
+        assert "node 1" in first.failure.message and "was lost" in first.failure.message
+        assert any("was lost" in reason for reason in here.agent.stop_reasons)
+        assert here.store.allocations("local")[0].nodes != ("node0", "node1")
+
+    play(scene, tmp_path, nodes=3, cpus=1.0)
+
+
+def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        with_leases(here, 3600.0)
+        job = here.submit()
+        await here.launched(job)
+        here.cluster.lose("node0")
+        await here.until(
+            lambda: any(one.kind == "node_lost" for one in here.store.events(job.id)),
+            "the loss is told",
+        )
+        assert here.store.job(job.id).state is JobState.RUNNING
+        assert here.store.job(job.id).attempt == 1
+
+    play(scene, tmp_path, nodes=2)
+
+
+def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.cluster.lose("node0")
+        other = here.cluster.agents["node1"]
+        await here.until(lambda: ("follow", job.id, 1) in other.calls, "the other one follows")
+        other.end(job.id, 1, exit_code=0)
+        await here.state(job, JobState.COMPLETED)
+
+    play(scene, tmp_path, nodes=2)
+
+
+def test_a_group_that_is_silent_everywhere_has_stalled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "SILENCE_LOOK_S", 0.01)
+
+    async def scene(here: World) -> None:
+        job = here.submit(
+            stall_timeout_s=60.0,
+            distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
+        )
+        await here.launched(job)
+        first, second = here.cluster.agents["node0"], here.cluster.agents["node1"]
+        first.silent = 61.0
+        await here.until(lambda: ("silent", job.id, 1) in second.calls, "both are asked")
+        asked = second.calls.count(("silent", job.id, 1))
+        await here.until(
+            lambda: second.calls.count(("silent", job.id, 1)) > asked + 1, "and asked again"
+        )
+        assert here.store.job(job.id).state is JobState.RUNNING  # one node is heard
+        second.silent = 62.0
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert done.failure.failure_class is FailureClass.STALLED
+
+    play(scene, tmp_path, nodes=2, cpus=1.0)
+
+
+def leases_of(cluster: FakeCluster, clock: TurnedClock, monkeypatch: pytest.MonkeyPatch) -> Leases:
+    """Return leases whose waiting turns the clock."""
+
+    async def turn(seconds: float) -> None:
+        clock.at += seconds
+
+    monkeypatch.setattr(leases.asyncio, "sleep", turn)
+    return Leases(cluster, clock, lease_s=90.0, shares_machine=False)  # type: ignore[arg-type]
+
+
+def test_the_whole_lease_is_waited_for_from_the_last_renewal_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = TurnedClock()
+    held = leases_of(FakeCluster(), clock, monkeypatch)
+    order = order_on("gone")
+    held.grant(order)
+    clock.at += 30.0
+    assert asyncio.run(held.wait_over(order))
+    assert clock.at == pytest.approx(1090.0)
+
+
+@pytest.mark.parametrize(("watches", "waited_s"), [(True, leases.RAYLET_GONE_S), (False, 90.0)])
+def test_a_raylet_that_has_ended_shortens_the_wait_where_its_host_watches_it(
+    monkeypatch: pytest.MonkeyPatch, watches: bool, waited_s: float
+) -> None:
+    clock, cluster = TurnedClock(), FakeCluster()
+    cluster.raylets_gone.add("gone")
+    held = leases_of(cluster, clock, monkeypatch)
+    order = order_on("gone", watches_raylet=watches)
+    held.grant(order)
+    assert asyncio.run(held.wait_over(order))
+    assert clock.at - 1000.0 == pytest.approx(waited_s)
+
+
+def test_an_actor_that_is_new_waits_as_if_it_had_granted_at_its_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = TurnedClock()
+    held = leases_of(FakeCluster(), clock, monkeypatch)
+    assert asyncio.run(held.wait_over(order_on("gone")))
+    assert clock.at == pytest.approx(1090.0)
+    assert not asyncio.run(held.wait_over(order_on("gone", lease_s=None)))
+
+
+def test_a_renewal_carries_the_stamp_of_the_answer_before() -> None:
+    stamps: list[float | None] = []
+
+    class Agent(FakeAgent):
+        async def renew(self, order: Any, stamp: float | None) -> float | None:
+            stamps.append(stamp)
+            if len(stamps) == 4:
+                raise leases.AgentLostError("gone")
+            return await super().renew(order, stamp)
+
+    held = Leases(FakeCluster(), TurnedClock(), lease_s=0.01, shares_machine=False)  # type: ignore[arg-type]
+    asyncio.run(held.keep(Agent("node0"), order_on("node0", lease_s=0.01)))
+    assert stamps == [None, 0.0, 1.0, 2.0]
+
+
+def test_a_cluster_that_was_started_again_is_asked_by_the_node_s_address() -> None:
+    cluster = FakeCluster()  # its one node has the address 127.0.0.1
+    held = Leases(cluster, TurnedClock(), lease_s=90.0, shares_machine=False)  # type: ignore[arg-type]
+    order = {**order_on("of the old cluster"), "address": "127.0.0.1"}
+    assert asyncio.run(held.living_node(order)) is None
+    assert asyncio.run(held.living_node(order, restarted=True)) == "node0"
+    order["address"] = "10.9.9.9"
+    assert asyncio.run(held.living_node(order, restarted=True)) is None
+
+
+LOST = {**exit_record("j", 1, outcome="node_lost", node=1, reason="node 1 was lost"), "ranks": []}
+
+
+@pytest.mark.parametrize(
+    ("log", "outcome"),
+    [
+        (b"RuntimeError: [gloo] Connection closed by peer [127.0.0.1]:1\n", "node_lost"),
+        (b"", "node_lost"),
+        (
+            b'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n'
+            b"ValueError: a mistake of its own\n",
+            "failed",
+        ),
+    ],
+)
+def test_what_the_others_suffer_from_a_lost_node_is_not_the_cause(log: bytes, outcome: str) -> None:
+    failed = exit_record("j", 1, exit_code=1)
+    assert diagnose([failed, LOST], {0: log})[0] == outcome
