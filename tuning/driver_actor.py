@@ -88,18 +88,21 @@ class SweepsActor:
         """
         key = (workspace, sweep_id)
         if key not in self._running:
-            self._running[key] = Future()
-            threading.Thread(target=self._drive, args=key, name=sweep_id, daemon=True).start()
-        ended = self._running[key]
-        try:
-            return await asyncio.wrap_future(ended)
-        finally:
-            if ended.done():
-                self._running.pop(key, None)
-                self._stay(LINGER_S)
+            ended: Future[str] = Future()
+            self._running[key] = ended
+            loop = asyncio.get_running_loop()
+            ended.add_done_callback(lambda _: loop.call_soon_threadsafe(self._forget, key))
+            threading.Thread(
+                target=self._drive, args=(*key, ended), name=sweep_id, daemon=True
+            ).start()
+        # Shielded: a caller that is gone ends its waiting, and not the sweep's driver.
+        return await asyncio.shield(asyncio.wrap_future(self._running[key]))
 
-    def _drive(self, path: str, sweep_id: str) -> None:
-        ended = self._running[path, sweep_id]
+    def _forget(self, key: tuple[str, str]) -> None:
+        del self._running[key]
+        self._stay(LINGER_S)
+
+    def _drive(self, path: str, sweep_id: str, ended: Future[str]) -> None:
         try:
             with open_workspace(path, create=False) as workspace:
                 state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))

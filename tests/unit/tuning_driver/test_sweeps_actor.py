@@ -95,6 +95,25 @@ def test_whoever_waits_hears_of_a_fault_and_the_others_go_on(
     assert state == "Completed"
 
 
+def test_a_caller_that_is_gone_ends_no_driver(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    actor = actor_in(tmp_path / "home", monkeypatch)
+    path, sweep = str(world.workspace.path), world.submit(begun=False)
+
+    async def story() -> str:
+        gone = asyncio.ensure_future(actor.run(path, sweep))
+        await asyncio.sleep(0)
+        gone.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await gone
+        return await actor.run(path, sweep)
+
+    assert asyncio.run(story()) == "Completed"
+    kinds = [event.kind for event in world.store.events(sweep)]
+    assert kinds.count(DRIVER_EVENT) == 1
+
+
 def test_an_idle_process_ends_and_one_that_is_held_or_at_work_does_not(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
