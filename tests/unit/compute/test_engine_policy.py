@@ -76,6 +76,24 @@ def test_jobs_are_placed_where_the_policy_says(tmp_path: Path) -> None:
     play(scene, tmp_path, nodes=2)
 
 
+def test_a_kept_node_is_not_taken_by_way_of_an_idle_place(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        large = here.cluster.agents["node1"]
+        here.cluster.sizes |= {"node1": (4.0, 0.0)}
+        here.submit(resources=Resources(cpus=3))
+        brief = here.submit(resources=Resources(cpus=1))
+        await here.until(lambda: ("follow", brief.id, 1) in large.calls)
+        head = here.submit(resources=Resources(cpus=4))
+        await here.until(lambda: here.engine.explain(f"{here.folder}::{head.id}"))
+        large.end(brief.id, 1, exit_code=0)
+        await here.state(brief, JobState.COMPLETED)
+        after = here.submit(resources=Resources(cpus=1))  # of the shape that is idle there
+        await here.state(after, JobState.RUNNING)
+        assert ("follow", after.id, 1) in here.cluster.agents["node0"].calls
+
+    play(scene, tmp_path, nodes=2)
+
+
 def test_a_target_says_of_some_jobs_alone_why_they_wait(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         first = here.submit(resources=Resources(cpus=2))
