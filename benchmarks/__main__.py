@@ -14,8 +14,20 @@ from typing import Any
 from benchmarks import bench_log, bench_store
 from benchmarks.figures import Figure, machine, machine_line, table
 
-PARTS = ("warm", "store", "cli", "log", "first", "memory", "sweep", "data", "queue")
-NEEDS_HEAD = ("warm", "cli", "memory")
+PARTS = (
+    "warm",
+    "store",
+    "cli",
+    "log",
+    "first",
+    "memory",
+    "sweep",
+    "data",
+    "queue",
+    "ddp",
+    "horovod",
+)
+NEEDS_HEAD = ("warm", "cli", "memory", "ddp", "horovod")
 
 
 def measure(parts: Sequence[str], *, rounds: int, quick: bool) -> list[Figure]:
@@ -59,6 +71,14 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         from benchmarks import bench_memory
 
         return lambda rounds, _quick: bench_memory.measure(head, rounds=rounds)
+    if name == "ddp":
+        from benchmarks import bench_distributed
+
+        return lambda rounds, _quick: bench_distributed.measure_ddp(head, rounds=rounds)
+    if name == "horovod":
+        from benchmarks import bench_distributed
+
+        return lambda rounds, _quick: bench_distributed.measure_horovod(head, rounds=rounds)
     if name == "sweep":
         return _sweep
     if name == "queue":

@@ -56,11 +56,12 @@ class Head:
         """Return a source folder whose train.py is `text`."""
         return make_source(self.folder, text)
 
-    def submit(self, source: Path, *arguments: str) -> Job:
-        """Submit a source folder's train.py."""
+    def submit(self, source: Path, *arguments: str, **more: Any) -> Job:
+        """Submit a source folder's train.py; `more` goes into its spec."""
         from rayjobs.submitting import submit
 
-        spec = JobSpec(name="bench", script="train.py", arguments=arguments)
+        values = {"name": "bench", "script": "train.py", "arguments": arguments, **more}
+        spec = JobSpec.model_validate(values)
         return submit(self.workspace, spec, source=source).job
 
     def wait(self, jobs: list[Job]) -> None:
