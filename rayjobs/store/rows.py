@@ -116,33 +116,42 @@ def _spec_of(row: sqlite3.Row) -> JobSpec:
 
 
 def line_of(row: sqlite3.Row) -> JobLine:
-    """Return the line of a row with the columns of `jobs.LINE_COLUMNS`."""
+    """Return the line of a row with `jobs.LINE_COLUMNS`, in that order.
+
+    Taken apart by place: of ten thousand rows, looking up each column by name takes as long as
+    reading them.
+    """
+    (
+        serial, job_id, experiment, name, display_name, kind, parent, target, user, state, attempt,
+        reason, priority, submitted_at, changed_at, started_at, ended_at, cancel_requested_at,
+        tags, snapshot, failure, properties, array_index, placed_at, held,
+    ) = row  # fmt: skip
     return JobLine(
-        id=row["id"],
-        serial=row["serial"],
-        name=row["name"],
-        experiment=row["experiment"],
-        state=JobState(row["state"]),
-        attempt=row["attempt"],
-        reason=row["reason"],
-        priority=row["priority"],
-        target=row["target"],
-        user=row["submitted_by"],
-        kind=row["kind"],
-        parent=row["parent"],
-        snapshot=row["snapshot"],
-        display_name=row["display_name"],
-        submitted_at=time_of(row["submitted_at"]),
-        changed_at=time_of(row["changed_at"]),
-        started_at=optional_time(row["started_at"]),
-        ended_at=optional_time(row["ended_at"]),
-        cancel_requested_at=optional_time(row["cancel_requested_at"]),
-        failure=failure_of(row["failure"]),
-        tags=_strings(row["tags"]),
-        properties=_strings(row["properties"]),
-        array_index=row["array_index"],
-        placed_at=optional_time(row["placed_at"]),
-        held=row["hold"],
+        id=job_id,
+        serial=serial,
+        name=name,
+        experiment=experiment,
+        state=JobState(state),
+        attempt=attempt,
+        reason=reason,
+        priority=priority,
+        target=target,
+        user=user,
+        kind=kind,
+        parent=parent,
+        snapshot=snapshot,
+        display_name=display_name,
+        submitted_at=time_of(submitted_at),
+        changed_at=time_of(changed_at),
+        started_at=optional_time(started_at),
+        ended_at=optional_time(ended_at),
+        cancel_requested_at=optional_time(cancel_requested_at),
+        failure=failure_of(failure),
+        tags=_strings(tags),
+        properties=_strings(properties),
+        array_index=array_index,
+        placed_at=optional_time(placed_at),
+        held=held,
     )
 
 

@@ -242,3 +242,24 @@ def test_ten_thousand_members_are_one_submit(store: SqlStore) -> None:
     assert store.member_counts([array.id]) == {array.id: {S.QUEUED: 10_000}}
     assert store.find(f"{array.id}[9999]").array_index == 9999
     assert store.request_cancel(array.id) is S.CANCELED
+
+
+def test_a_line_says_what_the_job_does(store: SqlStore) -> None:
+    spec = JobSpec(script="a.py", name="n", display_name="N", tags={"a": "b"}, priority=3)
+    job, _ = store.submit(
+        spec,
+        experiment="e",
+        snapshot="sha256:1",
+        user="ada",
+        parent="p",
+        properties={"c": "d"},
+    )
+    attempt = bring(store, job, S.RUNNING)
+    broken = Failure(FailureClass.USER, "boom", lines=("x",))
+    store.hold(job.id, reason="why")
+    store.request_cancel(job.id)
+    assert store.finish(job.id, attempt=attempt, state=S.FAILED, reason="r", failure=broken)
+    (line,) = store.job_lines()
+    whole = store.job(job.id)
+    for name in line._fields:
+        assert getattr(line, name) == getattr(whole, name), name
