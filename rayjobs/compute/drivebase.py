@@ -81,6 +81,8 @@ class DriveBase:
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     forsaken: bool = False
     _given_back: bool = False
+    # Records of hosts that were done by themselves when they were to be ended.
+    _done: list[Mapping[str, Any]] = field(default_factory=list)
     _place_is_gone: bool = False
     _preempt_reason: str = ""
     _preempt_grace_s: float | None = None
