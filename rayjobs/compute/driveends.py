@@ -120,6 +120,7 @@ class DriveEnds(DriveBase):
     async def _settle_all(self) -> bool:
         """End whatever may have been launched; return whether nothing is left, for sure."""
         proven = True
+        self._done = []
         for order in self.orders:
             try:
                 node_id = await self.parts.leases.living_node(order)
@@ -129,7 +130,10 @@ class DriveEnds(DriveBase):
                     continue
                 order["node_id"] = node_id
                 agent = await self.parts.cluster.agent(order["node_id"])
-                proven &= bool((await agent.settle(order, end=True))["proven"])
+                settled = await agent.settle(order, end=True)
+                proven &= bool(settled["proven"])
+                if settled["state"] == "ended" and not settled.get("ended_now"):
+                    self._done.append(settled["exit"])
             except Exception as error:
                 log.warning("what is left of %s is not known: %s", self.job.id, error)
                 proven = False
