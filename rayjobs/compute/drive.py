@@ -112,6 +112,11 @@ class Drive(DriveEnds):
             hosts = await self._launch(agents)
         except AgentLostError as error:
             proven = await self._settle_all()
+            if self._done and len(self._done) == len(self.orders):
+                # Launched, and done, before anybody heard of it: the exit records tell the truth.
+                await self._move(JobState.PREPARING, JobState.RUNNING)
+                await self.finalise(self._done)
+                return
             failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
             if any(order.get("is_lost") for order in self.orders):
                 failure = replace(failure, failure_class=FailureClass.NODE_LOST)
