@@ -77,6 +77,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Job", f"{spec['name']} (experiment {plan['experiment']})"),
         ("Runs", what),
         ("Source", plan["source"] or ""),
+        ("Environment", JobSpec.model_validate(spec).environment_text),
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,23 @@ def test_a_command_finds_the_programs_of_its_environment(jobs: Jobs, tmp_path: P
     said, place = jobs.log(job).decode().split()
     assert said == "said"
     assert "/environments/" in place
+
+
+def test_an_interpreter_of_the_users_is_warm_until_its_packages_change(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    venv = tmp_path / "venv"
+    command = [sys.executable, "-m", "venv", "--without-pip", str(venv)]
+    subprocess.run(command, check=True, timeout=200)
+    (packages,) = venv.glob("lib/python*/site-packages")
+    (packages / "numpy.py").write_text("VALUE = 1\n")  # what a warm interpreter has imported
+    script = "import numpy, sys; print(numpy.VALUE, sys.prefix)"
+    for value in (1, 2):
+        for _ in range(2):
+            job = jobs.wait(jobs.submit(script, environment=str(venv)), JobState.COMPLETED)
+            assert jobs.log(job) == f"{value} {venv}\n".encode()
+        assert jobs.attempt(job).cold_reason is None
+        # As installers do: under another name first. Of another size, since bytecode is told apart
+        # by the size and the second of its source.
+        (packages / "numpy.new").write_text("VALUE = 1 + 1\n")
+        (packages / "numpy.new").replace(packages / "numpy.py")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs import scratch
+from rayjobs.compute.nodewarm import stamp
 from rayjobs.doctor.findings import Place
 from rayjobs.doctor.leftovers import environments as look
 from rayjobs.environments import building, interpreter, settings, tied
@@ -268,3 +269,19 @@ def test_what_requests_were_resolved_to_goes_with_time(builder: Builder) -> None
     assert [item.name for item in made.items] == [f"environments/requests/{resolved.name}"]
     scratch.apply(made)
     assert not resolved.exists()
+
+
+def test_an_environment_whose_packages_change_is_another_for_warm_interpreters(
+    tmp_path: Path,
+) -> None:
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    python = str(tmp_path / "bin" / "python")
+    os.utime(packages, (1, 1))
+    before = stamp(python)
+    assert stamp(python) == before
+    (packages / "numpy-2.dist-info").mkdir()
+    assert stamp(python) != before
+    assert stamp(sys.executable)
