@@ -1,0 +1,1 @@
+"""Whole lives of jobs in virtual time: the real engine and store, with faults at every step."""

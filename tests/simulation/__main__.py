@@ -1,0 +1,38 @@
+"""Plays one seed and tells its story: ``python -m tests.simulation SEED [JOBS]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tests.simulation.test_simulation import JOBS
+from tests.simulation.world import simulate
+
+
+def main(seed: int, jobs: int) -> int:
+    """Print what happened, and of each job that went wrong its history and its hosts."""
+    with TemporaryDirectory() as folder:
+        world = simulate(seed, Path(folder), jobs=jobs)
+        violations = world.violations()
+        print("\n".join(world.trace))
+        for job in world.store.jobs():
+            if not any(job.id in text for text in violations):
+                continue
+            print(f"\n{job.id}: {job.state}")
+            for event in world.store.events(job.id):
+                print(f"  {event.at:%H:%M:%S.%f} a{event.attempt} {event.kind} {event.message}")
+            for host in world.machine.history:
+                plan = host.order["plan"]
+                if plan["job"] == job.id:
+                    ended = "" if host.record is None else host.record["outcome"]
+                    print(
+                        f"  host a{plan['attempt']} n{plan['node']} on {host.node_id}: "
+                        f"{host.began_at:.3f} to {host.ended_at} {ended}"
+                    )
+        print("\n".join(violations) or "no violation")
+        return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else JOBS))

@@ -1,0 +1,86 @@
+"""An event loop whose time is virtual: it never waits, and one seed gives one order of events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from random import Random
+from typing import Any
+
+BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
+# What a call of the store takes at most; two calls of two jobs may so come in either order.
+STORE_CALL_S = 0.004
+
+
+class StuckError(Exception):
+    """Nothing is left that could ever happen."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Jumps from one timer to the next. Calls of threads are made in it, some instants later."""
+
+    def __init__(self, rng: Random) -> None:
+        super().__init__()
+        self.rng = rng
+        self._virtual_s = 0.0
+        self._clock_resolution = 1e-9
+        self._selector = self  # the base class asks it alone for what comes from outside
+        self.exceptions: list[str] = []
+        self.set_exception_handler(self._note)
+
+    def time(self) -> float:
+        """Return virtual seconds since the loop was made."""
+        return self._virtual_s
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Let time pass."""
+        if timeout is None:
+            raise StuckError("every task waits for something that never comes")
+        self._virtual_s += max(0.0, timeout)
+        return []
+
+    def _process_events(self, _events: list[Any]) -> None:
+        return
+
+    def _write_to_self(self) -> None:
+        return
+
+    def _note(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, asyncio.CancelledError):  # what a killed actor leaves
+            self.exceptions.append(f"{context.get('message')}: {error!r}")
+
+    def run_in_executor(  # type: ignore[override]
+        self, _executor: Any, function: Callable[..., Any], *arguments: Any
+    ) -> asyncio.Future[Any]:
+        """Make the call in a moment: as of a thread, its effect stays if nobody waits for it."""
+        future = self.create_future()
+
+        def call() -> None:
+            try:
+                result = function(*arguments)
+            except BaseException as error:  # handed to whoever waits, as a thread's is
+                if not future.done():
+                    future.set_exception(error)
+            else:
+                if not future.done():
+                    future.set_result(result)
+
+        self.call_later(self.rng.random() * STORE_CALL_S, call)
+        return future
+
+
+class VirtualClock:
+    """The time of a loop as the product's clock."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        self._loop = loop
+
+    def now(self) -> datetime:
+        """Return wall time."""
+        return BEGAN + timedelta(seconds=self._loop.time())
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never step back."""
+        return self._loop.time()

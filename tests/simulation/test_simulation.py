@@ -1,0 +1,57 @@
+"""2,000 lives of jobs under faults in virtual time; `make soak` plays 100,000.
+
+``python -m tests.simulation SEED`` plays a seed that failed again, and tells its story.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.world import simulate
+
+JOBS = 40
+HISTORIES = 50
+PART = 10
+LONG = int(os.environ.get("SIMULATION_LIFECYCLES", "100000")) // JOBS
+
+# An actor that is killed leaves coroutines that were never begun.
+pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+
+
+def play(seed: int, folder: Path) -> None:
+    world = simulate(seed, folder, jobs=JOBS)
+    try:
+        violations = world.violations()
+        assert len(world.made) == JOBS
+        assert len(world.machine.history) > JOBS / 2  # it is jobs that run that are harmed
+    finally:
+        world.store.close()
+    told = "\n".join(violations)
+    assert not violations, f"python -m tests.simulation {seed}   plays it again:\n{told}"
+
+
+@pytest.mark.parametrize("first", range(0, HISTORIES, PART))
+def test_every_history_keeps_the_invariants(first: int, tmp_path: Path) -> None:
+    for seed in range(first, first + PART):
+        play(seed, tmp_path)
+
+
+def test_a_seed_plays_the_same_history_again(tmp_path: Path) -> None:
+    stories = []
+    for _ in range(2):
+        world = simulate(7, tmp_path, jobs=10)
+        hosts = [(host.began_at, host.ended_at) for host in world.machine.history]
+        stories.append((hosts, [line.split(" of ")[0] for line in world.trace]))
+        world.store.close()
+    assert stories[0] == stories[1]
+    assert len(stories[0][0]) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+def test_a_hundred_thousand_lives(tmp_path: Path) -> None:
+    for seed in range(HISTORIES, HISTORIES + LONG):
+        play(seed, tmp_path)

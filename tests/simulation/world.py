@@ -1,0 +1,368 @@
+"""One simulated history: jobs, target actors that come and go, faults chosen by a seed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+from rayjobs import ids
+from rayjobs.compute.board import Board
+from rayjobs.compute.engine import Engine
+from rayjobs.errors import StoreBusyError, StoreFullError
+from rayjobs.records import AllocationState, Job
+from rayjobs.spec import Dependency, Distribution, JobSpec, Resources, Retries
+from rayjobs.states import JobState
+from rayjobs.store.sql import SqlStore
+from tests.checker.evidence import Evidence, Ran
+from tests.checker.invariants import Violation, check
+from tests.simulation.loop import BEGAN, VirtualClock, VirtualLoop
+from tests.simulation.nodes import Machine, SimCluster
+
+CPUS, GPUS, NODES = 2.0, 1, 2
+# Faults come in this time; afterwards everything must come to its end.
+STORM_S = 30.0
+CALM_S = 900.0
+QUIET_S = 30.0  # idle groups are released, drained ones proven, within it
+MANY = 10_000_000
+# How an attempt's failure begins that an error of our own code has brought about.
+OUR_FAULT = re.compile(r"(Type|Key|Index|Value|Attribute|Name|Assertion)Error: ")
+
+
+class Actor:
+    """One life of the target actor: an engine, and the door through which it may be killed.
+
+    Attributes:
+        steps: How many calls of the store and the cluster it has made.
+        dies_at: It is killed at this step, before or after its effect.
+    """
+
+    def __init__(self, world: World, epoch: str) -> None:
+        self.world = world
+        self.epoch = epoch
+        self.is_dead = False
+        self.steps = 0
+        self.dies_at = MANY
+        board = Board("local", world.folder / "none", lambda _path: ("ws", SimStore(self)))
+        self.engine = Engine(
+            "local",
+            cluster=SimCluster(world.machine, self.step),
+            board=board,
+            clock=world.clock,
+            shares_machine=True,
+            epoch=epoch,
+        )
+        self.task = asyncio.ensure_future(self._run())
+
+    async def _run(self) -> None:
+        await asyncio.sleep(self.world.rng.random())
+        self.world.store.claim_target("local", epoch=self.epoch)
+        await self.engine.board.add(str(self.world.folder))
+        await self.engine.run()
+
+    def step(self, what: str) -> None:
+        """Count a call; raises when this actor is dead, or dies here."""
+        self.steps += 1
+        if not self.is_dead and self.steps >= self.dies_at:
+            self.world.note(f"the actor dies at {what}")
+            self.kill()
+        if self.is_dead:
+            raise asyncio.CancelledError
+
+    def kill(self) -> None:
+        """End it as kill -9 does: nothing of it acts any more."""
+        self.is_dead = True
+        for task in [self.task, *(task for _, task in self.engine.drives.values())]:
+            task.cancel()
+
+
+class SimStore:
+    """The real store as an actor reaches it: locked or full at times, and the actor may die."""
+
+    def __init__(self, actor: Actor) -> None:
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self._actor.world.store, name)
+        if not callable(function) or name == "close":
+            return (lambda: None) if name == "close" else function
+
+        def call(*given: Any, **more: Any) -> Any:
+            actor, world = self._actor, self._actor.world
+            actor.step(f"store.{name}")
+            now = world.loop.time()
+            if now < world.store_away_until:
+                raise world.store_error("simulated")
+            result = function(*given, **more)
+            actor.step(f"store.{name}")
+            return result
+
+        return call
+
+
+@dataclass
+class World:
+    """Everything of one history.
+
+    Attributes:
+        trace: What was done to it, for whoever looks for the cause.
+    """
+
+    seed: int
+    folder: Path
+    jobs: int
+    loop: VirtualLoop
+    rng: Random = field(init=False)
+    trace: list[str] = field(default_factory=list)
+    store_away_until: float = 0.0
+    store_error: type[Exception] = StoreBusyError
+    made: list[tuple[str, str]] = field(default_factory=list)
+    actor: Actor | None = None
+
+    def __post_init__(self) -> None:
+        """Make the machine and the store."""
+        self.rng = Random(self.seed)
+        self.clock = VirtualClock(self.loop)
+        self.machine = Machine(self.loop, self.rng, nodes=NODES, cpus=CPUS, gpus=GPUS)
+        self.store = SqlStore(":memory:", clock=self.clock)
+
+    def note(self, text: str) -> None:
+        """Keep what happened, with its time."""
+        self.trace.append(f"{self.loop.time():9.3f} {text}")
+
+    # -- what clients do -----------------------------------------------------------------------
+    def submit(self) -> Job:
+        """Submit a job of a random kind that fits the machine."""
+        rng = self.rng
+        parents = [job for _, job in self.made]
+        depends: tuple[Dependency, ...] = ()
+        if parents and rng.random() < 0.15:
+            depends = (Dependency(job=rng.choice(parents), when=rng.choice(("ok", "any"))),)
+        nodes = rng.choice((1, 1, 1, 2))
+        spec = JobSpec(
+            script="train.py",
+            name="t",
+            distribution=Distribution(nodes=nodes, backend="gloo" if nodes > 1 else "none"),
+            resources=Resources(cpus=rng.choice((1, 1, 2)), gpus=rng.choice((0, 0, 1))),
+            retries=Retries(user=rng.choice((0, 1, 2)), node_lost=10, system=10),
+            max_duration_s=rng.choice((None, 5.0, 60.0)),
+            grace_s=rng.choice((0.0, 2.0)),
+            priority=rng.choice((0, 0, 0, 5)),
+            preemptible=rng.random() < 0.3,
+            depends_on=depends,
+        )
+        key = f"key{len(self.made)}"
+        job, _ = self.store.submit(
+            spec, experiment="t", snapshot=None, user="u", idempotency_key=key
+        )
+        again, created = self.store.submit(
+            spec, experiment="t", snapshot=None, user="u", idempotency_key=key
+        )
+        assert (again.id, created) == (job.id, False)
+        self.made.append((key, job.id))
+        if self.actor is not None and not self.actor.is_dead:
+            self.actor.engine.wake()
+        return job
+
+    async def clients(self) -> None:
+        """Submit jobs over the storm; cancel some at any moment."""
+        rng = self.rng
+        for _ in range(self.jobs):
+            await asyncio.sleep(rng.random() * STORM_S / self.jobs)
+            job = self.submit()
+            if rng.random() < 0.2:
+                self.loop.call_later(
+                    rng.choice((0.0, 0.3, 3.0, 20.0)) * rng.random(), self._cancel(job)
+                )
+
+    def _cancel(self, job: Job) -> Callable[[], None]:
+        def cancel() -> None:
+            self.note(f"cancel of {job.id}, {self.store.job(job.id).state}")
+            self.store.request_cancel(job.id)
+
+        return cancel
+
+    # -- what goes wrong -----------------------------------------------------------------------
+    async def nemesis(self) -> None:
+        """Do one harm after another, until the storm is over."""
+        rng = self.rng
+        while self.loop.time() < STORM_S:
+            await asyncio.sleep(rng.random() * 3.0)
+            harm = rng.choice(
+                (
+                    self._kill_actor,
+                    self._kill_actor,
+                    self._lose_agent,
+                    self._kill_host,
+                    self._store_away,
+                    self._restart_ray,
+                    self._second_actor,
+                )
+            )
+            await harm()
+
+    async def _kill_actor(self) -> None:
+        """Kill the actor at one of its next steps; another comes up."""
+        assert self.actor is not None
+        doomed = self.actor
+        doomed.dies_at = doomed.steps + self.rng.randrange(1, 60)
+        while not (doomed.is_dead or doomed.task.done()):
+            await asyncio.sleep(0.05)
+        await self._replace()
+
+    async def _replace(self) -> None:
+        await asyncio.sleep(self.rng.random() * 3.0)
+        self._start_actor()
+
+    def _start_actor(self) -> None:
+        self.actor = Actor(self, ids.token(4))
+        self.note("an actor starts")
+
+    async def _second_actor(self) -> None:
+        """Start another actor beside the living one, which has to leave."""
+        self.note("a second actor claims the target")
+        self._start_actor()
+
+    async def _lose_agent(self) -> None:
+        node = self.rng.choice(sorted(self.machine.agents))
+        self.note(f"the agent of {node} dies")
+        self.machine.lose_agent(node)
+
+    async def _kill_host(self) -> None:
+        alive = [host for host in self.machine.history if host.is_alive]
+        if alive:
+            host = self.rng.choice(alive)
+            self.note(f"host {host.order['plan']['marker']} is killed")
+            self.machine.kill(host)
+
+    async def _store_away(self) -> None:
+        self.store_error = self.rng.choice((StoreBusyError, StoreFullError))
+        self.store_away_until = self.loop.time() + self.rng.choice((0.05, 1.0, 12.0))
+        self.note(f"the store refuses: {self.store_error.__name__}")
+
+    async def _restart_ray(self) -> None:
+        assert self.actor is not None
+        self.note("Ray is restarted")
+        self.actor.kill()
+        self.machine.restart_ray()
+        await self._replace()
+
+    # -- the whole -----------------------------------------------------------------------------
+    async def play(self) -> None:
+        """Let it all happen, then wait for calm."""
+        self._start_actor()
+        await asyncio.gather(self.clients(), self.nemesis())
+        self.note("calm")
+        until = self.loop.time() + CALM_S
+        while self.loop.time() < until:
+            await asyncio.sleep(1.0)
+            assert self.actor is not None
+            if self.actor.task.done():
+                self._start_actor()
+            for job in self.store.jobs(states=[JobState.QUEUED]):
+                if job.held is not None:  # too many of its hosts were killed: somebody looks at it
+                    self.store.release(job.id)
+            if all(state.is_final for state, count in self.store.counts().items() if count):
+                break
+        await asyncio.sleep(QUIET_S)
+
+    def evidence(self) -> Evidence:
+        """Return what the checker judges: the store's records, and what truly ran."""
+        store, jobs = self.store, self.store.jobs()
+        alive: dict[str, list[int]] = {}
+        ran = []
+        for host in self.machine.history:
+            plan = host.order["plan"]
+            if host.is_alive:
+                alive.setdefault(plan["marker"], []).append(1)
+            ran.append(
+                Ran(
+                    plan["job"],
+                    plan["attempt"],
+                    plan["node"],
+                    host.began_at,
+                    self.loop.time() if host.ended_at is None else host.ended_at,
+                    cpus=host.shape.cpus,
+                    gpus=host.gpus,
+                )
+            )
+        return Evidence(
+            jobs=jobs,
+            attempts={job.id: store.attempts(job.id) for job in jobs},
+            events={job.id: store.events(job.id) for job in jobs},
+            allocations=store.allocations("local"),
+            acknowledged=self.made,
+            keys={key: [job] for key, job in self.made},
+            ran=ran,
+            alive=alive,
+            total_cpus=CPUS * NODES,
+            total_gpus=float(GPUS * NODES),
+        )
+
+    def violations(self) -> list[str]:
+        """Return what must not be, at the end of all."""
+        evidence = self.evidence()
+        found = [str(one) for one in check(evidence)]
+        found += [str(one) for one in self._truths(evidence)]
+        return found + [f"loop: {text}" for text in self.loop.exceptions]
+
+    def _truths(self, evidence: Evidence) -> list[Violation]:
+        found = []
+        for job in evidence.jobs:
+            if not job.state.is_final:
+                found.append(Violation("end", f"{job.id} is {job.state} for ever: {job.reason}"))
+            for one in evidence.attempts[job.id]:
+                if one.failure is not None and OUR_FAULT.match(one.failure.message):
+                    found.append(Violation("fault", f"{job.id}: {one.failure.message}"))
+        good: dict[tuple[str, int], int] = {}
+        for host in self.machine.history:
+            if host.record is not None and host.record["outcome"] == "completed":
+                plan = host.order["plan"]
+                good[plan["job"], plan["attempt"]] = good.get((plan["job"], plan["attempt"]), 0) + 1
+        wanted = {job.id: job.spec.distribution.nodes for job in evidence.jobs}
+        for job_id in wanted:
+            well = [
+                number
+                for (job, number), count in good.items()
+                if (job, count) == (job_id, wanted[job_id])
+            ]
+            if len(well) > 1:
+                found.append(Violation("once", f"{job_id} ran to its good end in attempts {well}"))
+        if self.machine.groups:
+            found.append(Violation("I5", f"groups are left: {sorted(self.machine.groups)}"))
+        for row in evidence.allocations:
+            if row.state is not AllocationState.RELEASED:
+                found.append(Violation("I5", f"the place {row.name} is {row.state}"))
+        return found
+
+
+def simulate(seed: int, folder: Path, *, jobs: int) -> World:
+    """Play one history and return it; the same seed gives the same."""
+    loop = VirtualLoop(Random(seed + 1))
+    names = Random(seed + 2)
+    seeded = SimpleNamespace(token_hex=lambda count=16: names.randbytes(count).hex())
+    logging.disable(logging.CRITICAL)
+    try:
+        wall = SimpleNamespace(time=lambda: BEGAN.timestamp() + loop.time())
+        with mock.patch.object(ids, "secrets", seeded), mock.patch.object(ids, "time", wall):
+            asyncio.set_event_loop(loop)
+            world = World(seed, folder, jobs, loop)
+            loop.run_until_complete(world.play())
+            if world.actor is not None:
+                world.actor.kill()
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+    finally:
+        logging.disable(logging.NOTSET)
+        asyncio.set_event_loop(None)
+        loop.close()
+    return world
