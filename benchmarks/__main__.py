@@ -24,6 +24,7 @@ PARTS = (
     "sweep",
     "data",
     "queue",
+    "listing",
     "ddp",
     "horovod",
 )
@@ -85,6 +86,12 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         from benchmarks import bench_queue
 
         return lambda rounds, quick: bench_queue.measure(
+            rounds=rounds, jobs=200 if quick else 10_000
+        )
+    if name == "listing":
+        from benchmarks import bench_listing
+
+        return lambda rounds, quick: bench_listing.measure(
             rounds=rounds, jobs=200 if quick else 10_000
         )
     from benchmarks import bench_data

@@ -1,0 +1,108 @@
+"""`rayjobs ls` and `why` as commands with ten thousand jobs queued, and a target that answers."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.figures import Figure, median
+from rayjobs.spec import JobSpec
+from rayjobs.workspace_files import open_workspace
+
+
+def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
+    """Time the commands; every line has the reason that the target gives."""
+    folder = Path(tempfile.mkdtemp(prefix="rj-", dir="/tmp"))  # sockets want a short path
+    before = {**os.environ}
+    os.environ |= {"RAYJOBS_HOME": str(folder / "h"), "RAYJOBS_WORKSPACE": str(folder / "w")}
+    try:
+        (folder / "h").mkdir()
+        with open_workspace(folder / "w", create=True) as workspace:
+            for number in range(jobs):  # ten thousand specs, not one
+                spec = JobSpec(script="train.py", name="mnist", arguments=("--seed", str(number)))
+                workspace.store.submit(spec, experiment="mnist", snapshot=None, user="ada")
+            lines = workspace.store.job_lines(newest_first=False)
+            began = time.perf_counter()
+            workspace.store.durations([("mnist", "train.py")])
+            learned_ms = (time.perf_counter() - began) * 1e3
+        reasons = {
+            f"{workspace.path}::{line.id}": {
+                "reason": f"waits for {place} jobs ahead of it",
+                "position": place + 1,
+                "rule": "line",
+            }
+            for place, line in enumerate(lines)
+        }
+        answer = {"ok": True, "waiting": reasons, "nodes": [], "allocations": []}
+        with _answering(answer):
+            listed = [_run("ls") for _ in range(rounds)]
+            as_json = [_run("ls", "--json") for _ in range(rounds)]
+            asked = [_run("why", lines[-1].id) for _ in range(rounds)]
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        shutil.rmtree(folder)
+    return [
+        Figure(f"ls as a command, {jobs} queued", "s", median(listed), most=0.5),
+        Figure(f"ls --json as a command, {jobs} queued", "s", median(as_json)),
+        Figure(f"why as a command, {jobs} queued", "s", median(asked)),
+        Figure(f"looking up learned durations, {jobs} jobs", "ms", learned_ms),
+    ]
+
+
+@contextmanager
+def _answering(answer: dict[str, Any]) -> Iterator[None]:
+    """Listen where the target's actor would, and say the same to everybody."""
+    from rayjobs.compute.wakeclient import socket_of
+    from rayjobs.paths import home
+
+    text = json.dumps(answer).encode() + b"\n"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(str(socket_of("local", home())))
+        listening.listen(16)
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listening.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.makefile("rb").readline()
+                    connection.sendall(text)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def _run(*arguments: str) -> float:
+    environment = {**os.environ}
+    # Compiled modules are kept, as for everybody but some build machines.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "rayjobs", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    seconds = time.monotonic() - began
+    if done.returncode or "ahead of it" not in done.stdout:
+        raise SystemExit(f"rayjobs {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
+    return seconds
