@@ -111,6 +111,12 @@ class LoggingRun(Run):
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
         raise NotImplementedError
 
+    def heartbeat(self) -> None:
+        """Show that the script is alive while it logs nothing, for ``--stall-timeout``.
+
+        One rank's sign is enough for the whole job. Outside of a job it does nothing.
+        """
+
     # -- metrics ---------------------------------------------------------------------------
     def log(self, name: str, value: Any, description: str = "", step: Optional[int] = None) -> None:
         """Log one number (or text) under `name`; call it again for the next value.

@@ -72,6 +72,10 @@ class SubmittedRun(LoggingRun):
             return
         super().log(name, value, description, step)
 
+    def heartbeat(self) -> None:
+        """See `LoggingRun.heartbeat`."""
+        self._file.touch()
+
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
         record = {"k": kind, "name": name, "value": value, "step": step, "t": time.time()}
         line = json.dumps(record, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"

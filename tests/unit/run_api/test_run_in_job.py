@@ -290,3 +290,13 @@ def test_a_job_needs_nothing_but_the_standard_library(in_job: InJob) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "['rayjobs', 'rayjobs.run_context']"
     assert [record["value"] for record in records(in_job)] == [1.5]
+
+
+def test_a_heartbeat_is_seen_and_leaves_no_record(in_job: InJob) -> None:
+    run = Run.get_context(allow_offline=False)
+    run.log("loss", 1.0)
+    os.utime(in_job.metrics_file, (1, 1))
+    before = records(in_job)
+    run.heartbeat()
+    assert in_job.metrics_file.stat().st_mtime > 1
+    assert records(in_job) == before
