@@ -166,9 +166,11 @@ def test_a_namespace_ends_everything_when_the_host_is_killed(short_path: Path, w
     left = daemons(attempt)
     assert attempt.identity is not None and all(is_alive(identity) for identity in left)
     os.kill(attempt.identity.pid, signal.SIGKILL)
-    for identity in left:
-        wait_for_death(identity)
-    proof = end_leftovers(attempt.marker, None, grace_s=0.1)
+    try:
+        for identity in left:
+            wait_for_death(identity)
+    finally:
+        proof = end_leftovers(attempt.marker, None, grace_s=0.1)
     assert proof.proven_dead, proof
 
 
