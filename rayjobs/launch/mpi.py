@@ -10,7 +10,12 @@ from typing import Any
 from rayjobs.injob.beside import MPI
 from rayjobs.injob.mpi import REMOTE
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
-from rayjobs.launch.torch_env import keep_to_loopback, meeting_variables, rank_variables
+from rayjobs.launch.torch_env import (
+    LOOPBACK,
+    keep_to_loopback,
+    meeting_variables,
+    rank_variables,
+)
 from rayjobs.paths import short_socket
 from rayjobs.spec import JobSpec
 
@@ -47,8 +52,7 @@ class MpiLauncher:
             "socket": sockets[place.node],
             "address": place.address,
             "nodes": names,
-            "shares_machine": place.address
-            in [one.address for one in context.places[: place.node]],
+            "shares_machine": shares_machine(context, place),
         }
         if place.node == 0:
             plan["master_port"] = context.master_port
@@ -58,6 +62,13 @@ class MpiLauncher:
                 for other in context.places[1:]
             ]
         return {**plan, "beside": beside}
+
+
+def shares_machine(context: AttemptContext, place: Place) -> bool:
+    """Return whether an earlier node of the attempt is on the same machine, by its address."""
+    earlier = [one.address for one in context.places[: place.node]]
+    is_loopback = place.address.startswith(LOOPBACK)
+    return place.address in earlier or (is_loopback and bool(earlier))
 
 
 def without_mpi(variables: dict[str, str]) -> dict[str, str]:

@@ -44,6 +44,8 @@ def test_nodes_that_share_a_machine_are_told_so() -> None:
     assert [plan["beside"]["shares_machine"] for plan in apart] == [False, False]
     together = MpiLauncher().plans(context(3, 1, address="127.0.0.1"))
     assert [plan["beside"]["shares_machine"] for plan in together] == [False, True, True]
+    raylets = MpiLauncher().plans(context(2, 1, address="127.9.9.{}"))
+    assert [plan["beside"]["shares_machine"] for plan in raylets] == [False, True]
 
 
 def test_names_of_nodes_are_addresses_that_mpirun_need_not_look_up() -> None:
