@@ -115,7 +115,8 @@ def _running(drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual) -> R
         started_s=_seconds(attempt.started_at) if attempt is not None else None,
         user=job.user,
         group=_group(drive.served, job),
-        preemptible=job.spec.preemptible,
+        # One that had to go as often as it may would fail instead of coming back.
+        preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
         max_duration_s=job.spec.max_duration_s,
         grace_s=job.spec.grace_s,
         expected_s=usual.get((job.experiment, job.spec.entry)),

@@ -9,6 +9,7 @@ import pytest
 from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import NotPlacedError
 from rayjobs.errors import PrepareError
+from rayjobs.policy import Rule
 from rayjobs.records import AllocationState
 from rayjobs.spec import Dependency, Distribution, Resources, Retries
 from rayjobs.states import JobState
@@ -70,6 +71,7 @@ def test_a_job_that_can_never_fit_does_not_block_others(tmp_path: Path) -> None:
         await here.state(small, JobState.COMPLETED)
         decision = here.engine.explain(f"{here.folder}::{big.id}")
         assert decision is not None
+        assert decision.rule is Rule.NEVER_FITS
         assert "3 GPUs" in decision.reason
         assert here.store.job(big.id).state is JobState.QUEUED
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.policy import Limits, Rule
-from rayjobs.spec import Resources
+from rayjobs.spec import Resources, Retries
 from rayjobs.states import JobState
 from tests.fakes.world import World, play
 
@@ -29,6 +29,25 @@ def test_a_preemptible_job_makes_way_and_comes_back(tmp_path: Path) -> None:
         here.agent.end(low.id, 2, exit_code=0)
         await here.state(low, JobState.COMPLETED)
         assert not here.cluster.over_capacity
+
+    play(scene, tmp_path)
+
+
+def test_who_has_made_way_as_often_as_it_may_stays(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        low = here.submit(
+            resources=Resources(cpus=2), preemptible=True, retries=Retries(preempted=0)
+        )
+        await here.launched(low)
+        high = here.submit(resources=Resources(cpus=2), priority=1)
+        key = f"{here.folder}::{high.id}"
+        await here.until(lambda: here.engine.explain(key))
+        decision = here.engine.explain(key)
+        assert decision is not None
+        assert decision.rule is Rule.ROOM
+        here.agent.end(low.id, 1, exit_code=0)
+        await here.launched(high)
+        assert here.store.job(low.id).state is JobState.COMPLETED
 
     play(scene, tmp_path)
 
