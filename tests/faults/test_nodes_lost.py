@@ -1,0 +1,165 @@
+"""Nodes of a cluster that die or freeze under their jobs: one live attempt, and a whole curve."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rayjobs import checkpoints
+from rayjobs.records import Job
+from rayjobs.spec import Distribution
+from rayjobs.states import JobState
+from rayjobs.workspace_files import locate, open_workspace
+from tests.jobs import Jobs, until
+from tests.local_target import remove_runtime_folder
+from tests.raylets import TARGET, Cluster, ray_cluster
+
+pytestmark = pytest.mark.ray
+
+# Two thirds of it, after which a host that nobody can reach ends its ranks, is 12 s.
+LEASE_S = 18.0
+
+# Each step of each rank is told to a file by the rank itself: what ran when needs no witness.
+TRAIN = """
+import json, os, time
+from rayjobs import Run, checkpoint
+
+run = Run.get_context()
+found = checkpoint.latest()
+first = 0 if found is None else found.step + 1
+attempt, rank = int(os.environ["RAYJOBS_ATTEMPT"]), int(os.environ.get("RANK", 0))
+group = int(os.environ.get("WORLD_SIZE", 1)) > 1
+if group:
+    import torch
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+step = first
+while first == 0 or step < first + 10:
+    if group:
+        dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        run.log("loss", 1 / (step + 1), step=step)
+        if step % 20 == 0:
+            checkpoint.save(step, {"model.bin": b"weights %d" % step}, keep=4)
+    with open(os.environ["HISTORY"], "a") as file:
+        print(json.dumps([attempt, rank, step, time.time()]), file=file)
+    print("step", step, os.getcwd(), flush=True)
+    step += 1
+    time.sleep(0.05)
+with open("outputs/rank-%d.txt" % rank, "w") as file:
+    file.write(os.getcwd())
+if group:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.fixture(scope="module")
+def home(session_root: Path) -> Iterator[Path]:
+    yield session_root / "c"
+    remove_runtime_folder(session_root / "c")
+
+
+@pytest.fixture(scope="module")
+def cluster(home: Path) -> Iterator[Cluster]:
+    """Three nodes and a head without jobs; each test loses one of them."""
+    with ray_cluster(home, lease_s=LEASE_S) as made:
+        for _ in range(3):
+            made.add()
+        yield made
+
+
+@pytest.fixture
+def jobs(
+    cluster: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Jobs]:
+    """A workspace of this test's own on the cluster."""
+    monkeypatch.setenv("RAYJOBS_HOME", str(home))
+    workspace = open_workspace(locate())
+    made = Jobs(workspace, tmp_path)
+    yield made
+    for job in made.store.jobs():
+        if not job.state.is_final:
+            made.store.request_cancel(job.id)
+            made.wait(job)
+    workspace.close()
+
+
+def history(path: Path) -> list[tuple[int, int, int, float]]:
+    """Return (attempt, rank, step, epoch seconds) as the ranks wrote them; a torn line is not."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(json.loads(line)) for line in lines if line.endswith("]")]
+
+
+def begin(jobs: Jobs, told: Path, **spec: object) -> Job:
+    job = jobs.submit(TRAIN, target=TARGET, environment_variables={"HISTORY": str(told)}, **spec)  # type: ignore[arg-type]
+    until(
+        lambda: checkpoints.newest(jobs.store, jobs.workspace.blobs, job.id),
+        "a checkpoint has left its node",
+    )
+    return job
+
+
+def check_curve(jobs: Jobs, job: Job, told: Path) -> None:
+    """Check that every step was measured once, and that no two attempts ran at once."""
+    points = [p for p in jobs.store.metrics(job.id) if p.name == "loss"]
+    steps = [point.step for point in points]
+    assert steps == list(range(len(steps))), steps
+    ran = history(told)
+    spans = [
+        (
+            min(at for a, _, _, at in ran if a == attempt),
+            max(at for a, _, _, at in ran if a == attempt),
+        )
+        for attempt in sorted({attempt for attempt, *_ in ran})
+    ]
+    assert all(before[1] < after[0] for before, after in pairwise(spans)), spans
+
+
+def test_a_killed_raylet_costs_a_group_one_attempt(
+    jobs: Jobs, cluster: Cluster, tmp_path: Path
+) -> None:
+    told = tmp_path / "history"
+    two = Distribution(nodes=2, processes_per_node=1, backend="gloo")
+    cluster.wait_for_nodes(4)
+    job = begin(jobs, told, distribution=two)
+    hosts = jobs.attempt(job).hosts
+    lost = cluster.node_at(hosts[1]["address"])
+    lost.raylet.kill()
+    done = jobs.wait(job, JobState.COMPLETED)
+    assert done.attempt == 2
+    first, second = jobs.store.attempts(job.id)
+    assert first.failure is not None
+    assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
+    assert lost.address not in {host["address"] for host in second.hosts}
+    check_curve(jobs, job, told)
+    # Each node works in a scratch folder of its own, and what each one wrote comes back.
+    for host, name in zip(
+        second.hosts, ("outputs/rank-0.txt", "node-1/outputs/rank-1.txt"), strict=True
+    ):
+        scratch = cluster.node_at(host["address"]).scratch
+        assert jobs.file(job, name).decode().startswith(f"{scratch}/"), name
+    cluster.remove(lost)
+
+
+def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
+    jobs: Jobs, cluster: Cluster, tmp_path: Path
+) -> None:
+    told = tmp_path / "history"
+    cluster.wait_for_nodes(3)
+    job = begin(jobs, told)
+    (host,) = jobs.attempt(job).hosts
+    frozen = cluster.node_at(host["address"])
+    frozen.raylet.suspend()
+    done = jobs.wait(job, JobState.COMPLETED)
+    assert done.attempt == 2
+    first = jobs.store.attempts(job.id)[0]
+    assert first.outcome == "node_lost"
+    check_curve(jobs, job, told)
+    assert not psutil.pid_exists(host["pid"])
+    cluster.remove(frozen)
