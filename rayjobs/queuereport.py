@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
-from rayjobs.records import Prediction, QueueRow, Usage
+from rayjobs.queuerecords import Prediction, QueueRow, Usage
 
 # A wait below this is taken for this: twice as long as nothing says nothing.
 LEAST_S = 1.0

@@ -14,7 +14,8 @@ from rayjobs.clock import Clock
 from rayjobs.compute.board import Served
 from rayjobs.errors import StoreError
 from rayjobs.policy import Plan
-from rayjobs.records import Job, Prediction
+from rayjobs.queuerecords import Prediction
+from rayjobs.records import Job
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ Everything goes in and out as records or JSON data, so that the protocol can be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,21 +17,18 @@ from rayjobs.records import (
     Allocation,
     Attempt,
     ChildNews,
-    Durations,
     Event,
     Job,
     JobLine,
     MetricPoint,
     ModelFile,
     ModelVersion,
-    Prediction,
-    QueueRow,
     StoredFile,
     Sweep,
     TrialRow,
-    Usage,
 )
 from rayjobs.states import JobState
+from rayjobs.store.queuebase import QueueStore
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from datastore.catalogue import Catalogue
@@ -39,7 +36,7 @@ if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from rayjobs.store.pruning import PruneView
 
 
-class Store(Protocol):
+class Store(QueueStore, Protocol):
     """Records of one workspace.
 
     Raises (all methods):
@@ -236,65 +233,6 @@ class Store(Protocol):
 
     def release(self, job_id: str) -> Job:
         """Let a held job (all members of an array) be started again. Raises as `hold` does."""
-        ...
-
-    # -- arrays --------------------------------------------------------------------------------
-    def submit_array(
-        self,
-        spec: JobSpec,
-        *,
-        experiment: str,
-        snapshot: str | None,
-        user: str,
-        idempotency_key: str | None = None,
-        job_id: str | None = None,
-    ) -> tuple[Job, bool]:
-        """Write an array and all its members durably (fsync), or none of them.
-
-        Returns the array: a job of kind "array", Running from the start, which no target starts
-        and which ends with its last member: Failed when one has, else Canceled when one was,
-        else Completed. Its members are Queued jobs with its id as their parent. A key that
-        exists gives that array and False, as `submit` does.
-        """
-        ...
-
-    def member(self, array_id: str, index: int) -> Job:
-        """Return an array's member. Raises NotFoundError."""
-        ...
-
-    def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
-        """Return how many children of each parent are in each state (none: left out)."""
-        ...
-
-    # -- the queue -----------------------------------------------------------------------------
-    def durations(
-        self, entries: Iterable[tuple[str, str]], *, most: int = 100
-    ) -> dict[tuple[str, str], Durations]:
-        """Return how long the newest completed jobs of each (experiment, entry) ran.
-
-        Entries without any are left out. Quick whatever the number of jobs.
-        """
-        ...
-
-    def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
-        """Return `durations` for the entries of a target's jobs that have not ended."""
-        ...
-
-    def note_predictions(self, predictions: Sequence[Prediction]) -> None:
-        """Keep when waiting jobs are thought to start: of each its first and its last word.
-
-        Ignored for jobs that have had a place.
-        """
-        ...
-
-    def queue_history(
-        self, *, since: datetime | None = None, target: str | None = None
-    ) -> list[QueueRow]:
-        """Return how the jobs submitted since then waited, in order of submission."""
-        ...
-
-    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
-        """Return what attempts that had not ended before then held."""
         ...
 
     # -- attempts and allocations ------------------------------------------------------------

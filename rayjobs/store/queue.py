@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rayjobs.records import Durations, Prediction, QueueRow, Usage
+from rayjobs.queuerecords import Durations, Prediction, QueueRow, Usage
 from rayjobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time, time_of, time_text

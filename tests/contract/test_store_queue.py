@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.records import Prediction
+from rayjobs.queuerecords import Prediction
 from rayjobs.spec import Array, JobSpec
 from rayjobs.states import JobState
 from rayjobs.store.sql import SqlStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from rayjobs.queuerecords import Prediction, QueueRow, Usage
 from rayjobs.queuereport import queue_report
-from rayjobs.records import Prediction, QueueRow, Usage
 from rayjobs.states import JobState
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)

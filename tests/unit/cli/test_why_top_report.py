@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from rayjobs.records import Job, Prediction
+from rayjobs.queuerecords import Prediction
+from rayjobs.records import Job
 from rayjobs.spec import Dependency
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target

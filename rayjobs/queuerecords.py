@@ -1,0 +1,79 @@
+"""What the queue learned, foretold and gave: frozen records for estimates and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from rayjobs.states import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Durations:
+    """How long the completed jobs of one entry ran, the newest ones.
+
+    Attributes:
+        count: Of how many.
+        median_s, p90_s: Seconds from the start of the attempt that completed to the job's end.
+    """
+
+    count: int
+    median_s: float
+    p90_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """When a waiting job was thought to start.
+
+    Attributes:
+        basis: What the estimate rests on, in the policy's words.
+        made_at: When; None for one that is not stored yet.
+    """
+
+    job: str
+    starts_at: datetime
+    basis: str
+    made_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueRow:
+    """How one job waited.
+
+    Attributes:
+        placed_at: When it first got a place; None for one that never did (so far).
+        predicted_first: The first estimate that was shown; None where there was none.
+        predicted_last: The last one before its place.
+    """
+
+    job: str
+    name: str
+    user: str
+    priority: int
+    parent: str | None
+    target: str
+    state: JobState
+    submitted_at: datetime
+    placed_at: datetime | None
+    ended_at: datetime | None
+    predicted_first: Prediction | None
+    predicted_last: Prediction | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What one attempt held, and how long.
+
+    Attributes:
+        until: None while it goes on.
+        shape: Of its allocation, see `Allocation`.
+    """
+
+    job: str
+    user: str
+    target: str
+    since: datetime
+    until: datetime | None
+    shape: Mapping[str, float]
