@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ import pytest
 from rayjobs.injob import namespace
 from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.injob.processes import marked
+from rayjobs.launch import hostclient
 from tests.conformance.hosts import DEADLINE_S, Attempt, namespaces_work, until, warm
 
 __all__ = ["warm"]
@@ -97,7 +99,8 @@ def test_what_the_node_has_mounted_is_there_and_proc_stays_private(
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
 )
-def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path) -> None:
+@pytest.mark.parametrize("way", ["cold", "warm"])
+def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path, way: str) -> None:
     """Through a user namespace, in which a process would have rights over its own files at first.
 
     Off switch: no `drop_capabilities` in `Namespace.enter`.
@@ -115,8 +118,13 @@ def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path) -
     if python is None:
         pytest.skip("another user can reach no Python here")
     attempt = Attempt.make(short_path, source, hold=["namespace"], python=python)
-    program = Path(namespace.__file__).with_name("host.py")
-    plan = attempt.write_plan()
+    injob = Path(namespace.__file__).parent
+    socket = str(short_path / "w.sock")
+    begin = {
+        "cold": ["host.py", attempt.write_plan()],
+        "warm": ["warm.py", "--socket", socket, "--log", str(short_path / "warm.log")],
+    }[way]
+    attempt.write_plan()
     for path in (short_path, *short_path.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
     mode = short_path.parent.stat().st_mode
@@ -125,18 +133,24 @@ def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path) -
         started = subprocess.run(
             [
                 *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-                *(python, program, plan),
+                *(python, injob / begin[0], *begin[1:]),
             ],
             input=b"{}\n",
             stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "RAYJOBS_MARKER": "-" * 160},
+            env={"PATH": os.environ["PATH"], "RAYJOBS_MARKER": "-" * 160, "LANG": "C.UTF-8"},
             cwd="/",
             timeout=DEADLINE_S,
             check=True,
         )
-        attempt.identity = Identity.from_dict(json.loads(started.stdout))
+        if way == "cold":
+            attempt.identity = Identity.from_dict(json.loads(started.stdout))
+        else:
+            attempt.identity = asyncio.run(
+                hostclient.fork(socket, str(attempt.root / "plan.json"))
+            ).identity
         record = attempt.wait()
     finally:
+        asyncio.run(hostclient.stop_warm(socket))
         short_path.parent.chmod(mode)
     assert record["tree"] == "namespace" and record["outcome"] == "completed", attempt.log()
     assert attempt.log().decode().splitlines() == [
