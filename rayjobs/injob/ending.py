@@ -58,6 +58,8 @@ class Ending:
                 self._kill_at = min(self._kill_at, kill_at)
             return
         self.outcome, self.reason, self._kill_at = outcome, reason, kill_at
+        if grace <= 0:
+            return  # killed at once: a SIGTERM just before would be heard by some, by chance
         for rank in self._host.ranks:
             if not rank.has_ended:
                 self._ask_rank(rank)
