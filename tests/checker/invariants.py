@@ -104,6 +104,9 @@ def _ends(evidence: Evidence) -> Iterator[str]:
                 yield f"{job.id} went from {old} to {new}"
         if states and states[-1] is not job.state:
             yield f"the history of {job.id} ends as {states[-1]}, its row says {job.state}"
+        was_asked = job.cancel_requested_at is not None or job.spec.depends_on
+        if job.state is JobState.CANCELED and job.kind == "job" and not was_asked:
+            yield f"{job.id} is Canceled, and nobody asked for that"
         attempts = evidence.attempts.get(job.id, [])
         if not attempts or not job.state.is_final:
             continue

@@ -193,6 +193,7 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
     ("I2", "are numbered", attempt_of(1, number=3)),
     ("I2", "a successor and no end", attempt_of(0, ended_at=None)),
     ("I3", "went from Completed to Queued", add_event(event(100, "state", "", new="Queued"))),
+    ("I3", "nobody asked for that", job_of(state=S.CANCELED)),
     ("I3", "and its end is None", job_of(ended_at=None)),
     ("I3", "its row says Failed", job_of(state=S.FAILED)),
     ("I3", "its exit codes are [1]", attempt_of(1, exits=(exit_record("j", 2, exit_code=1),))),

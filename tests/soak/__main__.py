@@ -1,0 +1,148 @@
+"""``python -m tests.soak [--minutes 30] [--jobs 200] [--seed N] [--report FILE]``.
+
+Runs short jobs on a real target of its own while processes are killed and stopped at random, then
+holds the invariants against the store, against what the ranks wrote, and against the machine. The
+last line says how many violations there were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import secrets
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from statistics import median
+
+RANK = """
+import json, os, sys, time
+from rayjobs import Run, checkpoint
+
+lasts, code = float(sys.argv[1]), int(sys.argv[2])
+run, told = Run.get_context(), os.open(os.environ["HISTORY"], os.O_WRONLY | os.O_APPEND)
+who = {"job": os.environ["AZUREML_RUN_ID"], "attempt": int(os.environ["RAYJOBS_ATTEMPT"]),
+       "rank": int(os.environ.get("RANK", 0))}
+found = checkpoint.latest() if who["rank"] == 0 else None
+step, end = 0 if found is None else found.step + 1, time.monotonic() + lasts
+while True:
+    os.write(told, (json.dumps({**who, "at": time.time()}) + "\\n").encode())
+    if time.monotonic() >= end:
+        break
+    print("step", step, flush=True)
+    if who["rank"] == 0:
+        run.log("loss", 1 / (step + 1), step=step)
+        if step % 5 == 0:
+            checkpoint.save(step, {"state": b"%d" % step}, keep=2)
+    step += 1
+    time.sleep(0.05)
+sys.exit(code)
+"""
+CPUS = 8
+INTRODUCTION = """\
+# Reliability: what was done to a running target, and what users saw
+
+Written by `make soak` (`python -m tests.soak`), not by hand. Jobs run on real Ray while a process
+is killed (SIGKILL) or stopped (SIGSTOP) every few seconds. Afterwards one checker
+(`tests/checker/`) compares the store, what the ranks themselves wrote, and what is left on the
+machine: invariants I1 to I11.\
+"""
+DRAIN_S = 900.0
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--jobs", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--report", type=Path, default=Path("docs/reliability.md"))
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the soak; return 0 when no invariant was violated."""
+    asked = arguments()
+    seed = secrets.randbelow(1_000_000) if asked.seed is None else asked.seed
+    root = Path(tempfile.mkdtemp(prefix="rjs-", dir="/tmp"))
+    canary = secrets.token_hex(16)
+    os.environ.update(
+        {
+            "RAYJOBS_HOME": str(root / "h"),
+            "RAYJOBS_WORKSPACE": str(root / "w"),
+            "RAYJOBS_LOCAL_CPUS": str(CPUS),
+            "RAYJOBS_LOCAL_DASHBOARD": "0",
+            "RAYJOBS_LOCAL_IDLE_S": "3600",
+            "RAYJOBS_SECRET_SOAK": canary,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+    )
+    # After the environment: some of these read it when they are imported.
+    from rayjobs.compute import starting, targets
+    from tests.soak.history import Soak
+
+    print(f"seed {seed}, {asked.minutes:g} minutes, {asked.jobs} jobs, in {root}", flush=True)
+    violations: list[str] = ["the soak did not come to its end"]
+    try:
+        starting.ensure_target("local", home=root / "h")
+        soak = Soak(root, Random(seed), jobs=asked.jobs, canary=canary, rank=RANK, cpus=CPUS)
+        soak.run(minutes=asked.minutes, say=lambda text: print(text, flush=True))
+        violations = soak.violations(drain_s=DRAIN_S)
+        asked.report.write_text(report(soak, asked.minutes, violations))
+        print(f"wrote {asked.report}")
+    finally:
+        targets.stop_target(force=True, home=root / "h")
+        if not violations:
+            shutil.rmtree(root, ignore_errors=True)
+    for one in violations:
+        print(one)
+    print(f"violations {len(violations)}")
+    return 1 if violations else 0
+
+
+def report(soak: object, minutes: float, violations: list[str]) -> str:
+    """Return the report: what was done, what users saw of it, for how long."""
+    from tests.soak.history import Soak
+    from tests.soak.nemesis import FELT
+
+    assert isinstance(soak, Soak)
+    rows = []
+    for event, felt in FELT.items():
+        times = [one.seconds for one in soak.harms if one.event == event]
+        known = [one for one in times if one is not None]
+        if not times:
+            continue
+        worst = f"{max(known):.1f}" if len(known) == len(times) else "never"
+        middle = f"{median(known):.1f}" if known else "never"
+        rows.append(f"| {event} | {len(times)} | {felt} | {middle} | {worst} |")
+    return "\n".join(
+        [
+            INTRODUCTION,
+            "",
+            f"{minutes:g} minutes, {len(soak.submitted)} jobs and {soak.probe_count} probes, "
+            f"{len(soak.harms)} events, {soak.attempts} attempts, {soak.lines} signs of life by "
+            f"ranks; {soak.clients_killed} clients were killed while they submitted; "
+            f"{os.cpu_count()} cores at a load of {os.getloadavg()[2]:.0f}, Linux "
+            f"{platform.release().split('-')[0]}, Python {platform.python_version()}.",
+            "",
+            "| event | times | what the user sees | seconds (median) | seconds (worst) |",
+            "|---|---|---|---|---|",
+            *rows,
+            "",
+            "The seconds begin with the harm (of a stop, with its end), and include the whole life",
+            "of the job that was submitted right after.",
+            "",
+            f"States at the end: {soak.states}.",
+            "",
+            f"**violations {len(violations)}**",
+            *[f"- {one}" for one in violations[:20]],
+            "",
+        ]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
