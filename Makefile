@@ -3,6 +3,7 @@ SHELL := /bin/bash
 PYTHON := .venv/bin/python
 WORKERS ?= 2
 PYTEST_ARGS ?=
+SLOW_ARGS ?=
 SOAK_ARGS ?=
 BENCH_ARGS ?=
 
@@ -34,8 +35,9 @@ format: setup ## put the code in order
 bench: setup ## measure, with the peer beside it
 	@$(PYTHON) -m benchmarks $(BENCH_ARGS)
 
-soak: setup ## the slow tests, again and again
-	@$(PYTHON) -m pytest -m slow --durations=15 $(SOAK_ARGS)
+soak: setup ## the slow tests, then half an hour of real Ray under a nemesis (SOAK_ARGS="--minutes 3")
+	@$(PYTHON) -m pytest -m slow --durations=15 $(SLOW_ARGS)
+	@$(PYTHON) -m tests.soak $(SOAK_ARGS)
 
 prove: setup ## switch each fault's handler off once: its tests must turn red
 	@$(PYTHON) tools/prove_faults.py
