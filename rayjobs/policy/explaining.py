@@ -53,7 +53,7 @@ def reason_of(plan: Plan, key: str) -> str:
         case Rule.TARGET_JOBS:
             return f"first in line; {limits.jobs} jobs run, the most that may on this target"
         case Rule.YIELDING:
-            return "first in line; jobs that make way for it have not ended yet"
+            return "first in line; starts when jobs that are ending have given back their room"
         case Rule.ROOM:
             free = describe_free(plan.rooms)
             return f"first in line; waits for {job.shape.describe()}: {free}"
