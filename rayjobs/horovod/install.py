@@ -68,7 +68,7 @@ def install(
     """
     say(f"looking at {python}")
     environment = needs.environment_of(python)
-    mpi = needs.check_tools()
+    mpi = needs.mpi_version()
     tools = needs.gpu_tools()
     with_gpu = _decide_gpu(gpu, environment, tools)
     folder = cache_folder() / _key(environment, mpi, gpu=with_gpu)
@@ -133,6 +133,7 @@ def _build(
     jobs: int | None,
     say: Say,
 ) -> Path:
+    needs.check_tools()
     log = folder / "build.log"
     say(f"building Horovod {recipe.VERSION} for torch {environment.torch} (log: {log})")
     with tempfile.TemporaryDirectory(prefix="rayjobs-horovod-") as name:
@@ -224,7 +225,7 @@ def _run(
     told = -1
     with log.open("a", encoding="utf-8") as file:
         file.write(f"$ {' '.join(command)}\n")
-        process = subprocess.Popen(
+        with subprocess.Popen(
             command,
             env=environment | dict(variables),
             cwd="/",
@@ -233,16 +234,16 @@ def _run(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        )
-        assert process.stdout is not None
-        for line in process.stdout:
-            file.write(line)
-            last = [*last, line.rstrip()][-_LINES_TO_QUOTE * 4 :]
-            match = _PERCENT.search(line)
-            if say is not None and match is not None and int(match[1]) // 10 > told:
-                told = int(match[1]) // 10
-                say(f"compiling: {told * 10} %")
-        code = process.wait()
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                last = [*last, line.rstrip()][-_LINES_TO_QUOTE * 4 :]
+                match = _PERCENT.search(line)
+                if say is not None and match is not None and int(match[1]) // 10 > told:
+                    told = int(match[1]) // 10
+                    say(f"compiling: {told * 10} %")
+        code = process.returncode
     if code:
         telling = [line for line in last if "error" in line.lower()] or last
         quoted = "\n  ".join(line.strip() for line in telling[-_LINES_TO_QUOTE:])

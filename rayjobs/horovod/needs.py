@@ -73,11 +73,26 @@ def environment_of(python: Path) -> Environment:
     return Environment(python, str(facts["torch"]), facts["cuda"], tag)
 
 
-def check_tools() -> str:
-    """Check that the compiler, CMake and Open MPI are there; return Open MPI's version.
+def mpi_version() -> str:
+    """Return the version of Open MPI, which a kept wheel needs as well.
 
     Raises:
-        PrepareError: one is missing or too old; names all that are, and what installs them.
+        PrepareError: there is no mpirun, or it is not Open MPI's.
+    """
+    if shutil.which("mpirun") is None:
+        raise PrepareError(
+            "Horovod needs Open MPI, and there is no mpirun here. Install it: sudo apt-get install "
+            "openmpi-bin libopenmpi-dev",
+            failure_class="environment",
+        )
+    return _version("mpirun", r"\(Open MPI\) (\d+)\.(\d+)")
+
+
+def check_tools() -> None:
+    """Check that what a build needs is there.
+
+    Raises:
+        PrepareError: something is missing or too old; names all that is, and what installs it.
     """
     missing = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
     if missing:
@@ -95,7 +110,6 @@ def check_tools() -> str:
             f"newer one: pip install cmake",
             failure_class="environment",
         )
-    return _version("mpirun", r"\(Open MPI\) (\d+)\.(\d+)")
 
 
 def _version(program: str, pattern: str) -> str:

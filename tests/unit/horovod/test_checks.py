@@ -1,0 +1,89 @@
+"""Jobs of MPI and Horovod are refused for what is not there, with what to do about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs import mpi_checks
+from rayjobs.errors import Problem
+from rayjobs.horovod import builds
+from rayjobs.launch import openmpi
+from rayjobs.spec import JobSpec
+
+
+def check(
+    source: Path,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    has: builds.Build | None,
+    mpi: str = "",
+    is_here: bool = True,
+    **more: object,
+) -> list[Problem]:
+    """Check a job of two ranks on a machine that has this Horovod and this Open MPI."""
+    monkeypatch.setattr(openmpi, "problem", lambda _path: mpi)
+    monkeypatch.setattr(builds, "of_interpreter", lambda _python: has)
+    (source / "train.py").write_text(text)
+    shape = {"processes_per_node": 2, "backend": "mpi"}
+    spec = JobSpec.model_validate({"script": "train.py", "distribution": shape, **more})
+    return mpi_checks.check(spec, source=source, is_here=is_here)
+
+
+CPU = builds.Build(Path("lib.so"), has_gpu_operations=False)
+GPU = builds.Build(Path("lib.so"), has_gpu_operations=True)
+SCRIPT = "import torch\nimport horovod.torch as hvd\n"
+GPUS = {"gpus": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "has", "more", "word"),
+    [
+        (SCRIPT, CPU, {}, None),
+        (SCRIPT, None, {}, "horovod install"),
+        (SCRIPT, CPU, {"resources": GPUS}, "Two ways out"),
+        (SCRIPT, GPU, {"resources": GPUS}, None),
+        ("print('plain MPI')", CPU, {"resources": GPUS}, None),
+        ("# import horovod", None, {}, None),
+        (
+            SCRIPT,
+            CPU,
+            {"resources": GPUS, "environment_variables": {"HOROVOD_CPU_OPERATIONS": "MPI"}},
+            None,
+        ),
+    ],
+)
+def test_horovod_must_be_there_and_able_to(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    text: str,
+    has: builds.Build | None,
+    more: dict[str, object],
+    word: str | None,
+) -> None:
+    problems = check(tmp_path, text, monkeypatch, has=has, **more)
+    assert len(problems) == (word is not None)
+    if word is not None:
+        assert word in problems[0].remedy and problems[0].path == "distribution.backend"
+    # Of another machine nothing is known here.
+    assert check(tmp_path, text, monkeypatch, has=has, is_here=False, **more) == []
+
+
+def test_open_mpi_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (problem,) = check(tmp_path, "", monkeypatch, has=None, mpi="Open MPI is not installed")
+    assert "not installed on this machine" in problem.message
+    assert "apt-get install openmpi-bin" in problem.remedy
+
+
+def test_another_mpi_and_another_version_are_named(tmp_path: Path) -> None:
+    assert "no mpirun and no orted in PATH" in openmpi.problem(str(tmp_path))
+    for number, said in enumerate(("mpirun (Open MPI) 5.0.7", "HYDRA build details")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in ("mpirun", "orted"):
+            (folder / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+            (folder / name).chmod(0o755)
+    assert "is of version 5.0.7" in openmpi.problem(str(tmp_path / "0"))
+    assert "is not Open MPI's" in openmpi.problem(str(tmp_path / "1"))
