@@ -5,13 +5,17 @@ Two nodes are two attempt hosts of this machine, each with its own folder and or
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from rayjobs.failures import FailureClass
+from rayjobs.injob import namespace
 from tests.conformance.hosts import warm
 from tests.mpi_hosts import MpiAttempt, needs_mpi
 
@@ -38,6 +42,28 @@ def start(folder: Path, script: str, warm: str, **shape: int) -> MpiAttempt:
             for rank in node.plan["ranks"]:
                 node.printed("met", rank["rank"])
     return attempt
+
+
+def has_namespaces() -> bool:
+    """Whether this machine allows what `hold` = namespace needs."""
+    done = subprocess.run(
+        [sys.executable, str(namespace.__file__)], capture_output=True, text=True, check=False
+    )
+    return bool(json.loads(done.stdout or "{}").get("works"))
+
+
+def test_ranks_of_two_nodes_meet_from_pid_namespaces_of_their_own(
+    short_path: Path, warm: str
+) -> None:
+    if not has_namespaces():
+        pytest.skip("this machine allows no PID namespaces")
+    attempt = MpiAttempt.make(short_path, MEET, nodes=2, processes=2, hold=["namespace"])
+    with attempt.start(warm).relayed():
+        records = attempt.wait()
+    assert [(record["outcome"], record["tree"]) for record in records] == [
+        ("completed", "namespace")
+    ] * 2
+    attempt.nothing_left()
 
 
 @pytest.mark.parametrize("node", [0, 1])
