@@ -105,7 +105,8 @@ class Namespace:
         send_signal(self.init, signal.SIGKILL)
 
     def close(self) -> None:
-        """Let init end, and with it whatever is left. The caller still has to wait for it."""
+        """End init, and with it whatever is left. The caller still has to wait for it."""
+        self.kill()
         self._let_go()
 
     def _let_go(self) -> None:
@@ -194,9 +195,9 @@ def _try() -> None:
     _, status = os.waitpid(child, 0)
     said = os.read(reader, 4096)
     namespace.close()
-    _, of_init = os.waitpid(namespace.init.pid, 0)
-    if said or status or of_init:
-        raise OSError(said.decode() or f"the processes ended with {status} and {of_init}")
+    os.waitpid(namespace.init.pid, 0)
+    if said or status:
+        raise OSError(said.decode() or f"the process in it ended with status {status}")
 
 
 def probe() -> Dict[str, Any]:
