@@ -9,13 +9,13 @@ import builtins
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import checkpoints, lineage, modelfiles
 from rayjobs.errors import NotFoundError, UsageError
 from rayjobs.ids import token
+from rayjobs.modelfacts import ModelFacts, opened_of
 from rayjobs.modelnames import check_alias, check_name, has, tags_of, texts, version_of
 from rayjobs.records import ModelVersion
 from rayjobs.submitting import user_name
@@ -62,7 +62,7 @@ def register(
         UsageError: a sentence that says why this is no model: the run has not completed, the
             metric is not finite, a file is torn, or the lineage is not known.
     """
-    opened = _opened(workspace)
+    opened = opened_of(workspace)
     check_name(name)
     for alias in aliases:
         check_alias(alias)
@@ -137,7 +137,7 @@ def find(workspace: Workspace | OpenWorkspace, text: str) -> Model:
         NotFoundError: there is no such model, version or alias.
         UsageError: the version is no number.
     """
-    store = _opened(workspace).store
+    store = opened_of(workspace).store
     name, at, alias = text.partition("@")
     if at:
         return Model._of(workspace, store.model(name, alias=alias))
@@ -146,11 +146,8 @@ def find(workspace: Workspace | OpenWorkspace, text: str) -> Model:
     return Model._of(workspace, store.model(name, version=number))
 
 
-class Model:
+class Model(ModelFacts):
     """One version of a model."""
-
-    workspace: Any
-    _kept: ModelVersion
 
     def __init__(
         self,
@@ -174,7 +171,7 @@ class Model:
         elif name is None:
             raise UsageError("give Model(workspace, name), or id='name:version'")
         else:
-            store = _opened(workspace).store
+            store = opened_of(workspace).store
             number = None if version is None else version_of(version)
             found = store.model(name, version=number)
             if tags or properties or run_id:
@@ -264,7 +261,7 @@ class Model:
 
         `tags` and `properties` are keys, or ``[key, value]`` pairs, in a list.
         """
-        kept = _opened(workspace).store.models(name=name, run=run_id, latest=latest)
+        kept = opened_of(workspace).store.models(name=name, run=run_id, latest=latest)
         return [Model._of(workspace, one) for one in kept if has(one, tags, properties, None)]
 
     @staticmethod
@@ -293,97 +290,6 @@ class Model:
         model = Model(_workspace, name, version=version)
         return model.download(str(folder / str(model.version)), exist_ok=True)
 
-    # -- what it is ----------------------------------------------------------------------------
-    @property
-    def name(self) -> str:
-        """Its name."""
-        return self._kept.name
-
-    @property
-    def version(self) -> int:
-        """Its version, from 1."""
-        return self._kept.version
-
-    @property
-    def id(self) -> str:
-        """``name:version``."""
-        return f"{self.name}:{self.version}"
-
-    @property
-    def url(self) -> str:
-        """Its address within rayjobs."""
-        return f"rayjobs://{_opened(self.workspace).name}/models/{self.name}/{self.version}"
-
-    @property
-    def tags(self) -> dict[str, str]:
-        """Its tags."""
-        return dict(self._kept.tags)
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """Its properties, which are written once."""
-        return dict(self._kept.properties)
-
-    @property
-    def description(self) -> str:
-        """What people should know."""
-        return self._kept.description
-
-    @property
-    def model_framework(self) -> str:
-        """The framework that was named."""
-        return self._kept.framework
-
-    @property
-    def model_framework_version(self) -> str:
-        """Its version."""
-        return self._kept.framework_version
-
-    @property
-    def created_time(self) -> datetime:
-        """When it was registered (UTC)."""
-        return self._kept.created_at
-
-    @property
-    def created_by(self) -> str:
-        """Who registered it."""
-        return self._kept.created_by
-
-    @property
-    def run_id(self) -> str:
-        """The run that made it."""
-        return self._kept.run
-
-    @property
-    def run(self) -> JobRun:
-        """The run that made it."""
-        from rayjobs.workspace import Workspace
-
-        workspace = self.workspace
-        if not isinstance(workspace, Workspace):
-            workspace = Workspace(path=workspace.path)
-        return workspace.get_run(self.run_id)
-
-    @property
-    def aliases(self) -> builtins.list[str]:
-        """Names that point to this version now."""
-        return [*self._kept.aliases]
-
-    @property
-    def lineage(self) -> dict[str, Any]:
-        """Where it comes from, see docs/guides/models.md."""
-        return dict(self._kept.lineage)
-
-    @property
-    def datasets(self) -> builtins.list[dict[str, Any]]:
-        """What the run read."""
-        return [dict(one) for one in self._kept.lineage.get("data", ())]
-
-    @property
-    def record(self) -> ModelVersion:
-        """All that is kept."""
-        return self._kept
-
     # -- changed ---------------------------------------------------------------------------------
     def add_tags(self, tags: Mapping[str, Any]) -> None:
         """Set tags."""
@@ -408,15 +314,15 @@ class Model:
 
     def add_alias(self, alias: str) -> None:
         """Let an alias point to this version, and to no other of the model."""
-        _opened(self.workspace).store.set_model_alias(self.name, check_alias(alias), self.version)
+        opened_of(self.workspace).store.set_model_alias(self.name, check_alias(alias), self.version)
         self._change()
 
     def delete(self) -> None:
         """Take the version out of the registry; its number is not given again."""
-        _opened(self.workspace).store.delete_model(self.name, self.version)
+        opened_of(self.workspace).store.delete_model(self.name, self.version)
 
     def _change(self, **changes: Any) -> None:
-        store = _opened(self.workspace).store
+        store = opened_of(self.workspace).store
         self._kept = store.update_model(self.name, self.version, **changes)
 
     # -- fetched ---------------------------------------------------------------------------------
@@ -437,7 +343,7 @@ class Model:
                 f"(--force, exist_ok=True)"
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        blobs = _opened(self.workspace).blobs
+        blobs = opened_of(self.workspace).blobs
         files = self._kept.files
         if len(files) == 1 and files[0].name == target.name:
             blobs.get_to(files[0].blob, target, digest=files[0].digest)
@@ -458,8 +364,3 @@ class Model:
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         return str(target)
-
-
-def _opened(workspace: Any) -> OpenWorkspace:
-    opened: OpenWorkspace = getattr(workspace, "opened", workspace)
-    return opened
