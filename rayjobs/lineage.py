@@ -19,8 +19,11 @@ VERSION = 1
 DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
 
 
-def refuse_without(job: Job) -> None:
+def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
     """Refuse a run that nothing can be registered from.
+
+    Args:
+        at_its_end: All of it is stored, and only its end as Completed is still to be written.
 
     Raises:
         UsageError: it has not completed, or it is not known what code it ran.
@@ -35,7 +38,7 @@ def refuse_without(job: Job) -> None:
             f"{job.id} is an array, which runs nothing itself; register one of its members, such "
             f"as '{job.id}[0]'"
         )
-    if job.state is not JobState.COMPLETED:
+    if job.state is not (JobState.FINALIZING if at_its_end else JobState.COMPLETED):
         ended = "has ended as" if job.state.is_final else "is"
         raise UsageError(
             f"run {job.id} {ended} {job.state}: only what a completed run left can become a model",

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.errors import UsageError
+from rayjobs.injob.modelrequests import NAME
 from rayjobs.records import ModelVersion
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
 def check_name(name: str) -> str:
     """Return a model's name. Raises UsageError when it is none."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not NAME.fullmatch(name):
         raise UsageError(
             f"a model cannot be called {name!r}; use letters, digits, '.', '_' and '-', and begin "
             f"with a letter or digit"
@@ -24,7 +22,7 @@ def check_name(name: str) -> str:
 
 def check_alias(alias: str) -> str:
     """Return an alias. Raises UsageError when it is none, or reads as a version."""
-    if not _NAME.fullmatch(alias) or alias.isdecimal() or alias == "latest":
+    if not NAME.fullmatch(alias) or alias.isdecimal() or alias == "latest":
         raise UsageError(
             f"{alias!r} cannot be an alias; use letters, digits, '.', '_' and '-', with a letter, "
             f"and not 'latest'"

@@ -206,6 +206,10 @@ class AttemptPaths:
         """What the rank logged."""
         return self.root / "metrics" / f"rank-{rank}.jsonl"
 
+    def model_requests(self, rank: int) -> Path:
+        """What the rank asked to have registered."""
+        return self.root / "models" / f"rank-{rank}.jsonl"
+
 
 def driver_log_name(rank: int, world_size: int) -> str:
     """Return the stored name of a rank's log.

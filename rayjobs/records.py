@@ -297,6 +297,44 @@ class ModelFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelDraft:
+    """A version of a model to be, with all but its number; see `ModelVersion`.
+
+    Attributes:
+        sources: Rows of the run's files, as they were checked.
+        user: Who registers it.
+        description: None leaves that of a version that is there already.
+    """
+
+    name: str
+    path: str
+    digest: str
+    files: tuple[ModelFile, ...]
+    sources: tuple[StoredFile, ...]
+    lineage: Mapping[str, Any]
+    user: str = ""
+    framework: str = ""
+    framework_version: str = ""
+    description: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRefusal:
+    """A model that a script asked for, and that cannot be registered.
+
+    Attributes:
+        why: A sentence, without its end.
+    """
+
+    name: str
+    path: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelVersion:
     """One version of a model.
 

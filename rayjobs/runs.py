@@ -298,7 +298,7 @@ class JobRun(RunFiles, LoggingRun):
         raise UsageError("images are logged by the script itself (Run.get_context())")
 
     # -- models --------------------------------------------------------------------------------
-    def register_model(  # type: ignore[override]  # inside a job it can only refuse
+    def register_model(  # type: ignore[override]  # inside a job the model is still to be
         self,
         model_name: str,
         model_path: str | None = None,

@@ -104,4 +104,6 @@ def end_text(job: Job | JobLine) -> str:
     """Return how a finished job ended, in one line."""
     if job.failure is not None:
         return f"{job.state} ({job.failure.failure_class}): {job.failure.message}"
-    return f"{job.state}: {job.reason}" if job.reason and job.state != "Completed" else job.state
+    # A sweep or an array that completed counts its members there; a job says what is missing.
+    is_told = job.state != "Completed" or job.kind == "job"
+    return f"{job.state}: {job.reason}" if job.reason and is_told else job.state

@@ -17,6 +17,7 @@ from rayjobs.mergedlogs import rank_set
 from rayjobs.metrics import number_text, summaries
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
+from rayjobs.store.models import REFUSED as MODEL_REFUSED
 from rayjobs.terminal import plain_text
 from rayjobs.workspace_files import OpenWorkspace
 
@@ -49,6 +50,7 @@ def show(settings: Settings, job: str) -> None:
             _failure(found),
             _metrics(workspace, found),
             _files(workspace, found),
+            _models(workspace, found),
         ]
         for section in sections:
             if section:
@@ -70,6 +72,11 @@ def _as_json(
             {"name": one.name, "size": one.size, "digest": one.digest, "attempt": one.attempt}
             for one in store.files(job.id)
         ],
+        "models": [
+            {"name": one.name, "version": one.version, "path": one.path}
+            for one in store.models(run=job.id)
+        ],
+        "models_refused": _refused(workspace, job),
     }
 
 
@@ -215,3 +222,28 @@ def _files(workspace: OpenWorkspace, job: Job) -> str:
         return ""
     size = size_text(sum(one.size for one in stored))
     return f"Files\n  {len(stored)} ({size}): `rayjobs files`, `rayjobs download`"
+
+
+def _models(workspace: OpenWorkspace, job: Job) -> str:
+    """Return what was registered from the run, and what its script asked for in vain."""
+    made = workspace.store.models(run=job.id)
+    return _section(
+        "Models",
+        [
+            *[(f"{one.name}:{one.version}", one.path) for one in made],
+            *[
+                (one["name"], plain_text(f"not registered: {one['why']}"))
+                for one in _refused(workspace, job)
+            ],
+        ],
+    )
+
+
+def _refused(workspace: OpenWorkspace, job: Job) -> list[dict[str, Any]]:
+    """Return what was refused at the run's end, and not registered by hand since."""
+    made = {(one.name, one.path) for one in workspace.store.models(run=job.id)}
+    return [
+        {key: event.data[key] for key in ("name", "path", "why")}
+        for event in workspace.store.events(job.id)
+        if event.kind == MODEL_REFUSED and (event.data["name"], event.data["path"]) not in made
+    ]

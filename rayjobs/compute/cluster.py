@@ -141,7 +141,10 @@ class Agent(Protocol):
         ...
 
     async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Store the attempt's last metrics and files; return log tails and problems."""
+        """Store the attempt's last metrics and files; return log tails, problems, requests.
+
+        ``models``: what its script asked to have registered (`modelrequests.read`).
+        """
         ...
 
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:

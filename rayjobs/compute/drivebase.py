@@ -17,7 +17,7 @@ from rayjobs.compute.cluster import Cluster
 from rayjobs.compute.leases import Leases
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.failures import Failure
-from rayjobs.records import Job
+from rayjobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.rootcause import PREEMPTED_PREFIX
 from rayjobs.states import JobState
 
@@ -210,6 +210,7 @@ class DriveBase:
         outcome: str,
         reason: str = "",
         failure: Failure | None = None,
+        models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> None:
         self.parts.count(str(state))
         await self._write(
@@ -220,6 +221,7 @@ class DriveBase:
             outcome=outcome,
             reason=reason or (failure.message if failure else ""),
             failure=failure,
+            models=models,
         )
 
     async def _requeue(

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayjobs import retry, rootcause
+from rayjobs import modelrequests, retry, rootcause
 from rayjobs.blobs import FolderBlobs
 from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drivebase import DriveBase
 from rayjobs.errors import RayjobsError
 from rayjobs.failures import Failure, FailureClass
+from rayjobs.records import ModelDraft, ModelRefusal
 from rayjobs.states import JobState
 from rayjobs.stepslost import Lost, steps_lost
 from rayjobs.workspace_files import WorkspaceFiles
@@ -57,10 +58,21 @@ class DriveEnds(DriveBase):
         elif failure is not None:
             await self._fail(failure, outcome=outcome, proven=proven)
         else:
-            await self._finish(JobState.COMPLETED, outcome=outcome)
+            models = await self._models(collected)
+            await self._finish(JobState.COMPLETED, outcome=outcome, models=models)
         await self._give_back(proven=proven)
         if not problems:
             await self._clean()
+
+    async def _models(
+        self, collected: Sequence[Mapping[str, Any]]
+    ) -> Sequence[ModelDraft | ModelRefusal]:
+        """Return what the script asked to have registered, ready for the end's transaction."""
+        requests = modelrequests.fold(one for node in collected for one in node.get("models", ()))
+        if not requests:
+            return ()
+        store, blobs = self.served.store, FolderBlobs(WorkspaceFiles(Path(self.served.path)).blobs)
+        return await self._write(modelrequests.prepare, store, blobs, self.job.id, requests)
 
     async def _collect(self, order: dict[str, Any]) -> Mapping[str, Any]:
         """Store what the attempt left; a full disk may have room again in a moment."""

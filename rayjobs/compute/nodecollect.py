@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rayjobs import modelrequests
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import record_of
@@ -62,13 +63,22 @@ class Collecting:
         if record is not None and record["outcome"] == "completed" and self._is_current(order):
             note = partial(self._workspaces.note, order)
             problems += self._data.store_outputs(root, self._workspaces.of(order), note=note)
+        requests: list[dict[str, Any]] = []
+        try:
+            requests = modelrequests.read(root, plan)
+        except OSError as error:
+            problems.append(f"models that the script registers: {error.strerror or error}.")
         for sentence in publisher.left_out:
             self._workspaces.note(order, "left_out", sentence)
         if not problems:
             self._publishers.pop(_key(order), None)
             self._metrics.pop(_key(order), None)
-        facts = self._data.facts(root)
-        return {"tails": log_tails(root, plan), "problems": problems, "data": facts}
+        return {
+            "tails": log_tails(root, plan),
+            "problems": problems,
+            "data": self._data.facts(root),
+            "models": requests,
+        }
 
     def _is_current(self, order: Mapping[str, Any]) -> bool:
         """Whether what this attempt wrote may be stored: no newer one owns the job."""

@@ -6,8 +6,9 @@ import os
 import shutil
 import uuid
 from types import TracebackType
-from typing import Any, Dict, Iterable, List, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
+from rayjobs.injob import modelrequests
 from rayjobs.injob.logvalues import number_of
 from rayjobs.injob.metricsfile import METRIC_KINDS, stored_value
 from rayjobs.injob.run import LoggingRun
@@ -85,6 +86,13 @@ class OfflineRun(LoggingRun):
                 "the run has no file %r; it has: %s" % (name, ", ".join(self._files) or "none")
             )
         shutil.copyfile(source, output_file_path or os.path.basename(name))
+
+    # -- models ------------------------------------------------------------------------------
+    def _model_path(self, path: Any) -> str:
+        return modelrequests.find(path, os.path.abspath("outputs"), self._files)
+
+    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
+        print("model %s: %s (no job, so nothing is registered)" % (record["name"], record["path"]))
 
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
         return os.fspath(path) if path is not None else "a figure"

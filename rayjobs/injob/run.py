@@ -10,7 +10,7 @@ import os
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
-from rayjobs.injob import logvalues
+from rayjobs.injob import logvalues, modelrequests
 from rayjobs.injob.metricsfile import combine
 
 _contexts: Dict[Tuple[Any, ...], "Run"] = {}
@@ -298,13 +298,60 @@ class LoggingRun(Run):
             "a run cannot cancel itself; leave the script by sys.exit(), or use `rayjobs cancel`"
         )
 
-    def register_model(self, model_name: str, *args: Any, **kwargs: Any) -> None:
-        """Refuse: only a completed run can be registered from, and this one still runs."""
-        raise RunNotSupportedError(
-            "a model is registered from a completed run, and this one still runs: save it below "
-            "outputs/, then `rayjobs model register %s --run %s --path outputs/FILE` (or "
-            "run.register_model where it was submitted)" % (model_name, self.id)
+    # -- models ------------------------------------------------------------------------------
+    def register_model(
+        self,
+        model_name: str,
+        model_path: Optional[str] = None,
+        tags: Optional[Mapping[str, Any]] = None,
+        properties: Optional[Mapping[str, Any]] = None,
+        model_framework: Optional[str] = None,
+        model_framework_version: Optional[str] = None,
+        description: Optional[str] = None,
+        datasets: Any = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
+        **kwargs: Any,
+    ) -> modelrequests.ModelRequest:
+        """Ask for a file or folder to become the next version of a model when the run completes.
+
+        The bytes that it has at the run's end count. A run that does not complete registers
+        nothing; asked again with the same name and path the model stays one, and the later
+        texts count. What Azure ML keeps beside (datasets, samples, resources) is accepted; the
+        lineage has the data.
+
+        Args:
+            model_path: A file or folder below ``outputs/``, or one that was uploaded; None takes
+                the model's name.
+
+        Returns:
+            What was asked for; its version is None, and known once the run has completed.
+
+        Raises:
+            FileNotFoundError: there is no such file or folder yet.
+            TypeError: an argument is of the wrong kind.
+            ValueError: this is no name of a model, or the path is not what the run will store.
+            OSError: the request could not be written.
+        """
+        name = modelrequests.name_of(model_name)
+        record = modelrequests.record_of(
+            name,
+            self._model_path(name if model_path is None else model_path),
+            tags=tags,
+            properties=properties,
+            description=description,
+            framework=model_framework,
+            framework_version=model_framework_version,
         )
+        self._ask_for_model(record)
+        return modelrequests.ModelRequest(self.id, record)
+
+    def _model_path(self, path: Any) -> str:
+        raise NotImplementedError
+
+    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
+        raise NotImplementedError
 
 
 def _rank(environment: Mapping[str, str]) -> int:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
-from rayjobs.injob import logvalues
+from rayjobs.injob import logvalues, modelrequests
 from rayjobs.injob.inputs import InputDatasets, read_record
 from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, read_all, stored_value
 from rayjobs.injob.run import LoggingRun
@@ -41,6 +41,8 @@ class SubmittedRun(LoggingRun):
         self._area = UploadArea(os.path.join(root, "uploads"))
         self._file = Appender(os.path.join(metrics_dir, "rank-%d.jsonl" % rank))
         self._names: Dict[str, str] = {}
+        self._models_file = os.path.join(root, "models", "rank-%d.jsonl" % rank)
+        self._models: Set[Tuple[str, str]] = set()
 
     @property
     def status(self) -> str:
@@ -138,6 +140,20 @@ class SubmittedRun(LoggingRun):
 
     def _get_outputs_datapath(self) -> str:
         return os.environ.get("RAYJOBS_OUTPUTS", os.path.abspath("outputs"))
+
+    # -- models ------------------------------------------------------------------------------
+    def _model_path(self, path: Any) -> str:
+        return modelrequests.find(path, self._get_outputs_datapath(), self._area.names())
+
+    def _ask_for_model(self, record: Mapping[str, Any]) -> None:
+        key = (record["name"], record["path"])
+        if key not in self._models and len(self._models) >= modelrequests.MOST_MODELS:
+            raise ValueError(
+                "this run asked for %d models already, and no more are allowed; register folders, "
+                "or the rest by `rayjobs model register` afterwards" % modelrequests.MOST_MODELS
+            )
+        modelrequests.append(self._models_file, record)
+        self._models.add(key)
 
 
 class RunExperiment:

@@ -10,11 +10,12 @@ from typing import Any
 
 from rayjobs.errors import TransitionError
 from rayjobs.failures import Failure
-from rayjobs.records import Attempt, Job
+from rayjobs.records import Attempt, Job, ModelDraft, ModelRefusal
 from rayjobs.states import FINAL, LIVE, JobState
 from rayjobs.store import transitions
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
+from rayjobs.store.models import refusals, register_all
 from rayjobs.store.rows import attempt_of, failure_text, job_of, time_text, to_json
 
 LIVE_JOBS = f"""
@@ -119,10 +120,12 @@ class AttemptsPart(ArrayEnds):
         reason: str = "",
         failure: Failure | None = None,
         outcome: str = "",
+        models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> bool:
         """See `Store.finish`.
 
         Raises:
+            ValueError: models came with another end than Completed.
             TransitionError: `state` is not final, or the table has no step to it from where the
                 job is (only a job that is Finalizing can be Completed).
         """
@@ -134,12 +137,16 @@ class AttemptsPart(ArrayEnds):
                 job=job_id,
                 new=state,
             )
+        if models and state is not JobState.COMPLETED:
+            raise ValueError(f"job {job_id!r} ends as {state}, and only completed runs have models")
         now = self._now()
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
             old = JobState(row["state"])
             if row["attempt"] != attempt or old.is_final:
                 return False
+            told = register_all(connection, row, models, now)
+            reason = reason or refusals(told)
             values = {
                 "job": job_id,
                 "attempt": attempt,
@@ -156,6 +163,8 @@ class AttemptsPart(ArrayEnds):
                     new=state,
                 )
             connection.execute(transitions.END_ATTEMPT, values)
+            for kind, message, data in told:
+                self._event(connection, job_id, kind, message, now=now, attempt=attempt, data=data)
             self._state_event(
                 connection, job_id, old, state, now=now, attempt=attempt, reason=reason
             )

@@ -21,7 +21,9 @@ from rayjobs.records import (
     Job,
     JobLine,
     MetricPoint,
+    ModelDraft,
     ModelFile,
+    ModelRefusal,
     ModelVersion,
     StoredFile,
     Sweep,
@@ -174,8 +176,13 @@ class Store(QueueStore, Protocol):
         reason: str = "",
         failure: Failure | None = None,
         outcome: str = "",
+        models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> bool:
         """Write the one final state durably (fsync); also ends the attempt's row.
+
+        With Completed come its `models`, in the same transaction: each gets its version as by
+        `put_model` and an event ``model``; one that is refused, or whose files are others by
+        now, an event ``model_refused``, and the reason says so.
 
         False when the job is final already or has a newer attempt. From Queued (a cancel
         before any attempt, a failed parent) pass the current attempt number. Raises

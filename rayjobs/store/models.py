@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.records import ModelFile, ModelVersion, StoredFile
+from rayjobs.records import ModelDraft, ModelFile, ModelRefusal, ModelVersion, StoredFile
 from rayjobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import time_of, to_json
+
+REGISTERED = "model"  # events of a run whose script asked for a model
+REFUSED = "model_refused"
 
 # Deleted rows stay, so that MAX counts them: a number that was once seen never means another.
 INSERT_MODEL = """
@@ -77,21 +80,21 @@ class ModelsPart(Part):
         aliases: Sequence[str] = (),
     ) -> tuple[ModelVersion, bool]:
         """See `Store.put_model`."""
-        values = {
-            "name": name,
-            "run": run,
-            "path": path,
-            "digest": digest,
-            "files": to_json([asdict(one) for one in files]),
-            "lineage": to_json(dict(lineage)),
-            "framework": framework,
-            "framework_version": framework_version,
-            "description": description or "",
-            "tags": to_json(dict(tags or {})),
-            "properties": to_json(dict(properties or {})),
-            "user": user,
-            "now": self._now(),
-        }
+        draft = ModelDraft(
+            name=name,
+            path=path,
+            digest=digest,
+            files=tuple(files),
+            sources=tuple(sources),
+            lineage=lineage,
+            user=user,
+            framework=framework,
+            framework_version=framework_version,
+            description=description,
+            tags=tags or {},
+            properties=properties or {},
+            aliases=tuple(aliases),
+        )
         with self._database.write(durable=True) as connection:
             job = self._row(connection, run)
             if job["state"] != JobState.COMPLETED:
@@ -100,18 +103,7 @@ class ModelsPart(Part):
                     f"model",
                     run=run,
                 )
-            _check_sources(connection, run, sources)
-            row = connection.execute(SAME_MODEL, values).fetchone()
-            is_new = row is None
-            if row is None:
-                values["attempt"] = job["attempt"]
-                row = connection.execute(INSERT_MODEL, values).fetchone()
-            else:
-                row = _update(connection, row, tags, properties, description)
-            for alias in aliases:
-                connection.execute(
-                    SET_ALIAS, {"name": name, "alias": alias, "version": row["version"]}
-                )
+            row, is_new = _register(connection, job, draft, self._now())
             return _model_of(connection, row), is_new
 
     def model(
@@ -179,6 +171,77 @@ class ModelsPart(Part):
             connection.execute(
                 "DELETE FROM model_aliases WHERE name = :name AND version = :version", values
             )
+
+
+def register_all(
+    connection: sqlite3.Connection,
+    job: sqlite3.Row,
+    models: Sequence[ModelDraft | ModelRefusal],
+    now: str,
+) -> list[tuple[str, str, dict[str, Any]]]:
+    """Register what a run asked for, as it completes; return events: kind, message, data."""
+    told: list[tuple[str, str, dict[str, Any]]] = []
+    for one in models:
+        data: dict[str, Any] = {"name": one.name, "path": one.path}
+        if isinstance(one, ModelRefusal):
+            why = one.why
+        else:
+            try:
+                # Known only now: the run ends with its models.
+                draft = replace(one, lineage={**one.lineage, "ended_at": now})
+                row, _ = _register(connection, job, draft, now)
+            except UsageError as error:  # raised before anything of it is written
+                why = str(error)
+            else:
+                version = row["version"]
+                data["version"] = version
+                told.append((REGISTERED, f"{one.name}:{version} is {one.path}", data))
+                continue
+        message = f"the model {one.name!r} of {one.path!r} was not registered: {why}"
+        told.append((REFUSED, message, {**data, "why": why}))
+    return told
+
+
+def refusals(told: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
+    """Return the reason of a run that completed without all its models; empty where none lacks."""
+    found = [message for kind, message, _ in told if kind == REFUSED]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"{found[0]}{more}" if found else ""
+
+
+def _register(
+    connection: sqlite3.Connection, job: sqlite3.Row, draft: ModelDraft, now: str
+) -> tuple[sqlite3.Row, bool]:
+    """Write a version, or find the one that is the same; raises UsageError before it writes."""
+    run = job["id"]
+    values = {
+        "name": draft.name,
+        "run": run,
+        "attempt": job["attempt"],
+        "path": draft.path,
+        "digest": draft.digest,
+        "files": to_json([asdict(one) for one in draft.files]),
+        "lineage": to_json(dict(draft.lineage)),
+        "framework": draft.framework,
+        "framework_version": draft.framework_version,
+        "description": draft.description or "",
+        "tags": to_json(dict(draft.tags)),
+        "properties": to_json(dict(draft.properties)),
+        "user": draft.user,
+        "now": now,
+    }
+    _check_sources(connection, run, draft.sources)
+    row = connection.execute(SAME_MODEL, values).fetchone()
+    is_new = row is None
+    if row is None:
+        row = connection.execute(INSERT_MODEL, values).fetchone()
+    else:
+        row = _update(connection, row, draft.tags, draft.properties, draft.description)
+    for alias in draft.aliases:
+        connection.execute(
+            SET_ALIAS, {"name": draft.name, "alias": alias, "version": row["version"]}
+        )
+    return row, is_new
 
 
 def _check_sources(connection: sqlite3.Connection, run: str, sources: Sequence[StoredFile]) -> None:

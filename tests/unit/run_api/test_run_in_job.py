@@ -254,7 +254,7 @@ def test_the_end_is_left_to_the_exit_code(in_job: InJob) -> None:
     assert [record["k"] for record in records(in_job)] == ["fail"]
     with pytest.raises(KeyError), Run.get_context():
         raise KeyError("mine")
-    for refused in (run.child_run, run.cancel, lambda: run.register_model("m")):
+    for refused in (run.child_run, run.cancel):
         with pytest.raises(RunNotSupportedError, match=r"\w"):
             refused()
 

@@ -1,0 +1,227 @@
+"""What a script asks to have registered as a model: checked at once, done when its run completes.
+
+One JSON line a request, appended to a file of the attempt: ``{"k": "model", "name": text, "path":
+the stored name of a file or folder, "tags": …, "properties": …, "description": text or null,
+"framework": text, "framework_version": text, "t": epoch seconds}``.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import time
+from typing import Any, Dict, Iterable, Iterator, Mapping, Optional
+
+from rayjobs.injob import checkpoint, logvalues
+from rayjobs.injob.uploads import PART, clean_name
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+MOST_MODELS = 100  # of one run, by name and path
+CHECKPOINTS = "outputs/checkpoints/step-"
+NAMED_AT_MOST = 10
+
+
+class ModelRequest:
+    """A model that is registered when, and only when, its run completes.
+
+    Its version is not known before that: `version` and `id` are None, and so they stay.
+
+    Attributes:
+        path: The run's file or folder that it will be made of.
+    """
+
+    def __init__(self, run_id: str, record: Mapping[str, Any]) -> None:
+        """Show what was asked for in the run `run_id`."""
+        self.name: str = record["name"]
+        self.version: Optional[int] = None
+        self.id: Optional[str] = None
+        self.run_id = run_id
+        self.path: str = record["path"]
+        self.tags: Dict[str, str] = dict(record["tags"])
+        self.properties: Dict[str, str] = dict(record["properties"])
+        self.description: str = record["description"] or ""
+        self.model_framework: str = record["framework"]
+        self.model_framework_version: str = record["framework_version"]
+
+    def __repr__(self) -> str:
+        """Return name, path and run, and when it will be."""
+        return "ModelRequest(name=%s, path=%s, run_id=%s: registered when the run completes)" % (
+            self.name,
+            self.path,
+            self.run_id,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        """Say of what only a registered model has why it is not here."""
+        raise AttributeError(
+            "the model %r has no %r yet: it is registered when the run completes. Then use "
+            "Model(workspace, %r), or `rayjobs model show`"
+            % (self.__dict__.get("name"), name, self.__dict__.get("name"))
+        )
+
+
+def record_of(
+    name: Any,
+    path: str,
+    *,
+    tags: Any = None,
+    properties: Any = None,
+    description: Any = None,
+    framework: Any = None,
+    framework_version: Any = None,
+) -> Dict[str, Any]:
+    """Return a request as it is written.
+
+    Raises:
+        TypeError: an argument is of the wrong kind.
+        ValueError: the name is none of a model, or a text is too long.
+    """
+    record = {
+        "k": "model",
+        "name": name_of(name),
+        "path": path,
+        "tags": _texts(tags, "tags"),
+        "properties": _texts(properties, "properties"),
+        "description": _text(description, "description"),
+        "framework": _text(framework, "model_framework") or "",
+        "framework_version": _text(framework_version, "model_framework_version") or "",
+        "t": time.time(),
+    }
+    size = len(json.dumps(record))
+    if size > logvalues.MAX_RECORD:
+        raise ValueError(
+            "the request for the model %r has %d bytes; %d are allowed. Write long text to a file "
+            "below outputs/" % (name, size, logvalues.MAX_RECORD)
+        )
+    return record
+
+
+def name_of(name: Any) -> str:
+    """Return a model's name. Raises TypeError or ValueError when it is none."""
+    if not isinstance(name, str):
+        raise TypeError("a model's name must be text, not a %s" % type(name).__name__)
+    if not NAME.fullmatch(name):
+        raise ValueError(
+            "a model cannot be called %r; use letters, digits, '.', '_' and '-', and begin with a "
+            "letter or digit" % name
+        )
+    return name
+
+
+def _texts(values: Any, what: str) -> Dict[str, str]:
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise TypeError("%s is a %s; give a mapping of texts" % (what, type(values).__name__))
+    return {
+        logvalues.name_of(key): str(logvalues.scalar_of(value, "%s[%r]" % (what, key)))
+        for key, value in values.items()
+    }
+
+
+def _text(value: Any, what: str) -> Optional[str]:
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise TypeError("%s is a %s; give a text" % (what, type(value).__name__))
+    return str(logvalues.scalar_of(value, what))
+
+
+def find(path: Any, outputs: str, uploaded: Iterable[str]) -> str:
+    """Return the name under which the run will have a file or folder that is there now.
+
+    ``./`` before it is taken away, ``outputs/`` may be left out, and an absolute path must lie
+    below `outputs`.
+
+    Args:
+        outputs: The attempt's folder of outputs.
+        uploaded: Names of what was uploaded so far.
+
+    Raises:
+        TypeError: `path` is no path.
+        ValueError: it leads out of the run, is an empty folder, or a checkpoint that is not whole.
+        FileNotFoundError: there is no such file or folder.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError("model_path must be text, not %s" % type(text).__name__)
+    if os.path.isabs(text):
+        text = _below(text, outputs)
+    clean = clean_name(text)
+    names = list(uploaded)
+    for name in (clean, "outputs/" + clean):
+        if any(one == name or one.startswith(name + "/") for one in names):
+            return name
+        if name == "outputs" or name.startswith("outputs/"):
+            full = os.path.join(outputs, *name.split("/")[1:])
+            if os.path.lexists(full):
+                _check(name, full, outputs)
+                return name
+    known = sorted([*names, *_some_of(outputs)])[:NAMED_AT_MOST]
+    raise FileNotFoundError(
+        "there is no file or folder %r below outputs/, nor was it uploaded (there is: %s); save "
+        "the model there, then register it" % (text, ", ".join(known) or "nothing")
+    )
+
+
+def _below(path: str, outputs: str) -> str:
+    relative = os.path.relpath(os.path.realpath(path), os.path.realpath(outputs))
+    if relative.split(os.sep)[0] == "..":
+        raise ValueError(
+            "%r does not lie below the run's outputs, %s; save the model there, since only that "
+            "is stored with the run" % (path, outputs)
+        )
+    return "outputs" if relative == "." else "outputs/" + relative.replace(os.sep, "/")
+
+
+def _check(name: str, full: str, outputs: str) -> None:
+    """Refuse what would not be stored with the run, or is not whole."""
+    inside = os.path.realpath(os.path.dirname(outputs))
+    real = os.path.realpath(full)
+    if real != inside and not real.startswith(inside + os.sep):
+        raise ValueError(
+            "%r is a link to %s, out of the job's directory, so it is not stored with the run; "
+            "copy the file to outputs/" % (name, real)
+        )
+    if os.path.isdir(full):
+        if not any(True for _ in _files_below(full)):
+            raise ValueError("%r is an empty folder; save the model's files there first" % name)
+        is_step = name.startswith(CHECKPOINTS) and name.count("/") == CHECKPOINTS.count("/")
+        if is_step and not checkpoint.is_whole(full):
+            raise ValueError("%r is a checkpoint that is not whole; register another" % name)
+    elif not os.path.isfile(full):
+        raise ValueError("%r is neither a file nor a folder" % name)
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        for one in sorted(files):
+            if not one.startswith(PART):
+                yield os.path.join(parent, one)
+
+
+def _some_of(outputs: str) -> Iterator[str]:
+    for count, full in enumerate(_files_below(outputs)):
+        if count >= NAMED_AT_MOST:
+            return
+        yield "outputs/" + os.path.relpath(full, outputs).replace(os.sep, "/")
+
+
+def append(path: str, record: Mapping[str, Any]) -> None:
+    """Append a request to the attempt's file, whole or not at all.
+
+    Raises:
+        OSError: it could not be written: unlike a metric, a model that is lost must be told.
+    """
+    # The newline before it ends what a full disk may have left of another one.
+    line = b"\n" + json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"
+    os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.write(descriptor, line) != len(line):
+            raise OSError(errno.ENOSPC, "the model's request could not be written: no room", path)
+    finally:
+        os.close(descriptor)

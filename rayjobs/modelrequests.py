@@ -1,0 +1,136 @@
+"""The models that an attempt's script asked for: read on its node, made ready at its end.
+
+Nothing of this is kept between the two: the requests stay in the attempt's folder until the end
+of its job is written, and the models are written with that end, in one transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs import lineage, modelfiles
+from rayjobs.blobs import BlobStore
+from rayjobs.errors import RayjobsError, StoreBusyError, StoreFullError
+from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.modelrequests import MOST_MODELS, name_of
+from rayjobs.injob.uploads import clean_name
+from rayjobs.paths import AttemptPaths
+from rayjobs.records import Job, ModelDraft, ModelRefusal
+from rayjobs.store.base import Store
+
+_DAMAGED = "its request is damaged"
+_TEXTS = ("framework", "framework_version")
+
+
+def read(root: Path, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what the ranks of a node asked for, in order, as JSON data for `prepare`.
+
+    What one rank asks for twice (the same name and path) is one request with the later texts.
+    The path is the run's name of the file: another node's files stand below ``node-<k>/``.
+
+    Raises:
+        OSError: a file of requests cannot be read.
+    """
+    node = int(plan.get("node", 0))
+    found: list[dict[str, Any]] = []
+    for rank in sorted(int(one["rank"]) for one in plan.get("ranks", ())):
+        merged: dict[tuple[str, str], dict[str, Any]] = {}
+        for record in read_all(str(AttemptPaths(Path(root)).model_requests(rank))):
+            one = _checked(record)
+            old = merged.get((one["name"], one["path"]))
+            merged[one["name"], one["path"]] = one if old is None else _merged(old, one)
+        for one in merged.values():
+            file = f"node-{node}/{one['path']}" if node else one["path"]
+            found.append({**one, "rank": rank, "file": file})
+    return found
+
+
+def _checked(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with nothing but what is known; a script may write the file by hand."""
+    name, path = record.get("name"), record.get("path")
+    try:
+        one: dict[str, Any] = {"name": name_of(name), "path": clean_name(path), "why": ""}
+    except (TypeError, ValueError):
+        return {"name": f"{name!s:.100}", "path": f"{path!s:.100}", "why": _DAMAGED}
+    for key in ("tags", "properties"):
+        values = record.get(key)
+        if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+            return {**one, "why": _DAMAGED}
+        one[key] = values
+    for key in _TEXTS:
+        one[key] = str(record.get(key) or "")
+    told = record.get("description")
+    one["description"] = None if told is None else str(told)
+    return one
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    if old["why"] or new["why"]:
+        return old if old["why"] else new
+    return {
+        **new,
+        "tags": {**old["tags"], **new["tags"]},
+        "properties": {**old["properties"], **new["properties"]},
+        "description": old["description"] if new["description"] is None else new["description"],
+        **{key: new[key] or old[key] for key in _TEXTS},
+    }
+
+
+def fold(requests: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the requests of all nodes by rank; of the same name and path the lowest rank's."""
+    kept: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for one in sorted(requests, key=lambda one: int(one["rank"])):
+        kept.setdefault((one["name"], one["path"]), one)
+    return list(kept.values())
+
+
+def prepare(
+    store: Store, blobs: BlobStore, run: str, requests: Iterable[Mapping[str, Any]]
+) -> list[ModelDraft | ModelRefusal]:
+    """Return what `Store.finish` is to register for a run that is about to complete.
+
+    Whatever cannot become a model is refused with its reason: the run's other models, and its
+    end, do not depend on it.
+
+    Raises:
+        StoreBusyError, StoreFullError: the store cannot be asked now; try again.
+    """
+    job = store.job(run)
+    ready: list[ModelDraft | ModelRefusal] = []
+    for number, one in enumerate(requests):
+        why = one["why"]
+        if not why and number >= MOST_MODELS:
+            why = f"a run may register {MOST_MODELS} models by itself, and this is one more"
+        if not why:
+            try:
+                ready.append(_draft(store, blobs, job, one))
+                continue
+            except (StoreBusyError, StoreFullError):
+                raise
+            except RayjobsError as error:
+                why = str(error)
+        ready.append(ModelRefusal(name=one["name"], path=one["path"], why=why))
+    return ready
+
+
+def _draft(store: Store, blobs: BlobStore, job: Job, one: Mapping[str, Any]) -> ModelDraft:
+    lineage.refuse_without(job, at_its_end=True)
+    points = store.metrics(job.id)
+    primary = lineage.primary_of(store, job, points, None)
+    chosen = modelfiles.choose(store, blobs, job, one["file"])
+    return ModelDraft(
+        name=one["name"],
+        path=chosen.path,
+        digest=chosen.digest,
+        files=chosen.files,
+        sources=chosen.sources,
+        lineage=lineage.lineage_of(store, job, chosen, points, primary=primary),
+        user=job.user,
+        framework=one["framework"],
+        framework_version=one["framework_version"],
+        description=one["description"],
+        tags=one["tags"],
+        properties=one["properties"],
+    )
