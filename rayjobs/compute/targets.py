@@ -13,7 +13,7 @@ from typing import Any
 
 from rayjobs import ids
 from rayjobs.capacity import Capacity, NodeShape
-from rayjobs.compute import headstop, keeper, localhead, starting, wakeclient
+from rayjobs.compute import headstop, keeper, localhead, starters, starting, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.localhead import LOCAL
 from rayjobs.compute.machine import LocalSettings
@@ -267,7 +267,7 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
 def _stop_attached(place: Place, force: bool, on_stage: Stages) -> bool:
     with headstop.retired(place, force=force):
         on_stage(f"ending the actor of target {place.name}")
-        starting.run_starter(place, "end", on_stage=on_stage)
+        starters.run_starter(place, "end", on_stage=on_stage)
     headstop.remove_files(place)
     return True
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import selectors
-import signal
 import sys
 import time
 import traceback
@@ -21,7 +20,9 @@ if __name__ == "__main__":
 
 from rayjobs.injob import beside, control, detach, exitrecord, kernel, masterport
 from rayjobs.injob.ending import Ending
+from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
+from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.plan import Plan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
@@ -33,11 +34,6 @@ _ENDING_TICK_S = 0.02
 _RETRY_RECORD_S = 0.5
 _REAP_S = 1.0
 _KEEP_RECORD_S = 24 * 3600.0
-
-
-def boot_clock_s() -> float:
-    """Seconds on a clock that nobody sets and that counts suspend."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Host:
@@ -64,11 +60,10 @@ class Host:
         self.ranks: list[Rank] = []
         self.record: dict[str, Any] | None = None
         self._is_recorded = False
-        self._told: int | None = None
         self._started_at = time.time()
         self._started_s = boot_clock_s()
         self._selector = selectors.DefaultSelector()
-        self._signals = self._catch_signals()
+        self._signals = HostSignals(self._selector)
         kernel.become_subreaper()
         exitrecord.make_reserve(plan.root)
         self._port_error = self._hold_port()
@@ -113,28 +108,6 @@ class Host:
                 f"another program ({error.strerror})"
             )
         return None
-
-    def _catch_signals(self) -> int:
-        reader, writer = os.pipe()
-        for descriptor in (reader, writer):
-            os.set_blocking(descriptor, False)
-        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        self._selector.register(reader, selectors.EVENT_READ, self._drain)
-        return reader
-
-    def _drain(self, _: int) -> None:
-        try:
-            while os.read(self._signals, 4096):
-                pass
-        except BlockingIOError:
-            return
-
-    def _told_to_end(self, number: int, _frame: object) -> None:
-        self._told = number  # only noted: the loop may be in the middle of anything
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -304,8 +277,8 @@ class Host:
     def _look_for_an_end(self) -> None:
         failed = [rank for rank in self.ranks if rank.has_failed]
         left = self.deadline_in_s()
-        if self._told is not None:
-            name = signal.Signals(self._told).name
+        if self._signals.told is not None:
+            name = self._signals.told
             self.ending.begin("host_error", f"the attempt host was told to end by {name}")
         elif failed:
             self.ending.begin_with_failure(failed)

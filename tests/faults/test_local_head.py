@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs import ids
-from rayjobs.compute import keeper, localhead, starting, targets
+from rayjobs.compute import keeper, localhead, starters, starting, targets
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity, is_alive, send_signal
@@ -103,7 +103,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     assert send_signal(second, signal.SIGKILL)
     wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
     monkeypatch.setenv("RAYJOBS_LOCAL_IDLE_S", "1")
-    starting.spawn(Place("local", home), ids.token(4))
+    starters.spawn(Place("local", home), ids.token(4))
     wait_for(lambda: not keeper.is_kept(paths), "the keeper stopped the idle head")
     nothing_is_left(home)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import dashboard, starting, targets
+from rayjobs.compute import dashboard, starters, starting, targets
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import UnreachableError, UsageError
 from tests.local_target import LocalTarget
@@ -38,7 +38,7 @@ def test_an_attached_cluster_is_started_replaced_and_let_go(
     assert dashboard.dashboard_of("pool", home=home).read_token() == local_target.token
 
     # As after an upgrade: another actor takes the place of the one that ran.
-    starting.run_starter(Place("pool", home), "replace")
+    starters.run_starter(Place("pool", home), "replace")
     again = starting.ensure_target("pool", home=home)
     assert again.epoch != started.epoch and not again.was_started
 

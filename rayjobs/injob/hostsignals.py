@@ -1,0 +1,45 @@
+"""The signals that an attempt host gets, as events of its loop: ends of children, orders to end."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+from typing import Optional
+
+
+class HostSignals:
+    """Catches a host's signals; each one wakes its loop, which then looks at what has changed."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        """Catch them from now on; `selector` is what the host's loop waits with.
+
+        Raises:
+            OSError: there are no descriptors left for the pipe.
+        """
+        self._told: Optional[int] = None
+        self._reader, writer = os.pipe()
+        for descriptor in (self._reader, writer):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        # With no handler of Python's the system would not write to the pipe either.
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._told_to_end)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        selector.register(self._reader, selectors.EVENT_READ, self._drain)
+
+    @property
+    def told(self) -> Optional[str]:
+        """The name of the signal that told the host to end; None while none did."""
+        return None if self._told is None else signal.Signals(self._told).name
+
+    def _drain(self, _: int) -> None:
+        try:
+            while os.read(self._reader, 4096):
+                pass
+        except BlockingIOError:
+            return
+
+    def _told_to_end(self, number: int, _frame: object) -> None:
+        self._told = number  # only noted: the loop may be in the middle of anything
