@@ -85,6 +85,13 @@ class Cluster(Protocol):
         """
         ...
 
+    def doubt(self, node_id: str) -> None:
+        """Leave a node out of `nodes` as long as its machine says that its raylet has ended.
+
+        Ray lists such a node until its health checks have failed, and nothing starts there.
+        """
+        ...
+
     async def agent(self, node_id: str) -> Agent:
         """Return the agent of a node, started if need be. AgentLostError: the node is dead."""
         ...

@@ -26,6 +26,7 @@ from rayjobs.compute.group import (
 from rayjobs.errors import PrepareError, RayjobsError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.launch.plan import MEETING_BACKENDS
+from rayjobs.rootcause import NODE_LOST
 from rayjobs.states import JobState
 
 __all__ = ["Drive", "Parts"]
@@ -211,6 +212,8 @@ class Drive(DriveEnds):
                         await agent.stop(order, reason=reason, grace_s=grace_s)
                         await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
                     record = await following
+                    if record["outcome"] in NODE_LOST:  # before anything is placed there again
+                        self.parts.cluster.doubt(str(order["node_id"]))
                     end.note(record)
                     return record
                 finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -39,6 +40,7 @@ NAMESPACE = "rayjobs"
 NODE_LABEL = "ray.io/node-id"
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
+LOOK_S = 1.0  # while a group waits for its room, whether its nodes are still there
 SUCCESSOR_PAUSE_S = 0.1
 # Ray says one of these of an actor that has ended itself, and of no other: the second once its
 # control service knows, in varying words around it.
@@ -54,6 +56,7 @@ class RayCluster:
         self._groups: dict[str, PlacementGroup] = {}
         self._agents: dict[str, RayAgent] = {}
         self._agent_locks: dict[str, asyncio.Lock] = {}
+        self._doubted: set[str] = set()
         # Ray's own calls block, and a group that finds no room for half a minute.
         self._threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="ray-calls")
 
@@ -70,8 +73,17 @@ class RayCluster:
         )
 
     async def nodes(self) -> list[NodeInfo]:
-        """Return the living nodes."""
-        return await self._call(_nodes)  # type: ignore[no-any-return]
+        """Return the living nodes, without those of which `doubt` was right."""
+        found: list[NodeInfo] = await self._call(_nodes)
+        self._doubted.intersection_update(node.node_id for node in found)
+        for node_id in tuple(self._doubted):
+            if not await self._call(_raylet_refuses, node_id, True):
+                self._doubted.discard(node_id)
+        return [node for node in found if node.node_id not in self._doubted]
+
+    def doubt(self, node_id: str) -> None:
+        """See `Cluster.doubt`."""
+        self._doubted.add(node_id)
 
     async def create_group(
         self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
@@ -88,9 +100,15 @@ class RayCluster:
                 # Ray itself sets this label on every node.
                 bundle_label_selector=[{NODE_LABEL: node} for node in nodes],
             )
-            if not group.wait(timeout_s):
+            end_s = time.monotonic() + timeout_s
+            while not group.wait(min(LOOK_S, max(0.0, end_s - time.monotonic()))):
+                gone = set(nodes) - _living_ids()
+                if not gone and time.monotonic() < end_s:
+                    continue
                 state = placement_group_table(group).get("stats", {}).get("scheduling_state", "")
                 remove_placement_group(group)
+                if gone:  # Ray would look for it until the end of time
+                    raise NotPlacedError(f"node {min(gone)[:12]} was lost before the job began")
                 raise NotPlacedError(
                     f"Ray found no room for {shape.describe()} within {timeout_s:g} s "
                     f"({state or 'pending'})"
@@ -140,7 +158,7 @@ class RayCluster:
 
     async def raylet_is_gone(self, node_id: str) -> bool:
         """See `Cluster.raylet_is_gone`: only a refused connection says so."""
-        return bool(await self._call(_raylet_is_gone, node_id))
+        return bool(await self._call(_raylet_refuses, node_id, False))
 
     async def agent(self, node_id: str) -> RayAgent:
         """Return the agent of a node, started if need be."""
@@ -326,9 +344,18 @@ def _cluster_id() -> str:
     return str(worker.gcs_client.cluster_id.hex())
 
 
-def _raylet_is_gone(node_id: str) -> bool:
+def _living_ids() -> set[str]:
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _raylet_refuses(node_id: str, is_listed: bool) -> bool:
+    """Whether the machine of a node says that its raylet has ended; see `Cluster.raylet_is_gone`.
+
+    Args:
+        is_listed: Look at a node that Ray still lists as alive, or else at one that it does not.
+    """
     for node in ray.nodes():
-        if node["NodeID"] != node_id or node["Alive"]:
+        if node["NodeID"] != node_id or bool(node["Alive"]) != is_listed:
             continue
         try:
             place = (node["NodeManagerAddress"], int(node["NodeManagerPort"]))

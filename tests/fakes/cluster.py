@@ -206,6 +206,7 @@ class FakeCluster:
         self.hold_placement.set()
         self.over_capacity = False
         self.raylets_gone: set[str] = set()
+        self.doubted: list[str] = []
 
     async def cluster_id(self) -> str:
         return self.id
@@ -230,7 +231,10 @@ class FakeCluster:
                     2.0**34,
                 )
             )
-        return found
+        return [node for node in found if node.node_id not in self.raylets_gone & {*self.doubted}]
+
+    def doubt(self, node_id: str) -> None:
+        self.doubted.append(node_id)
 
     async def create_group(
         self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float

@@ -215,6 +215,9 @@ class SimCluster:
         await self.call("group_names")
         return sorted(name for name in self._machine.groups if name.startswith(prefix))
 
+    def doubt(self, node_id: str) -> None:
+        """See `Cluster`: here all nodes are on one machine, and none is lost."""
+
     async def agent(self, node_id: str) -> SimAgent:
         """See `Cluster`."""
         await self.call("agent")

@@ -210,3 +210,22 @@ LOST = {**exit_record("j", 1, outcome="node_lost", node=1, reason="node 1 was lo
 def test_what_the_others_suffer_from_a_lost_node_is_not_the_cause(log: bytes, outcome: str) -> None:
     failed = exit_record("j", 1, exit_code=1)
     assert diagnose([failed, LOST], {0: log})[0] == outcome
+
+
+@pytest.mark.parametrize("outcome", ["lease_lost", "failed"])
+def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lists_it(
+    tmp_path: Path, outcome: str
+) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit(retries={"node_lost": 3, "user": 1})
+        await here.launched(job)
+        (node,) = here.store.allocations("local")[0].nodes
+        here.cluster.raylets_gone.add(node)
+        here.cluster.agents[node].end(job.id, 1, outcome=outcome, exit_code=1)
+        await here.until(lambda: here.store.job(job.id).attempt == 2, "it is tried again")
+        (again,) = here.store.allocations("local")[0].nodes
+        # A job that failed by itself is no reason to doubt its node.
+        assert (again != node) == (outcome == "lease_lost")
+        assert here.cluster.doubted == ([node] if outcome == "lease_lost" else [])
+
+    play(scene, tmp_path, nodes=2)

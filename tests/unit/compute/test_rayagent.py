@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,3 +74,74 @@ def test_our_own_errors_come_as_they_were() -> None:
 def test_others_are_a_fault_of_the_agent_and_not_its_loss() -> None:
     with pytest.raises(AgentFaultError, match="oh"):
         called(lambda ray: ray.RayTaskError("f", "tb", KeyError("oh")))
+
+
+class Table:
+    """What Ray tells of nodes, and of the groups that wait for them."""
+
+    def __init__(self, port: int) -> None:
+        self.row = {
+            "NodeID": "n" * 56,
+            "Alive": True,
+            "Resources": {"CPU": 1.0},
+            "NodeManagerAddress": "127.0.0.1",
+            "NodeManagerPort": port,
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [self.row]
+
+
+def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.compute import raycluster
+
+    with socket.socket() as raylet:
+        raylet.bind(("127.0.0.1", 0))
+        table = Table(raylet.getsockname()[1])
+        monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
+        monkeypatch.setattr(raycluster.ray._private.state, "available_resources_per_node", dict)
+        cluster = raycluster.RayCluster("t", tmp_path)
+
+        async def names() -> list[str]:
+            return [node.node_id for node in await cluster.nodes()]
+
+        async def scene() -> None:
+            name = str(table.row["NodeID"])
+            assert await names() == [name]
+            cluster.doubt(name)
+            assert await names() == []  # bound, and nobody listens: it refuses
+            raylet.listen()
+            assert await names() == [name]  # it was doubted without reason
+            raylet.close()
+            assert await names() == [name]  # and is not asked again
+
+        asyncio.run(scene())
+
+
+def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.compute import raycluster
+    from rayjobs.compute.cluster import NotPlacedError
+    from rayjobs.policy import Shape
+
+    table = Table(1)
+    removed = []
+
+    class Group:
+        def wait(self, _timeout_s: float) -> bool:
+            table.row["Alive"] = False
+            return False
+
+    group = Group()
+    monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
+    monkeypatch.setattr(raycluster, "placement_group", lambda *_given, **_more: group)
+    monkeypatch.setattr(raycluster, "placement_group_table", lambda _group: {})
+    monkeypatch.setattr(raycluster, "remove_placement_group", removed.append)
+    cluster = raycluster.RayCluster("t", tmp_path)
+    made = cluster.create_group("g", Shape(), [str(table.row["NodeID"])], timeout_s=1e9)
+    with pytest.raises(NotPlacedError, match="was lost before"):
+        asyncio.run(made)
+    assert removed == [group]
