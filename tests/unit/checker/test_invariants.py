@@ -229,7 +229,9 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "words", "change"), BROKEN, ids=lambda one: str(one)[:30])
+@pytest.mark.parametrize(
+    ("name", "words", "change"), BROKEN, ids=[f"{name}-{words[:24]}" for name, words, _ in BROKEN]
+)
 def test_a_broken_history_is_named(
     name: str, words: str, change: Callable[[Evidence], None]
 ) -> None:
