@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,45 @@ def test_a_job_killed_in_a_save_resumes_and_its_model_is_registered(
     assert model.lineage["resume_from"] == job.id
     assert model.lineage["primary_metric"] == {"name": "loss", "value": 1 / 10}
     assert Path(model.download(tmp_path / "here")).read_bytes() == b"trained to 10"
+
+
+REGISTER = """
+import io, os, pickle, signal
+from rayjobs import Run
+
+run = Run.get_context()
+first = run.attempt == 1
+with open("outputs/model.pkl", "wb") as file:
+    pickle.dump({"attempt": run.attempt}, file)
+if first:
+    with open("outputs/lost.pkl", "wb") as file:
+        file.write(b"half")
+    run.register_model("lost", "outputs/lost.pkl")
+run.upload_file("notes/words.txt", io.BytesIO(b"words"))
+run.log("accuracy", 0.75)
+model = run.register_model("digits", "outputs/model.pkl", tags={"attempt": run.attempt})
+run.register_model("words", "notes/words.txt", description="what it read")
+run.register_model("away", "outputs")
+print(model.name, model.version, flush=True)
+if first:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_script_registers_its_models_and_only_a_completed_attempts_count(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    job = jobs.submit(REGISTER, retries=Retries(user=1))
+    done = jobs.wait(job, JobState.COMPLETED)
+    assert (done.attempt, done.reason) == (2, "")
+    assert jobs.log(job) == b"digits None\n"
+    kept = {one.name: one for one in jobs.store.models()}
+    assert set(kept) == {"digits", "words", "away"}
+    assert {(one.version, one.run, one.attempt) for one in kept.values()} == {(1, job.id, 2)}
+    assert (kept["digits"].tags, kept["words"].description) == ({"attempt": "2"}, "what it read")
+    assert [file.name for file in kept["away"].files] == ["model.pkl"]  # lost.pkl is attempt 1's
+    model = models.find(jobs.workspace, "digits")
+    assert model.lineage["metrics"] == {"accuracy": 0.75}
+    assert model.lineage["snapshot"] == done.snapshot
+    assert pickle.loads(Path(model.download(tmp_path / "here")).read_bytes()) == {"attempt": 2}
+    jobs.nothing_left(job)
