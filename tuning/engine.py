@@ -21,6 +21,8 @@ from tuning.samplers import Sampler
 from tuning.spec import SweepSpec
 from tuning.trials import TrialRecord, TrialState
 
+LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends for it
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -120,7 +122,34 @@ class SweepState:
             return (
                 f"the sweep's time is up: {self.elapsed_s:.0f} s of {limits.max_duration_s:.0f} s"
             )
-        return ""
+        return self._all_lack_the_metric(spec)
+
+    def _all_lack_the_metric(self, spec: SweepSpec) -> str:
+        """Return why no trial will ever count, once a whole round of them has shown it.
+
+        A round is as many completed trials as run at a time, five at least: a script may leave
+        before it reports for some parameters, and the first few may be such by chance. One trial
+        that ever reported the metric, however it ended, is proof that the others may.
+        """
+        lacking = [
+            trial
+            for trial in self.trials
+            # The reason of `conclude`: one that crashed before its first report proves nothing.
+            if trial.state is TrialState.FAILED and trial.reason == misspelt(trial, spec.metric)
+        ]
+        if len(lacking) < max(LACKING_AT_LEAST, spec.limits.at_a_time) or any(
+            one.values for one in self.trials
+        ):
+            return ""
+        names = sorted({name for trial in lacking for name in trial.metric_names})
+        shown = f"they reported: {', '.join(names)}" if names else "they reported nothing"
+        near = difflib.get_close_matches(spec.metric, names, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        return (
+            f"none of the {len(lacking)} trials that completed reported the metric "
+            f"{spec.metric!r} ({shown}{hint}), so the others were not started: correct the "
+            f"sweep's metric, or the name in the script"
+        )
 
     def next_actions(
         self, spec: SweepSpec, sampler: Sampler, scheduler: Scheduler

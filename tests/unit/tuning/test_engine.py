@@ -124,6 +124,50 @@ def test_a_misspelt_metric_fails_its_trials_and_the_sweep_goes_on() -> None:
     )
 
 
+def test_a_metric_that_no_trial_reports_ends_the_sweep_after_its_first_round() -> None:
+    def script(parameters: Any) -> Any:
+        return [], JobState.COMPLETED, ("acuracy", "loss")
+
+    world = World(sweep(limits={"total": 50, "concurrent": 3}), script)
+    finish = world.run()
+    assert finish.state is JobState.FAILED
+    assert finish.reason.startswith(
+        "none of the 6 trials that completed reported the metric 'accuracy' (they reported: "
+        "acuracy, loss; did you mean 'acuracy'?), so the others were not started: correct the "
+        "sweep's metric, or the name in the script; 0 completed, "
+    )
+    assert len(world.state.trials) < 9
+
+
+def lacking(number: int, *names: str) -> TrialRecord:
+    trial = replace(running(number), metric_names=names)
+    return conclude(trial, JobState.COMPLETED, sweep())
+
+
+@pytest.mark.parametrize(
+    ("logged", "others", "at_a_time", "is_over"),
+    [
+        (("loss",), [], 1, True),
+        ((), [], 1, True),  # nothing at all was logged
+        (("loss",), [], 6, False),  # not yet a round
+        (("loss",), [running(5)], 5, True),
+        (("loss",), [running(5, 0.5)], 1, False),
+        (("loss",), [running(5, math.nan)], 1, False),
+        (("loss",), [ended(5, TrialState.COMPLETED, 0.5)], 1, False),
+        (("loss",), [ended(5, TrialState.CANCELED, 0.5)], 1, False),
+        (("loss",), [ended(5, TrialState.FAILED, 0.5)], 1, False),
+        (("loss",), [ended(5, TrialState.FAILED)], 6, False),  # a crash proves nothing
+    ],
+)
+def test_when_a_missing_metric_ends_a_sweep(
+    logged: tuple[str, ...], others: list[TrialRecord], at_a_time: int, is_over: bool
+) -> None:
+    spec = sweep(limits={"total": 50, "concurrent": at_a_time})
+    five = [lacking(number, *logged) for number in range(5)]
+    assert bool(SweepState((*five, *others)).halted(spec)) is is_over
+    assert not SweepState(tuple(five[:4])).halted(spec)
+
+
 def test_a_trial_that_reports_nothing_is_told_how_to() -> None:
     trial = conclude(running(0), JobState.COMPLETED, sweep())
     assert trial.state is TrialState.FAILED
