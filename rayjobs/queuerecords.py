@@ -8,6 +8,10 @@ from datetime import datetime
 
 from rayjobs.states import JobState
 
+# Serial, attempt, priority, hold, not_before and changed_at of a queued job, times as stored:
+# another mark says that the job must be read again.
+Mark = tuple[int, int, int, str | None, str | None, str]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:

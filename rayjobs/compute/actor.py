@@ -186,7 +186,7 @@ class TargetActor:
         """
         engine.retire()  # before looking: a wake from here on is refused
         waiting = await engine.board.waiting()
-        jobs = [*engine.drives, *(served.key(job.id) for served, job in waiting)]
+        jobs = [*engine.drives, *waiting]
         sweeps = engine.drivers.count if engine.drivers is not None else 0
         if (jobs or sweeps) and not force:
             engine.resume()

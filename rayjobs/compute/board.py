@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 from collections.abc import Callable
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from rayjobs.errors import NotFoundError, RayjobsError, StoreError, UnreadableSpecError
-from rayjobs.records import Attempt, Job
-from rayjobs.states import JobState
+from rayjobs.compute.queueview import QueueView
+from rayjobs.errors import RayjobsError
 from rayjobs.store.base import Store
 from rayjobs.workspace_files import id_of
 
@@ -48,6 +46,7 @@ class Board:
         self._folder = folder
         self._open = open_store
         self._served: dict[str, Served] = {}
+        self._views: dict[str, QueueView] = {}
         self._broken: dict[str, str] = {}
         self._ids: dict[str, str | None] = {}
         self._lock = asyncio.Lock()
@@ -80,6 +79,7 @@ class Board:
         self._broken.pop(path, None)
         served = Served(path, name, store)
         self._served[path] = served
+        self._views[path] = QueueView(served, self.target)
         self._ids[path] = number
         return served
 
@@ -97,61 +97,19 @@ class Board:
             return
         if not Path(path).is_dir() or id_of(path) not in (None, self._ids[path]):
             log.warning("workspace %s was removed", path)
+            del self._views[path]
             self._served.pop(path).store.close()
 
-    async def waiting(self) -> list[tuple[Served, Job]]:
-        """Return the queued jobs of all workspaces."""
-        found: list[tuple[Served, Job]] = []
-        for served in self.served:
-            jobs = await self._queued(served)
-            # Parents of other jobs (a sweep) run nothing themselves.
-            found += [
-                (served, job)
-                for job in jobs or []
-                if job.target == self.target and job.kind == "job"
-            ]
-        return found
+    async def look(self) -> list[QueueView]:
+        """Return each workspace's queue, read again where it has changed."""
+        views = [self._views[path] for path in self._served]
+        for view in views:
+            await view.look()
+        return views
 
-    async def _queued(self, served: Served) -> list[Job] | None:
-        try:
-            return await self._read(served, served.store.jobs, states=[JobState.QUEUED])
-        except UnreadableSpecError as error:
-            log.warning("%s: it is held, the others are read one by one", error)
-            return await self._read(served, _readable, served.store, self.target)
-
-    async def live(self) -> list[tuple[Served, Job, Attempt]]:
-        """Return the live jobs of all workspaces with their newest attempt."""
-        found: list[tuple[Served, Job, Attempt]] = []
-        for served in self.served:
-            rows = await self._read(served, served.store.live, self.target)
-            found += [(served, job, attempt) for job, attempt in rows or []]
-        return found
-
-    async def _read(
-        self, served: Served, function: Callable[..., Result], *arguments: Any, **more: Any
-    ) -> Result | None:
-        try:
-            return await served.ask(function, *arguments, **more)
-        except UnreadableSpecError:
-            raise
-        except StoreError as error:
-            log.warning("workspace %s cannot be read: %s", served.path, error)
-            return None
-
-
-def _readable(store: Store, target: str) -> list[Job]:
-    """Return the queued jobs whose specs can be read; hold the others, so that it is seen why."""
-    found = []
-    for line in store.job_lines(states=[JobState.QUEUED], target=target):
-        try:
-            found.append(store.job(line.id))
-        except UnreadableSpecError as error:
-            if line.held is None:
-                with contextlib.suppress(UnreadableSpecError):  # it is held, and then read again
-                    store.hold(line.id, reason=error.message)
-        except NotFoundError:
-            continue  # pruned in between
-    return found
+    async def waiting(self) -> list[str]:
+        """Return the keys of the queued jobs of all workspaces."""
+        return [key for view in await self.look() for key in view.queued]
 
 
 def registered(folder: Path) -> list[str]:

@@ -2,31 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from rayjobs import capacity
 from rayjobs.clock import to_text
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import NodeInfo
 from rayjobs.compute.drive import Drive
+from rayjobs.compute.queueview import QueueView
 from rayjobs.policy import Rule, Running, Shape, Waiting
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
 # Median seconds of completed attempts by (experiment, entry).
 Usual = Mapping[tuple[str, str], float]
+_Seen = tuple[Served, Mapping[str, Job], Mapping[str, JobState]]
+
+
+@dataclass(frozen=True)
+class _Made:
+    served: Served
+    job: Job
+    record: Waiting
 
 
 class Candidates:
-    """Makes the policy's records; those of jobs that did not change are made once."""
+    """Makes the policy's records; those of jobs that did not change are made once.
+
+    Attributes:
+        doomed: Jobs that can never start, because of a parent, by key; and why.
+        faulty: Jobs that cannot be looked at, by key; and why. One bad job must not stop the
+            queue of everybody.
+    """
 
     def __init__(self, *, shares_machine: bool) -> None:
+        self.doomed: dict[str, tuple[Served, Job, str]] = {}
+        self.faulty: dict[str, tuple[Served, Job, Exception]] = {}
         self._shares_machine = shares_machine
         self._capacity: capacity.Capacity | None = None
-        self._shapes: dict[str, tuple[capacity.Capacity, Shape]] = {}
-        self._known: dict[str, tuple[tuple[Any, ...], Waiting]] = {}
+        self._made: dict[str, _Made] = {}
+        # What the records were made of.
+        self._views: list[_Seen] = []
+        self._usual: Usual = {}
+        self._left_out: frozenset[str] = frozenset()
+        self._records: list[Waiting] = []
 
     def look_at(self, nodes: Sequence[NodeInfo]) -> None:
         """Take over which nodes there are: shapes depend on their sizes alone."""
@@ -36,12 +57,71 @@ class Candidates:
         )
         if now != self._capacity:
             self._capacity = now
-            self._known.clear()
+            self._made, self._views = {}, []
 
     def shape_of(self, job: Job) -> Shape:
         """Return what the job's allocation holds on this target."""
         assert self._capacity is not None, "look_at comes first"
         return Shape.from_dict(capacity.plan_shape(job.spec, self._capacity).shape)
+
+    def job(self, key: str) -> tuple[Served, Job] | None:
+        """Return the waiting job of a key; None: it is not among them."""
+        made = self._made.get(key)
+        return None if made is None else (made.served, made.job)
+
+    def records(
+        self, views: Sequence[QueueView], *, usual: Usual, without: Collection[str] = ()
+    ) -> list[Waiting]:
+        """Return the queued jobs as the policy sees them; the same list while nothing changed.
+
+        Args:
+            usual: How long jobs of each entry take.
+            without: Keys of jobs that are being started.
+        """
+        seen: list[_Seen] = [(view.served, view.queued, view.parents) for view in views]
+        if not self._is_seen(seen) or usual != self._usual:
+            self._make(seen, usual)
+            self._views, self._usual, self._left_out = seen, dict(usual), frozenset()
+            self._records = [made.record for made in self._made.values()]
+        left_out = frozenset(key for key in without if key in self._made)
+        if left_out != self._left_out:
+            self._left_out = left_out
+            self._records = [made.record for key, made in self._made.items() if key not in left_out]
+        return self._records
+
+    def _is_seen(self, seen: Sequence[_Seen]) -> bool:
+        # Views replace what has changed, so the same objects are the same jobs.
+        return len(seen) == len(self._views) and all(
+            one is other
+            for now, before in zip(seen, self._views, strict=True)
+            for one, other in zip(now, before, strict=True)
+        )
+
+    def _make(
+        self,
+        seen: Sequence[_Seen],
+        usual: Usual,
+    ) -> None:
+        known, same = self._made, usual == self._usual
+        found: dict[str, _Made] = {}
+        doomed: dict[str, tuple[Served, Job, str]] = {}
+        faulty: dict[str, tuple[Served, Job, Exception]] = {}
+        for served, queued, parents in seen:
+            for key, job in queued.items():
+                made = known.get(key)
+                # Another object, another job: of those that did not change views keep theirs.
+                if made is not None and made.job is job and same and not job.spec.depends_on:
+                    found[key] = made
+                    continue
+                try:
+                    blocked, ends = _blocked(job, parents)
+                    if ends:
+                        doomed[key] = (served, job, blocked or "")
+                    record = self.waiting(served, job, blocked=blocked, usual=usual)
+                    found[key] = _Made(served, job, record)
+                except Exception as error:
+                    faulty[key] = (served, job, error)
+        self._made, self.doomed, self.faulty = found, doomed, faulty
 
     def waiting(self, served: Served, job: Job, *, blocked: str | None, usual: Usual) -> Waiting:
         """Return a queued job as the policy sees it.
@@ -51,21 +131,7 @@ class Candidates:
             usual: How long jobs like it take.
         """
         key = served.key(job.id)
-        expected_s = usual.get((job.experiment, job.spec.entry))
-        facts = (
-            job.changed_at,
-            job.priority,
-            job.not_before,
-            job.attempt,
-            job.held,
-            blocked,
-            expected_s,
-            job.group_limit,
-        )
-        known = self._known.get(key)
-        if known is not None and known[0] == facts:
-            return known[1]
-        made = Waiting(
+        return Waiting(
             key=key,
             priority=job.priority,
             order=(to_text(job.submitted_at), job.serial, key),
@@ -77,32 +143,43 @@ class Candidates:
             preemptible=job.spec.preemptible,
             max_duration_s=job.spec.max_duration_s,
             grace_s=job.spec.grace_s,
-            expected_s=expected_s,
+            expected_s=usual.get((job.experiment, job.spec.entry)),
             not_before_s=_seconds(job.not_before),
             blocked_by=job.held or blocked,
             blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
         )
-        self._known[key] = (facts, made)
-        return made
-
-    def forget_all_but(self, keys: Mapping[str, object]) -> None:
-        """Drop what is remembered of jobs that wait no more."""
-        for key in self._known.keys() - keys.keys():
-            del self._known[key]
 
     def running(
-        self,
-        drives: Sequence[Drive],
-        live: Sequence[tuple[Served, Job, Attempt]],
-        *,
-        usual: Usual,
+        self, drives: Sequence[Drive], views: Sequence[QueueView], *, usual: Usual
     ) -> list[Running]:
         """Return the jobs that hold a place now, those included whose start is being written."""
-        fresh = {served.key(job.id): (job, attempt) for served, job, attempt in live}
-        return [_running(drive, fresh.get(drive.key), usual) for drive in drives]
+        fresh = {
+            served.key(job.id): (job, attempt)
+            for view in views
+            for served, job, attempt in view.live
+        }
+        saved = {key: at_s for view in views for key, at_s in view.saved.items()}
+        return [
+            _running(drive, fresh.get(drive.key), usual, saved.get(drive.key)) for drive in drives
+        ]
 
 
-def _running(drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual) -> Running:
+def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
+    """Return which other job this one waits for, and whether it waits in vain."""
+    for dependency in job.spec.depends_on:
+        state = parents.get(dependency.job)
+        if state is None:
+            return f"job {dependency.job}, which it waits for, does not exist", True
+        if not state.is_final:
+            return f"waits for {dependency.job} ({state})", False
+        if dependency.when == "ok" and state is not JobState.COMPLETED:
+            return f"{dependency.job}, which it waited for, ended as {state}", True
+    return None, False
+
+
+def _running(
+    drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual, saved_s: float | None
+) -> Running:
     job, attempt = fresh if fresh is not None else (drive.job, None)
     ending = drive.canceled.is_set() or drive.preempted.is_set()
     return Running(
@@ -120,6 +197,7 @@ def _running(drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual) -> R
         max_duration_s=job.spec.max_duration_s,
         grace_s=job.spec.grace_s,
         expected_s=usual.get((job.experiment, job.spec.entry)),
+        saved_s=saved_s,
         is_ending=ending or job.state is JobState.FINALIZING,
     )
 

@@ -232,8 +232,9 @@ class DriveBase:
         pause_s: float,
         failure: Failure | None = None,
         hold: str | None = None,
-    ) -> None:
-        await self._write(
+        if_without_hosts: bool = False,
+    ) -> bool:
+        return await self._write(
             self.served.store.requeue,
             self.job.id,
             attempt=self.number,
@@ -242,6 +243,7 @@ class DriveBase:
             failure=failure,
             not_before=self.parts.clock.now() + timedelta(seconds=pause_s),
             hold=hold,
+            if_without_hosts=if_without_hosts,
         )
 
     async def _give_back(self, *, proven: bool) -> None:

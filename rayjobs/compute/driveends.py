@@ -180,22 +180,37 @@ class DriveEnds(DriveBase):
         *,
         proven: bool = True,
         prove: Callable[[], Awaitable[bool]] | None = None,
-    ) -> None:
+        if_without_hosts: bool = False,
+    ) -> bool:
         """Queue a job again that had not started: no failure, no budget spent.
 
         Args:
             prove: Asked after that whether nothing of the attempt lives: what an actor that does
                 not know yet that it was replaced starts from then on is refused, not before.
+            if_without_hosts: Do nothing, and return False, when hosts of the attempt are recorded
+                by now: they may run, and may even have done all there was to do.
         """
         if self.canceled.is_set():
             await self.canceled_away(proven=proven)
             proven = await prove() if prove is not None else proven
         else:
-            await self._requeue(reason, outcome="put_back", pause_s=0.0)
+            is_queued = await self._requeue(
+                reason, outcome="put_back", pause_s=0.0, if_without_hosts=if_without_hosts
+            )
+            if if_without_hosts and not is_queued and await self._has_hosts():
+                return False
             proven = await prove() if prove is not None else proven
             if proven:
                 await self._clean()
         await self._give_back(proven=proven)
+        return True
+
+    async def _has_hosts(self) -> bool:
+        """Whether hosts of the attempt are recorded, and it has not ended."""
+        attempts = await self._write(self.served.store.attempts, self.job.id)
+        return any(
+            one.number == self.number and one.hosts and one.ended_at is None for one in attempts
+        )
 
     async def _fail(self, failure: Failure, *, outcome: str, proven: bool = True) -> None:
         """Retry within the class's budget, hold what is poison, else end as Failed."""

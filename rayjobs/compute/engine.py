@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from rayjobs import policy
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Allocations
 from rayjobs.compute.board import Board, Served
-from rayjobs.compute.candidates import Candidates, Usual
+from rayjobs.compute.candidates import Candidates
 from rayjobs.compute.cluster import Cluster, NodeInfo
 from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivebase import ReplacedError
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.forecasts import Forecasts
+from rayjobs.compute.queueview import QueueView
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
-from rayjobs.errors import NotFoundError, RayjobsError, StoreError
-from rayjobs.policy import Limits, Plan, Promise, Shape, Situation, Waiting
+from rayjobs.errors import RayjobsError, StoreError
+from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 POLL_S = 1.0
 # Idle groups and drained ones are looked at this often.
 TIDY_S = 2.0
 # A stop that was begun is over by then, renewed, or will never end: its keeper died.
 RETIRED_S = 60.0
+# From so many waiting jobs on, decisions are made on a thread.
+LONG = 1000
+# Where nothing has changed, a decision is made again after so long for each waiting job: a
+# hundredth of a processor at most, whatever the length of the queue.
+AGAIN_S_PER_JOB = 0.0005
 
 
 class Engine:
@@ -74,6 +82,7 @@ class Engine:
         # The last decision, while jobs wait.
         self.plan: Plan | None = None
         self._promise: Promise | None = None
+        self._again_s = self._pause_ends_s = float("-inf")
         self._limits = limits
         self.forecasts = Forecasts(target, clock)
         self.nodes: list[NodeInfo] = []
@@ -178,21 +187,21 @@ class Engine:
             return
         self._forsake_removed()
         await recover(self)
-        live = await self.board.live()
+        views = [
+            view
+            for view in await self.board.look()
+            if self.recovered.get(view.served.path) is view.served
+        ]
+        live = [one for view in views for one in view.live]
         self._pass_on_cancels(live)
         await self._take_up_ownerless(live)
         if self.drivers is not None and not self.is_retired:
             await self.drivers.look(self.board)
-        waiting = [
-            (served, job)
-            for served, job in await self.board.waiting()
-            if served.key(job.id) not in self.drives and self.recovered.get(served.path) is served
-        ]
-        if waiting:
+        waiting = 0
+        if any(view.queued for view in views):
             self.nodes = await self.cluster.nodes()
-            self.candidates.look_at(self.nodes)
-            await self._decide(waiting, live)
-        else:
+            waiting = await self._decide(views)
+        if not waiting:
             self.plan = self._promise = None
         now_s = self.clock.monotonic_s()
         if now_s - self._tidied_s > TIDY_S:
@@ -203,79 +212,88 @@ class Engine:
                 self._tidying = asyncio.ensure_future(tidy(self))
         # A sweep between two trials is no reason to stop the target either.
         busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
-        self._note({"waiting": len(waiting), "live": busy, "nodes": self.nodes})
+        self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
 
-    async def _decide(
-        self, waiting: list[tuple[Served, Job]], live: list[tuple[Served, Job, Attempt]]
-    ) -> None:
-        by_key = {served.key(job.id): (served, job) for served, job in waiting}
-        usual = await self.forecasts.usual(by_key, self.board.served)
-        looked_at = [await self._candidate(served, job, usual) for served, job in waiting]
-        candidates = [one for one in looked_at if one is not None]
-        self.candidates.forget_all_but(by_key)
-        if self.is_retired:  # asked last of all: from here on nothing else gets its turn
-            return
-        drives = [drive for drive, _task in self.drives.values()]
+    async def _decide(self, views: Sequence[QueueView]) -> int:
+        """Decide and act, where anything is other than at the last decision.
+
+        Returns how many jobs wait, those that start now among them.
+        """
+        entries = {entry for view in views for entry in view.entries}
+        usual = await self.forecasts.usual(entries, self.board.served)
+        self.candidates.look_at(self.nodes)
+        count = sum(len(view.queued) for view in views)
+        records = await _think(
+            count, self.candidates.records, views, usual=usual, without=self.drives
+        )
+        await self._refuse()
         situation = Situation(
-            waiting=candidates,
-            running=self.candidates.running(drives, live, usual=usual),
+            waiting=records,
+            running=self.candidates.running(
+                [drive for drive, _task in self.drives.values()], views, usual=usual
+            ),
             rooms=self.allocations.rooms(self.nodes),
             limits=self._limits(),
             now_s=self.clock.now().timestamp(),
             promise=self._promise,
         )
-        plan = policy.decide(situation)
+        if not records or (self.plan is not None and self._holds(self.plan, situation)):
+            return len(records)
+        plan = await _think(count, policy.decide, situation)
+        if self.is_retired:  # asked last of all: from here on nothing else gets its turn
+            return len(records)
         self.plan, self._promise = plan, plan.promise
+        self._decide_again(plan)
         rooms = list(plan.rooms)
         for start in plan.starts:
-            served, job = by_key[start.key]
-            rooms = self._start(served, job, plan.by_key[start.key].shape, start.nodes, rooms)
+            found = self.candidates.job(start.key)
+            if found is not None:
+                shape = plan.by_key[start.key].shape
+                rooms = self._start(*found, shape, start.nodes, rooms)
         for one in plan.preempts:
-            self.drives[one.key][0].preempt(one.reason)
-        await self.forecasts.note(plan, by_key)
+            if one.key in self.drives:  # else it has ended meanwhile
+                self.drives[one.key][0].preempt(one.reason)
+        await self.forecasts.note(plan, self.candidates.job)
+        return len(records)
 
-    async def _candidate(self, served: Served, job: Job, usual: Usual) -> Waiting | None:
-        """Return a queued job as the policy sees it; None: it cannot be looked at, and is held.
+    def _holds(self, plan: Plan, now: Situation) -> bool:
+        """Whether what was decided holds still: nothing is other, and the time has not come."""
+        then = plan.situation
+        return (
+            not plan.starts
+            and not plan.preempts
+            and now.waiting is then.waiting
+            and now.promise == then.promise
+            and now.limits == then.limits
+            and list(now.rooms) == list(then.rooms)
+            and list(now.running) == list(then.running)
+            and self.clock.monotonic_s() < self._again_s
+            and now.now_s < self._pause_ends_s
+        )
 
-        One bad job must not stop the queue of everybody.
-        """
-        try:
-            blocked = await self._blocked(served, job)
-            return self.candidates.waiting(served, job, blocked=blocked, usual=usual)
-        except RayjobsError:
-            raise
-        except Exception as error:
+    def _decide_again(self, plan: Plan) -> None:
+        """Note until when a decision can hold: time alone changes it, too, but rarely."""
+        now_s, waiting = plan.situation.now_s, plan.situation.waiting
+        self._again_s = self.clock.monotonic_s() + len(waiting) * AGAIN_S_PER_JOB
+        pauses = [job.not_before_s for job in waiting if job.not_before_s is not None]
+        self._pause_ends_s = min((at_s for at_s in pauses if at_s > now_s), default=math.inf)
+
+    async def _refuse(self) -> None:
+        """End the jobs whose parent has failed them, and hold those that cannot be looked at."""
+        for served, job, reason in list(self.candidates.doomed.values()):
+            await served.ask(
+                served.store.finish,
+                job.id,
+                attempt=job.attempt,
+                state=JobState.CANCELED,
+                reason=reason,
+                outcome="dependency",
+            )
+        for served, job, error in list(self.candidates.faulty.values()):
             if job.held is None:
-                log.exception("%s cannot be looked at: it is held", job.id)
+                log.error("%s cannot be looked at: it is held", job.id, exc_info=error)
                 reason = f"the target cannot look at it ({type(error).__name__}: {error})"
                 await served.ask(served.store.hold, job.id, reason=reason)
-            return None
-
-    async def _blocked(self, served: Served, job: Job) -> str | None:
-        """Return which other job this one waits for; a parent that failed ends it."""
-        for dependency in job.spec.depends_on:
-            try:
-                parent = await served.ask(served.store.job, dependency.job)
-            except NotFoundError:
-                await self._cancel_child(served, job, f"job {dependency.job} does not exist")
-                return "the job it waits for does not exist"
-            if not parent.state.is_final:
-                return f"waits for {parent.id} ({parent.state})"
-            if dependency.when == "ok" and parent.state is not JobState.COMPLETED:
-                reason = f"{parent.id}, which it waited for, ended as {parent.state}"
-                await self._cancel_child(served, job, reason)
-                return reason
-        return None
-
-    async def _cancel_child(self, served: Served, job: Job, reason: str) -> None:
-        await served.ask(
-            served.store.finish,
-            job.id,
-            attempt=job.attempt,
-            state=JobState.CANCELED,
-            reason=reason,
-            outcome="dependency",
-        )
 
     def _start(
         self,
@@ -383,6 +401,13 @@ class Engine:
             else:
                 seen.add((key, attempt.number))
         self._ownerless = seen
+
+
+async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+    """Return what a pure function finds; of a long queue on a thread, so that others get turns."""
+    if count < LONG:
+        return function(*given, **more)
+    return await asyncio.to_thread(function, *given, **more)
 
 
 def _reasons(plan: Plan, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:

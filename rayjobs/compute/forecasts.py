@@ -7,7 +7,7 @@ The policy is pure: what it learns from is read here, and what it foretells is k
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
 
 from rayjobs.clock import Clock
@@ -30,8 +30,6 @@ AGAIN_S = 10.0
 MOVED_S = 60.0
 MOVED_PART = 0.25
 
-Waits = Mapping[str, tuple[Served, Job]]
-
 
 class Forecasts:
     """What one engine learned, and what it foretold."""
@@ -46,9 +44,14 @@ class Forecasts:
         self._told: dict[str, float] = {}  # key → the start that was foretold, seconds since 1970
         self._foretold_s = float("-inf")
 
-    async def usual(self, waits: Waits, served: Sequence[Served]) -> dict[tuple[str, str], float]:
-        """Return median seconds by (experiment, entry), as far as there is history."""
-        entries = {(job.experiment, job.spec.entry) for _served, job in waits.values()}
+    async def usual(
+        self, entries: Set[tuple[str, str]], served: Sequence[Served]
+    ) -> dict[tuple[str, str], float]:
+        """Return median seconds by (experiment, entry), as far as there is history.
+
+        Args:
+            entries: Those of the jobs that wait.
+        """
         now_s = self._clock.monotonic_s()
         due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
         if entries <= self._asked and now_s - self._learned_s < due_s:
@@ -61,12 +64,12 @@ class Forecasts:
                 log.warning("durations of %s cannot be read: %s", one.path, error)
                 continue
             learned |= {entry: known.median_s for entry, known in found.items()}
-        self._usual, self._asked, self._learned_s = learned, entries, now_s
+        self._usual, self._asked, self._learned_s = learned, set(entries), now_s
         return learned
 
-    async def note(self, plan: Plan, waits: Waits) -> None:
+    async def note(self, plan: Plan, job_of: Callable[[str], tuple[Served, Job] | None]) -> None:
         """Write down when waiting jobs are thought to start, where that is new or has moved."""
-        self._told = {key: at for key, at in self._told.items() if key in waits}
+        self._told = {key: at for key, at in self._told.items() if key in plan.by_key}
         now_s = self._clock.monotonic_s()
         due_s = AGAIN_S if self._seen.issuperset(plan.queue) else FORETELL_S
         if not plan.queue or now_s - self._foretold_s < due_s:
@@ -75,9 +78,10 @@ class Forecasts:
         now = self._clock.now()
         news: dict[str, tuple[Served, list[Prediction]]] = {}
         for key, (wait_s, basis) in plan.estimates.items():
-            if key not in waits:
+            found = job_of(key)
+            if found is None:
                 continue
-            served, job = waits[key]
+            served, job = found
             starts_s = now.timestamp() + wait_s
             told = self._told.get(key)
             if told is not None and abs(starts_s - told) <= min(

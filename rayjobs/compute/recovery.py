@@ -229,11 +229,13 @@ async def _take_over(
 async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
     job = drive.job
     if not attempt.hosts:
-        await drive.put_back(
+        if await drive.put_back(
             "the target actor was replaced before its host was started",
             prove=lambda: _end_late_hosts(engine, drive),
-        )
-        return
+            if_without_hosts=True,
+        ):
+            return
+        await _learn_hosts(engine, drive)
     seen = [await _settle(engine, order, end=False) for order in drive.orders]
     if any(one["state"] == "gone" for one in seen):
         ended = [await _settle(engine, order, end=True) for order in drive.orders]
@@ -258,11 +260,16 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
 
 async def _end_late_hosts(engine: Engine, drive: Drive) -> bool:
     """End hosts that the actor before this one recorded after its attempt was first looked at."""
+    await _learn_hosts(engine, drive)
+    return await _prove(engine, drive.orders)
+
+
+async def _learn_hosts(engine: Engine, drive: Drive) -> None:
+    """Take over the hosts of a drive's attempt as they are recorded now."""
     served, job = drive.served, drive.job
     for attempt in await served.ask(served.store.attempts, job.id):
         if attempt.number == drive.number:
             drive.orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
-    return await _prove(engine, drive.orders)
 
 
 async def end_and_requeue(
@@ -305,7 +312,12 @@ async def _conclude(
         await drive.canceled_away(proven=all(one["proven"] for one in settled))
     elif not settled or is_early:
         late = None if settled else (lambda: _end_late_hosts(engine, drive))
-        await drive.put_back(f"{why} before it started", prove=late)
+        if not await drive.put_back(
+            f"{why} before it started", prove=late, if_without_hosts=not settled
+        ):
+            await _learn_hosts(engine, drive)
+            found = [await _settle(engine, order, end=True) for order in drive.orders]
+            await _conclude(engine, drive, found, why=why)
     else:
         nothing_left = all(one["proven"] for one in settled)
         # A cluster that is restarted takes everybody's attempts: no sign that this job is poison.

@@ -131,9 +131,11 @@ def _on_one_node(
 
 
 def _loss_s(job: Running, now_s: float) -> float:
-    if job.at_risk_s is not None:
-        return job.at_risk_s
-    return 0.0 if job.started_s is None else max(0.0, now_s - job.started_s)
+    """Return how many seconds of work are lost if the job is stopped now."""
+    if job.started_s is None:
+        return 0.0
+    # A checkpoint of an earlier attempt is where this one began.
+    return max(0.0, now_s - max(job.started_s, job.saved_s or job.started_s))
 
 
 def _cost(job: Running, now_s: float) -> tuple[float, float, float, tuple[str, int, str]]:

@@ -87,8 +87,8 @@ class Running:
     Attributes:
         nodes: Node id of each bundle.
         started_s: When its script started; None: it is being prepared.
-        at_risk_s: Seconds of work that would be lost if it were stopped now; None: all since
-            its start.
+        saved_s: When its newest checkpoint was stored: what it did since would be lost if it were
+            stopped; None: there is none.
         is_ending: Its end was ordered or has begun: its room comes back, it is no victim again.
         The others are those of `Waiting`.
     """
@@ -106,7 +106,7 @@ class Running:
     max_duration_s: float | None = None
     grace_s: float = 0.0
     expected_s: float | None = None
-    at_risk_s: float | None = None
+    saved_s: float | None = None
     is_ending: bool = False
 
     @property

@@ -181,6 +181,7 @@ class AttemptsPart(ArrayEnds):
         failure: Failure | None = None,
         not_before: datetime | None = None,
         hold: str | None = None,
+        if_without_hosts: bool = False,
     ) -> bool:
         """See `Store.requeue`."""
         now = self._now()
@@ -200,6 +201,10 @@ class AttemptsPart(ArrayEnds):
             old, new = JobState(row["state"]), JobState.QUEUED
             if row["attempt"] != attempt or not old.is_live:
                 return False
+            if if_without_hosts:
+                known = connection.execute(NEWEST_ATTEMPT, values).fetchone()
+                if known is not None and json.loads(known["hosts"]):
+                    return False
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
                 # The request came first. Nobody would ever start it from the queue.
                 new = JobState.CANCELED

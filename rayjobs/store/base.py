@@ -200,10 +200,12 @@ class Store(QueueStore, Protocol):
         failure: Failure | None = None,
         not_before: datetime | None = None,
         hold: str | None = None,
+        if_without_hosts: bool = False,
     ) -> bool:
         """Put a live job back to Queued at its old place; ends the attempt's row.
 
-        With `hold` it stays there until somebody releases it.
+        With `hold` it stays there until somebody releases it. With `if_without_hosts` nothing is
+        done once hosts of the attempt are recorded (see `set_hosts`), which is refused afterwards.
         A job whose cancel was requested before becomes Canceled instead (from the queue nobody
         would start it again). False when the job is not live, or has a newer attempt.
         """

@@ -45,6 +45,7 @@ class Database:
         self.busy_timeout_s = busy_timeout_s
         self._closed = False
         self._broken_by_fork = False
+        self._watchers = 0  # how many there have been
         self._renew()
         with self._errors():
             self._give(self._take())
@@ -56,6 +57,8 @@ class Database:
         self._idle: list[sqlite3.Connection] = []
         self._users: list[int] = []  # threads with a connection
         self._guard = threading.Condition()  # of the two lists
+        self._watcher: sqlite3.Connection | None = None  # never writes
+        self._watching = threading.Lock()
         # Threads of this process wait for each other here, in order and without polling. In
         # memory there is one connection, so it also keeps readers out of a half-done write.
         self._writing = threading.Lock()
@@ -86,6 +89,42 @@ class Database:
         """
         with self._held(), self._transaction("BEGIN IMMEDIATE", durable=durable) as connection:
             yield connection
+
+    def change(self) -> tuple[int, int]:
+        """Return what is another value after every commit, of any connection and process.
+
+        SQLite counts for each connection the commits of all others: so one that never writes
+        is kept for asking. The first number changes with that connection.
+        """
+        if self.path is None:
+            with self._held(), self._errors():
+                connection = self._take()
+                try:
+                    return 0, connection.total_changes
+                finally:
+                    self._give(connection)
+        with self._watching, self._errors():
+            self._check_process()
+            with self._guard:
+                self._users.append(threading.get_ident())  # a fork waits for the answer
+                watcher, self._watcher = self._watcher, None
+            try:
+                if watcher is None:
+                    watcher = self._open()
+                    self._watchers += 1
+                answer = watcher.execute("PRAGMA data_version").fetchall()
+            except BaseException:
+                if watcher is not None:
+                    watcher.close()
+                raise
+            else:
+                with self._guard:
+                    self._watcher = watcher
+                    if self._closed:
+                        self._close_idle()
+                return self._watchers, int(answer[0][0])
+            finally:
+                self._left()
 
     @contextmanager
     def plain(self) -> Iterator[sqlite3.Connection]:
@@ -212,6 +251,9 @@ class Database:
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None:
+            watcher.close()
 
     # -- forks -------------------------------------------------------------------------------
     # SQLite keeps its locks in the process's memory: a child that inherits an open connection

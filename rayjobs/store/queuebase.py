@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from rayjobs.queuerecords import Durations, Prediction, QueueRow, Usage
+from rayjobs.queuerecords import Durations, Mark, Prediction, QueueRow, Usage
 from rayjobs.records import Job
 from rayjobs.states import JobState
 
@@ -49,6 +49,30 @@ class QueueStore(Protocol):
         ...
 
     # -- the queue -----------------------------------------------------------------------------
+    def change(self) -> tuple[int, int]:
+        """Return what is another value after every change of the store, whoever made it.
+
+        Quick. What is read after this call is no older than the value; a value is never the
+        same again after a change, so what was read under it holds while it is.
+        """
+        ...
+
+    def queue_marks(self, target: str) -> list[Mark]:
+        """Return a mark of each job (kind "job") that is queued on a target."""
+        ...
+
+    def jobs_of(self, serials: Iterable[int]) -> list[Job]:
+        """Return the jobs with these serials that are there, in order."""
+        ...
+
+    def job_states(self, jobs: Iterable[str]) -> dict[str, JobState]:
+        """Return the state of each of these jobs that is there, by id."""
+        ...
+
+    def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
+        """Return when the newest checkpoint of each job was stored, for those that have one."""
+        ...
+
     def durations(
         self, entries: Iterable[tuple[str, str]], *, most: int = 100
     ) -> dict[tuple[str, str], Durations]:

@@ -19,6 +19,7 @@ from rayjobs.store.pruning import PruningPart
 from rayjobs.store.queue import QueuePart
 from rayjobs.store.runs import RunsPart
 from rayjobs.store.sweeps import SweepsPart
+from rayjobs.store.waiting import WaitingPart
 
 BUSY_TIMEOUT_S = 10.0
 
@@ -29,6 +30,7 @@ class SqlStore(
     AttemptsPart,
     AllocationsPart,
     QueuePart,
+    WaitingPart,
     RunsPart,
     SweepsPart,
     ModelsPart,

@@ -76,7 +76,7 @@ async def all_is_free(here: World) -> None:
 
 WRITES = (
     "add_allocation", "start", "place_allocation", "hold_allocation", "set_hosts", "move",
-    "record_exit", "finish", "free_allocation", "live", "jobs", "allocations", "set_meta",
+    "record_exit", "finish", "free_allocation", "live", "jobs_of", "queue_marks", "change", "allocations", "set_meta",
     "release_allocation",
 )  # fmt: skip
 

@@ -1,0 +1,70 @@
+"""What a target reads of the queue at every look: only what has changed, however long it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import datetime
+
+from rayjobs.injob.checkpoint import MANIFEST
+from rayjobs.queuerecords import Mark
+from rayjobs.records import Job
+from rayjobs.states import JobState
+from rayjobs.store.part import Part
+from rayjobs.store.rows import job_of, time_of
+
+# All of a queued job's row that decides about its start and may change while it is queued.
+MARKS = """
+SELECT serial, attempt, priority, hold, not_before, changed_at FROM jobs
+WHERE target = :target AND state = 'Queued' AND kind = 'job'
+"""
+
+BY_SERIAL = """
+SELECT * FROM jobs WHERE serial IN (SELECT value FROM json_each(:serials)) ORDER BY serial
+"""
+
+STATES = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))"
+
+# The names as `rayjobs.checkpoint.save` and the collecting of a job's files make them.
+CHECKPOINTS = f"""
+SELECT job, MAX(stored_at) AS at FROM files
+WHERE job IN (SELECT value FROM json_each(:jobs))
+    AND (name GLOB 'outputs/checkpoints/step-*/{MANIFEST}'
+        OR name GLOB 'node-*/outputs/checkpoints/step-*/{MANIFEST}')
+GROUP BY job
+"""  # noqa: S608 - made of our own names
+
+
+class WaitingPart(Part):
+    """The queue as the engine follows it."""
+
+    def change(self) -> tuple[int, int]:
+        """See `Store.change`."""
+        return self._database.change()
+
+    def queue_marks(self, target: str) -> list[Mark]:
+        """See `Store.queue_marks`."""
+        with self._database.read() as connection:
+            # Plain tuples: of ten thousand, making rows takes as long as reading them.
+            cursor = connection.cursor()
+            cursor.row_factory = None
+            return cursor.execute(MARKS, {"target": target}).fetchall()
+
+    def jobs_of(self, serials: Iterable[int]) -> list[Job]:
+        """See `Store.jobs_of`."""
+        values = {"serials": json.dumps(list(serials))}
+        with self._database.read() as connection:
+            rows = connection.execute(BY_SERIAL, values).fetchall()
+        return [job_of(row) for row in rows]
+
+    def job_states(self, jobs: Iterable[str]) -> dict[str, JobState]:
+        """See `Store.job_states`."""
+        with self._database.read() as connection:
+            rows = connection.execute(STATES, {"jobs": json.dumps(list(jobs))}).fetchall()
+        return {row["id"]: JobState(row["state"]) for row in rows}
+
+    def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
+        """See `Store.checkpoint_times`."""
+        with self._database.read() as connection:
+            rows = connection.execute(CHECKPOINTS, {"jobs": json.dumps(list(jobs))}).fetchall()
+        return {row["job"]: time_of(row["at"]) for row in rows}
