@@ -137,9 +137,8 @@ class SweepState:
             # The reason of `conclude`: one that crashed before its first report proves nothing.
             if trial.state is TrialState.FAILED and trial.reason == misspelt(trial, spec.metric)
         ]
-        if len(lacking) < max(LACKING_AT_LEAST, spec.limits.at_a_time) or any(
-            one.values for one in self.trials
-        ):
+        a_round = max(LACKING_AT_LEAST, spec.limits.at_a_time)
+        if len(lacking) < a_round or any(trial.values for trial in self.trials):
             return ""
         names = sorted({name for trial in lacking for name in trial.metric_names})
         shown = f"they reported: {', '.join(names)}" if names else "they reported nothing"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import Workspace, models, submitting
-from rayjobs.records import Job
+from rayjobs import Workspace, modelrequests, models, submitting
+from rayjobs.records import Job, ModelRefusal
 from rayjobs.states import JobState
 from tests.unit.cli.conftest import Terminal
 from tests.unit.models.conftest import Runs
@@ -119,3 +119,48 @@ def test_a_models_value_is_shown_with_the_one_at_the_end_where_that_differs(
     )
     for command in (("ls",), ("lineage", "best")):
         assert "accuracy 0.944 (last 0.923)" in terminal.type("model", *command).out
+
+
+def test_a_run_shows_its_models_and_those_that_its_script_asked_for_in_vain(
+    runs: Runs, terminal: Terminal
+) -> None:
+    job = runs.begin()
+    runs.write(job, model__pt=b"w")
+    runs.publish(job)
+    store, blobs = runs.workspace.store, runs.workspace.opened.blobs
+    store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
+    texts = {"framework": "", "framework_version": "", "description": None}
+    asked = [
+        {"name": name, "path": path, "file": path, "why": "", "tags": {}, "properties": {}, **texts}
+        for name, path in (("net", "outputs/model.pt"), ("gone", "outputs/g.pt"))
+    ]
+    ready = modelrequests.prepare(store, blobs, job.id, asked)
+    assert store.finish(job.id, attempt=1, state=JobState.COMPLETED, models=ready)
+    shown = terminal.type("show", tail(job)).out
+    models_shown = shown[shown.index("\nModels\n") :].split("\n")
+    assert models_shown[2].split() == ["net:1", "outputs/model.pt"]
+    assert models_shown[3].split()[:3] == ["gone", "not", "registered:"]
+    found = json.loads(terminal.type("show", "--json", tail(job)).out)
+    assert found["models"] == [{"name": "net", "version": 1, "path": "outputs/model.pt"}]
+    (refused,) = found["models_refused"]
+    assert (refused["name"], refused["path"]) == ("gone", "outputs/g.pt")
+    assert "no file or folder 'outputs/g.pt'" in refused["why"]
+    waited = terminal.type("wait", tail(job))
+    assert waited.code == 0
+    assert "Completed: the model 'gone' of 'outputs/g.pt' was not registered" in waited.out
+    assert "net:1 is outputs/model.pt" in terminal.type("events", tail(job)).out
+
+
+def test_a_model_that_was_refused_and_registered_by_hand_is_refused_no_more(
+    runs: Runs, terminal: Terminal
+) -> None:
+    job = runs.begin()
+    runs.write(job, model__pt=b"w")
+    runs.publish(job)
+    store = runs.workspace.store
+    store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
+    refusal = ModelRefusal(name="net", path="outputs/model.pt", why="it was damaged")
+    assert store.finish(job.id, attempt=1, state=JobState.COMPLETED, models=[refusal])
+    assert "not registered: it was damaged" in terminal.type("show", tail(job)).out
+    models.register(runs.workspace, name="net", run=job.id, path="outputs/model.pt")
+    assert json.loads(terminal.type("show", "--json", tail(job)).out)["models_refused"] == []
