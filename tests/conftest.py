@@ -25,6 +25,7 @@ from tests.local_target import (  # fixtures of all tests, and what cleans up af
     remove_runtime_folder,
     shared_head,  # noqa: F401
 )
+from tests.raylets import pool_jobs, raylets, shared_raylets  # noqa: F401
 
 WIPED_PREFIXES = ("RAYJOBS_", "RAY_", "AWS_", "AZUREML_", "XDG_", "OMPI_", "HOROVOD_")
 WIPED_NAMES = ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "RANK", "WORLD_SIZE", "LOCAL_RANK")

@@ -15,13 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+import pytest
 
-from rayjobs.compute import localhead, targets
+from rayjobs.compute import localhead, starting, targets
 from rayjobs.compute.targetrecord import TargetRecord, save_target
 from rayjobs.paths import TargetPaths
-from tests.jobs import until
+from rayjobs.workspace_files import locate, open_workspace
+from tests.jobs import Jobs, until
+from tests.local_target import remove_runtime_folder
 
 TARGET = "pool"
+CPUS = 2
+# Two thirds of it, after which a host that nobody can reach ends its ranks, is 12 s.
+LEASE_S = 18.0
 # Ray gives up a node after three checks without an answer: some seconds, not a minute.
 FAST_CHECKS = {
     "RAY_health_check_initial_delay_ms": "2000",
@@ -29,6 +35,8 @@ FAST_CHECKS = {
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "3",
 }
+
+RAYLETS = [pytest.mark.ray, pytest.mark.xdist_group("raylets")]
 
 
 @dataclass
@@ -79,8 +87,12 @@ class Cluster:
                 cwd="/",
             )
 
-    def add(self, cpus: int = 2) -> Node:
-        """Start a node with a loopback address and a scratch folder of its own."""
+    def begin(self) -> None:
+        """Begin to start a node with a loopback address and a scratch folder of its own.
+
+        One after another: raylets that start at once on one machine may wait for ever.
+        """
+        self.wait_for_last()
         self.number += 1
         address = f"{self.address.rpartition('.')[0]}.{self.number}"
         scratch = self.folder / f"n{self.number}"
@@ -88,27 +100,29 @@ class Cluster:
         starter = self.start(
             f"--address={self.address}",
             f"--node-ip-address={address}",
-            f"--num-cpus={cpus}",
+            f"--num-cpus={CPUS}",
             "--object-store-memory=80000000",
             scratch=scratch,
         )
-        # One after another: raylets of one machine that start at once wait for each other's files.
+        self.nodes.append(Node(address, scratch, starter))
+
+    def wait_for_last(self) -> None:
+        """Wait until the node that was begun last has started."""
         log = self.folder / f"ray-{self.number}.log"
-        until(lambda: "runtime started" in log.read_text(), f"the node {address} starts")
-        node = Node(address, scratch, starter)
-        self.nodes.append(node)
-        return node
+        until(lambda: "runtime started" in log.read_text(), f"node {self.number} starts")
 
-    def wait_for_nodes(self, count: int) -> None:
-        """Wait until the target sees so many nodes, its head among them."""
-
+    def ensure(self, count: int) -> None:
+        """Have so many nodes that take jobs, and wait until the target sees them and no others."""
+        while len(self.nodes) - 1 < count:
+            self.begin()
+        addresses = {node.address for node in self.nodes}
         capacity = TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
 
         def seen() -> bool:
             known = localhead.read_json(capacity) or {"nodes": []}
-            return len(known["nodes"]) >= count
+            return {node["address"] for node in known["nodes"]} == addresses
 
-        until(seen, f"the target sees {count} nodes")
+        until(seen, f"the target sees {sorted(addresses)}")
 
     def node_at(self, address: str) -> Node:
         """Return the node with an address."""
@@ -136,8 +150,8 @@ def _end(starter: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def ray_cluster(home: Path, *, lease_s: float) -> Iterator[Cluster]:
-    """Run a head, and a target called `pool` on it whose actor lives with the head."""
+def ray_cluster(home: Path) -> Iterator[Cluster]:
+    """Run a head and a node, and a target called `pool` whose actor lives with the head."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rjc-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -160,12 +174,12 @@ def ray_cluster(home: Path, *, lease_s: float) -> Iterator[Cluster]:
         cluster.nodes.append(Node(head, folder / "n1", starter))
         # The shortest that is fair is a minute and a half, which no test waits for.
         save_target(
-            TargetRecord(TARGET, address=address, token_file=str(token), lease_s=lease_s),
+            TargetRecord(TARGET, address=address, token_file=str(token), lease_s=LEASE_S),
             home=home,
         )
-        until(lambda: _is_up(address), "Ray's head answers")
-        targets.start_target(TARGET, home=home)
+        cluster.begin()  # while the target starts
         try:
+            targets.start_target(TARGET, home=home)
             yield cluster
         finally:
             for node in cluster.nodes:
@@ -177,15 +191,38 @@ def ray_cluster(home: Path, *, lease_s: float) -> Iterator[Cluster]:
                 cluster.remove(node)
 
 
-def _is_up(address: str) -> bool:
-    import socket
+@pytest.fixture(scope="session")
+def shared_raylets(session_root: Path) -> Iterator[Cluster]:
+    """The run's one cluster of several raylets; ask for `raylets`."""
+    home = session_root / "c"
+    with ray_cluster(home) as cluster:
+        yield cluster
+    remove_runtime_folder(home)
 
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection((host, int(port)), timeout=1.0):
-            return True
-    except OSError:
-        return False
+
+@pytest.fixture
+def raylets(shared_raylets: Cluster, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """A cluster of raylets that share nothing but Ray, with RAYJOBS_HOME set to its home.
+
+    Say with `ensure` how many nodes the test needs: those before it may have lost some. Its tests
+    are marked with `RAYLETS`: they then run in one worker, with one cluster.
+    """
+    monkeypatch.setenv("RAYJOBS_HOME", str(shared_raylets.home))
+    return shared_raylets
+
+
+@pytest.fixture
+def pool_jobs(raylets: Cluster, tmp_path: Path) -> Iterator[Jobs]:
+    """A workspace of this test's own, whose jobs name the target `pool`."""
+    with open_workspace(locate()) as workspace:
+        made = Jobs(workspace, tmp_path)
+        yield made
+        for job in made.store.jobs():
+            if not job.state.is_final:
+                made.store.request_cancel(job.id)
+        starting.wake(TARGET, home=raylets.home, workspace=workspace.path)
+        for job in made.store.jobs():
+            made.wait(job)
 
 
 def _end_all(folder: Path) -> None:

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
-import pytest
 
 from rayjobs import checkpoints
-from rayjobs.records import Attempt, Job
+from rayjobs.records import Job
 from rayjobs.spec import Distribution
 from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
 from tests.jobs import Jobs, until
-from tests.local_target import remove_runtime_folder
-from tests.raylets import TARGET, Cluster, ray_cluster
+from tests.raylets import RAYLETS, TARGET, Cluster
 
-pytestmark = pytest.mark.ray
-
-# Two thirds of it, after which a host that nobody can reach ends its ranks, is 12 s.
-LEASE_S = 18.0
+pytestmark = RAYLETS
 
 # Each step of each rank is told to a file by the rank itself: what ran when needs no witness.
 TRAIN = """
@@ -59,37 +52,6 @@ if group:
 """
 
 
-@pytest.fixture(scope="module")
-def home(session_root: Path) -> Iterator[Path]:
-    yield session_root / "c"
-    remove_runtime_folder(session_root / "c")
-
-
-@pytest.fixture(scope="module")
-def cluster(home: Path) -> Iterator[Cluster]:
-    """Three nodes and a head without jobs; each test loses one of them."""
-    with ray_cluster(home, lease_s=LEASE_S) as made:
-        for _ in range(3):
-            made.add()
-        yield made
-
-
-@pytest.fixture
-def jobs(
-    cluster: Cluster, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Jobs]:
-    """A workspace of this test's own on the cluster."""
-    monkeypatch.setenv("RAYJOBS_HOME", str(home))
-    workspace = open_workspace(locate())
-    made = Jobs(workspace, tmp_path)
-    yield made
-    for job in made.store.jobs():
-        if not job.state.is_final:
-            made.store.request_cancel(job.id)
-            made.wait(job)
-    workspace.close()
-
-
 def history(path: Path) -> list[tuple[int, int, int, float]]:
     """Return (attempt, rank, step, epoch seconds) as the ranks wrote them; a torn line is not."""
     lines = path.read_text().splitlines() if path.exists() else []
@@ -121,53 +83,46 @@ def check_curve(jobs: Jobs, job: Job, told: Path) -> None:
     assert all(before[1] < after[0] for before, after in pairwise(spans)), spans
 
 
-def check_losses(jobs: Jobs, done: Job) -> Attempt:
-    """Check that every attempt but the last was lost with its node; return the last.
-
-    On a machine that is busy beyond measure Ray, with its fast checks, may give up one node more.
-    """
-    *lost, last = jobs.store.attempts(done.id)
-    assert lost
-    for one in lost:
-        assert one.failure is not None
-        assert (one.outcome, str(one.failure.failure_class)) == ("node_lost", "node_lost")
-    return last
-
-
 def test_a_killed_raylet_costs_a_group_one_attempt(
-    jobs: Jobs, cluster: Cluster, tmp_path: Path
+    pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
     told = tmp_path / "history"
     two = Distribution(nodes=2, processes_per_node=1, backend="gloo")
-    cluster.wait_for_nodes(4)
-    job = begin(jobs, told, distribution=two)
-    hosts = jobs.attempt(job).hosts
-    lost = cluster.node_at(hosts[1]["address"])
+    raylets.ensure(2)
+    job = begin(pool_jobs, told, distribution=two)
+    raylets.ensure(3)
+    hosts = pool_jobs.attempt(job).hosts
+    lost = raylets.node_at(hosts[1]["address"])
     lost.raylet.kill()
-    done = jobs.wait(job, JobState.COMPLETED)
-    second = check_losses(jobs, done)
+    done = pool_jobs.wait(job, JobState.COMPLETED)
+    first, second = pool_jobs.store.attempts(done.id)
+    assert first.failure is not None
+    assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
     assert lost.address not in {host["address"] for host in second.hosts}
-    check_curve(jobs, job, told)
+    check_curve(pool_jobs, job, told)
     # Each node works in a scratch folder of its own, and what each one wrote comes back.
     for host, name in zip(
         second.hosts, ("outputs/rank-0.txt", "node-1/outputs/rank-1.txt"), strict=True
     ):
-        scratch = cluster.node_at(host["address"]).scratch
-        assert jobs.file(job, name).decode().startswith(f"{scratch}/"), name
-    cluster.remove(lost)
+        scratch = raylets.node_at(host["address"]).scratch
+        assert pool_jobs.file(job, name).decode().startswith(f"{scratch}/"), name
+    raylets.remove(lost)
 
 
 def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
-    jobs: Jobs, cluster: Cluster, tmp_path: Path
+    pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
 ) -> None:
     told = tmp_path / "history"
-    cluster.wait_for_nodes(3)
-    job = begin(jobs, told)
-    (host,) = jobs.attempt(job).hosts
-    frozen = cluster.node_at(host["address"])
+    raylets.ensure(2)
+    job = begin(pool_jobs, told)
+    (host,) = pool_jobs.attempt(job).hosts
+    frozen = raylets.node_at(host["address"])
     frozen.raylet.suspend()
-    done = jobs.wait(job, JobState.COMPLETED)
-    check_losses(jobs, done)
-    check_curve(jobs, job, told)
+    done = pool_jobs.wait(job, JobState.COMPLETED)
+    first, second = pool_jobs.store.attempts(done.id)
+    assert first.failure is not None
+    assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
+    assert host["address"] not in {one["address"] for one in second.hosts}
+    check_curve(pool_jobs, job, told)
     assert not psutil.pid_exists(host["pid"])
-    cluster.remove(frozen)
+    raylets.remove(frozen)
