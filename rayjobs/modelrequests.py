@@ -6,6 +6,8 @@ of its job is written, and the models are written with that end, in one transact
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from rayjobs.paths import AttemptPaths
 from rayjobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.store.base import Store
 
+_RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
 _DAMAGED = "its request is damaged"
 _TEXTS = ("framework", "framework_version")
 
@@ -35,9 +38,11 @@ def read(root: Path, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     node = int(plan.get("node", 0))
     found: list[dict[str, Any]] = []
-    for rank in sorted(int(one["rank"]) for one in plan.get("ranks", ())):
+    paths = AttemptPaths(Path(root))
+    # By the files, not by the plan: a script may start ranks of its own (torchrun in a job).
+    for rank in _ranks(paths.model_requests(0).parent):
         merged: dict[tuple[str, str], dict[str, Any]] = {}
-        for record in read_all(str(AttemptPaths(Path(root)).model_requests(rank))):
+        for record in read_all(str(paths.model_requests(rank))):
             one = _checked(record)
             old = merged.get((one["name"], one["path"]))
             merged[one["name"], one["path"]] = one if old is None else _merged(old, one)
@@ -45,6 +50,14 @@ def read(root: Path, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
             file = f"node-{node}/{one['path']}" if node else one["path"]
             found.append({**one, "rank": rank, "file": file})
     return found
+
+
+def _ranks(folder: Path) -> list[int]:
+    try:
+        found = [_RANK_FILE.fullmatch(name) for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(one[1]) for one in found if one is not None)
 
 
 def _checked(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,10 +35,10 @@ class Scripts:
         self._set("RAYJOBS_OUTPUTS", str(paths.work / "outputs"))
         return SubmittedRun(job.id, str(paths.root / "metrics"), rank)
 
-    def ready(self, job: Job, *, ranks: int = 1, node: int = 0) -> list[Any]:
+    def ready(self, job: Job) -> list[Any]:
         """Return what the end is to register, with all files stored."""
         store = self.runs.workspace.store
-        plan = {"ranks": [{"rank": rank} for rank in range(ranks)], "node": node}
+        plan = {"ranks": [{"rank": 0}], "node": 0}
         asked = modelrequests.read(self.runs.paths(job).root, plan)
         blobs = self.runs.workspace.opened.blobs
         return modelrequests.prepare(store, blobs, job.id, modelrequests.fold(asked))
@@ -57,10 +57,10 @@ class Scripts:
         number = store.job(job.id).attempt
         return store.finish(job.id, attempt=number, state=JobState.COMPLETED, models=ready)
 
-    def end(self, job: Job, **more: Any) -> Job:
+    def end(self, job: Job) -> Job:
         """Complete the run as a target does."""
         self.finalize(job)
-        assert self.finish(job, self.ready(job, **more))
+        assert self.finish(job, self.ready(job))
         return self.runs.workspace.store.job(job.id)
 
     def refusals(self, job: Job) -> list[str]:
@@ -224,7 +224,7 @@ def test_more_models_than_a_run_may_have(runs: Runs, scripts: Scripts) -> None:
         run.register_model("more", "m.pt")
     scripts.run(job, rank=1).register_model("of-rank-1", "m.pt")
     scripts.finalize(job)
-    ready = scripts.ready(job, ranks=2)
+    ready = scripts.ready(job)
     assert len(ready) == MOST_MODELS + 1
     assert isinstance(ready[-1], ModelRefusal) and "one more" in ready[-1].why
 
@@ -293,7 +293,7 @@ def test_equal_requests_of_ranks_are_one_and_the_lowest_counts(
     for rank in (2, 1, 0):
         scripts.run(job, rank).register_model("m", "m.pt", tags={"rank": rank})
     scripts.run(job, 1).register_model("m", "one.pt")
-    scripts.end(job, ranks=3)
+    scripts.end(job)  # its plan knows of one rank: the script started the others
     kept = runs.workspace.store.models(name="m")
     assert [(one.version, one.path) for one in kept] == [(2, "outputs/one.pt"), (1, "outputs/m.pt")]
     assert kept[1].tags == {"rank": "0"}
