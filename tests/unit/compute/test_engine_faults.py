@@ -76,8 +76,8 @@ async def all_is_free(here: World) -> None:
 
 WRITES = (
     "add_allocation", "start", "place_allocation", "hold_allocation", "set_hosts", "move",
-    "record_exit", "finish", "free_allocation", "live", "jobs_of", "queue_marks", "change", "allocations", "set_meta",
-    "release_allocation",
+    "record_exit", "finish", "free_allocation", "live", "jobs_of", "queue_marks", "change",
+    "allocations", "set_meta", "release_allocation",
 )  # fmt: skip
 
 
@@ -368,6 +368,39 @@ def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
         assert here.store.job(job.id).state is JobState.RUNNING
         assert here.store.job(after.id).state is JobState.QUEUED
         assert not [call for call in here.agent.calls if call[0] in ("stop", "settle-end")]
+
+    play(scene, tmp_path)
+
+
+def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
+    tmp_path: Path,
+) -> None:
+    """It was seen without a host; before it is queued again it has one, which is done at once."""
+
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        store.failing["set_hosts"] = 10**6
+        await here.restart()
+        job = here.submit()
+        await here.state(job, JobState.PREPARING)
+        await here.crash()
+        requeue = here.store.requeue
+
+        def raced(job_id: str, **more: Any) -> bool:
+            host = {"node": 0, "node_id": "node0", "root": "/r", "socket": "/s", "marker": "m"}
+            here.store.set_hosts(job_id, attempt=1, hosts=[host])
+            return requeue(job_id, **more)
+
+        here.store.requeue = raced  # type: ignore[method-assign]
+        store.failing.clear()
+        here.agent.settled = {"state": "ended", "proven": True, "ended_now": False}
+        here.agent.end(job.id, 1, exit_code=0)
+        here.agent.instant = 0
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        await all_is_free(here)
 
     play(scene, tmp_path)
 
