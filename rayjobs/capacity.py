@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from rayjobs.errors import Problem
+from rayjobs.nodetypes import NodeTypes
 from rayjobs.spec import JobSpec
 
 GIB = 1024**3
@@ -27,12 +28,14 @@ class NodeShape:
         gpus: GPUs.
         memory_bytes: Memory that jobs may have.
         count: How many nodes are like this.
+        node_type: Of the cluster's node types, by name; empty: none is known.
     """
 
     cpus: float
     gpus: float = 0.0
     memory_bytes: int = 0
     count: int = 1
+    node_type: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,13 @@ class Capacity:
         max_nodes: How many of them there may be at a time.
         shares_machine: Several nodes of a job may be on one machine, and processes may exceed
             its CPUs (the target ``local``); GPUs and memory may not be exceeded.
+        types: The types of nodes that it may start; None: it starts none, or none are known.
     """
 
     nodes: tuple[NodeShape, ...]
     max_nodes: int
     shares_machine: bool = False
+    types: NodeTypes | None = None
 
 
 @dataclass(frozen=True)
@@ -57,12 +62,13 @@ class PlacedShape:
 
     Attributes:
         shape: ``nodes``; ``cpus``, ``gpus`` and ``memory`` (bytes) per node; ``spread`` 1.0
-            when each node of the job needs a machine of its own. Equal shapes may be handed on.
+            when each node of the job needs a machine of its own; ``node_types`` where its nodes
+            must be of certain types. Equal shapes may be handed on.
         strategy: Of the placement group.
         notes: What the submitter should know, e.g. that processes share CPUs.
     """
 
-    shape: Mapping[str, float]
+    shape: Mapping[str, Any]
     strategy: Strategy
     notes: tuple[str, ...] = ()
 
@@ -93,6 +99,15 @@ def _even(amount: float) -> float:
 
 def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
     """Return why the job can never be placed, with numbers and what to do; empty when it can."""
+    wrong = _wrong_types(spec, capacity)
+    if wrong:
+        return wrong
+    if spec.resources.node_types or spec.resources.spot is not None:
+        assert capacity.types is not None
+        names = set(pin_types(spec, capacity).resources.node_types)
+        of_type = tuple(node for node in capacity.nodes if node.node_type in names)
+        most = min(capacity.max_nodes, sum(node.count for node in of_type))
+        capacity = replace(capacity, nodes=of_type, max_nodes=most)
     if capacity.shares_machine:
         return _fits_machine(spec, capacity)
     need, nodes = _need(spec), spec.distribution.nodes
@@ -131,6 +146,46 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
                 )
             )
     return problems
+
+
+def _wrong_types(spec: JobSpec, capacity: Capacity) -> list[Problem]:
+    """Return why no node can be of the types that are asked for."""
+    asked, spot = spec.resources.node_types, spec.resources.spot
+    if not asked and spot is None:
+        return []
+    path = "resources.node_types" if asked else "resources.spot"
+    if capacity.types is None:
+        return [
+            Problem(
+                path,
+                "the target knows no types of nodes.",
+                "Leave it out, or make the target with `rayjobs target create NAME --cluster "
+                "cluster.yaml`.",
+            )
+        ]
+    unknown = [one for one in asked if not capacity.types.matching([one], None)]
+    there_are = f"The target has: {capacity.types.describe()}."
+    if unknown:
+        names = ", ".join(repr(one) for one in unknown)
+        return [Problem(path, f"the target has no nodes of type or size {names}.", there_are)]
+    if not capacity.types.matching(asked, spot):
+        which = f" of {' or '.join(asked)}" if asked else ""
+        kind = "spot nodes" if spot else "nodes that are not spot"
+        return [Problem("resources.spot", f"the target has no {kind}{which}.", there_are)]
+    return []
+
+
+def pin_types(spec: JobSpec, capacity: Capacity) -> JobSpec:
+    """Return the spec with the names of all node types that it may run on, where it limits them.
+
+    What was a machine's size or a wish for spot nodes so stays true when types are added later.
+    """
+    asked = spec.resources
+    if capacity.types is None or (not asked.node_types and asked.spot is None):
+        return spec
+    names = tuple(one.name for one in capacity.types.matching(asked.node_types, asked.spot))
+    resources = asked.model_copy(update={"node_types": names})
+    return spec.model_copy(update={"resources": resources})
 
 
 def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:
@@ -181,14 +236,17 @@ def plan_shape(spec: JobSpec, capacity: Capacity) -> PlacedShape:
     if cpus <= 0 and need.gpus <= 0 and need.memory <= 0:
         cpus = LEAST_CPUS
     strategy: Strategy = "PACK" if capacity.shares_machine else "STRICT_SPREAD"
+    shape: dict[str, Any] = {
+        "nodes": float(nodes),
+        "cpus": cpus,
+        "gpus": need.gpus,
+        "memory": float(need.memory),
+        "spread": float(strategy == "STRICT_SPREAD"),
+    }
+    if spec.resources.node_types:
+        shape["node_types"] = list(spec.resources.node_types)
     return PlacedShape(
-        shape={
-            "nodes": float(nodes),
-            "cpus": cpus,
-            "gpus": need.gpus,
-            "memory": float(need.memory),
-            "spread": float(strategy == "STRICT_SPREAD"),
-        },
+        shape=shape,
         strategy=strategy,
         notes=tuple(notes),
     )

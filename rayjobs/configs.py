@@ -85,6 +85,8 @@ class RunConfiguration:
             environment there, or an Environment with packages.
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
             not part of Azure ML, where the machine's size decides.
+        node_types: Node types of the target, by name or machine size, that it may run on.
+        spot: True: only on nodes that may be taken away; False: only on others; None: either.
         priority: Higher runs earlier.
         data_references, data, output_data: Data by name that no argument mentions.
     """
@@ -128,6 +130,8 @@ class RunConfiguration:
         self.cpus_per_process = 1.0
         self.gpus_per_process = 0.0
         self.memory_gib_per_process: float | None = None
+        self.node_types: tuple[str, ...] = ()
+        self.spot: bool | None = None
 
     def distribute(self, config: MpiConfiguration | PyTorchConfiguration) -> None:
         """Take nodes, processes and their way to talk from a configuration."""
@@ -227,6 +231,8 @@ class ScriptRunConfig:
                 "cpus": settings.cpus_per_process,
                 "gpus": settings.gpus_per_process,
                 "memory_gib": settings.memory_gib_per_process,
+                "node_types": tuple(settings.node_types),
+                "spot": settings.spot,
             },
             "max_duration_s": settings.max_run_duration_seconds or None,
             "priority": settings.priority,

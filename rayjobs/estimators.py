@@ -20,6 +20,9 @@ from rayjobs.environments import requirements
 from rayjobs.environments.definitions import CondaDependencies, Environment
 from rayjobs.errors import NotFoundError, Problem, SpecError, UsageError
 
+# What Azure ML calls machines that may be taken away, and others.
+PRIORITIES = {"lowpriority": True, "dedicated": False}
+
 
 class Mpi:
     """MPI with a number of processes on each node."""
@@ -121,6 +124,8 @@ class Estimator:
                 environment_variables=environment_variables,
             ),
         ]
+        spot, wrong = _spot(vm_priority)
+        problems += wrong
         nodes, processes, backend = node_count, process_count_per_node, "none"
         try:
             nodes, processes, backend = self._distribution(
@@ -151,6 +156,8 @@ class Estimator:
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
         settings.gpus_per_process = 1.0 if use_gpu else 0.0
+        settings.node_types = (vm_size,) if vm_size else ()
+        settings.spot = spot
         self.source_directory = str(source_directory)
         self.run_config = settings
         self._script = str(entry_script)
@@ -267,11 +274,25 @@ def _counts(nodes: Any, processes: Any) -> list[Problem]:
 def _targets(compute_target: Any, vm_size: str | None) -> list[Problem]:
     if compute_target is None and vm_size is None:
         return [Problem("compute_target", "is missing.", "Name one, such as 'local'.")]
-    if vm_size is not None:
+    if compute_target is None:
         return [
-            Problem("vm_size", "machines are not created by name here.", "Give a compute_target.")
+            Problem(
+                "vm_size",
+                "says what machine, and not of which target; none is made for one run.",
+                "Give the compute_target whose node type has this size.",
+            )
         ]
     return []
+
+
+def _spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
+    """Return whether spot nodes are wanted, and what is wrong with a priority of machines."""
+    if vm_priority is None:
+        return None, []
+    if str(vm_priority).casefold() not in PRIORITIES:
+        known = " or ".join(repr(one) for one in PRIORITIES)
+        return None, [Problem("vm_priority", f"{vm_priority!r} is no priority.", f"Give {known}.")]
+    return PRIORITIES[str(vm_priority).casefold()], []
 
 
 def _exclusions(

@@ -43,11 +43,17 @@ class Resources(Model):
         cpus: Logical CPUs per process.
         gpus: GPUs per process; 0.5 means that two processes share a device.
         memory_gib: Memory limit per process in GiB; None sets no limit.
+        node_types: Node types of the target, by name or by the size of their machines, that the
+            job's nodes may be of; empty: any.
+        spot: True: only nodes that the provider may take away (they cost less, and the job is
+            tried again); False: only others; None: either.
     """
 
     cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
     gpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
     memory_gib: Annotated[float, Field(gt=0)] | None = None
+    node_types: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    spot: bool | None = None
 
 
 class Distribution(Model):

@@ -247,7 +247,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         CannotBePlacedError: the target can never hold it.
     """
     from rayjobs import spec_checks
-    from rayjobs.capacity import fits_ever, plan_shape
+    from rayjobs.capacity import fits_ever, pin_types, plan_shape
 
     if source is None and spec.source_directory is not None:
         source = Path(spec.source_directory).expanduser()
@@ -277,6 +277,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         unplaced = fits_ever(spec, capacity) if capacity is not None else []
         raise SpecError(problems=[*problems, *unplaced])
     spec_checks.refuse(spec, source=source, capacity=capacity)
+    spec = spec if capacity is None else pin_types(spec, capacity)
     notes = plan_shape(spec, capacity).notes if capacity is not None else ()
     return Checked(spec, source, (*spec_checks.warnings(spec), *unsure), notes)
 

@@ -150,8 +150,13 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
     rooms = [
         NodeRoom(
             str(node["node_id"]),
-            *(float(node[key]) for key in ("cpus", "gpus", "memory")),
-            *(float(node[f"free_{key}"]) for key in ("cpus", "gpus", "memory")),
+            float(node["cpus"]),
+            float(node["gpus"]),
+            float(node["memory"]),
+            float(node["free_cpus"]),
+            float(node["free_gpus"]),
+            float(node["free_memory"]),
+            str(node.get("node_type", "")),
         )
         for node in (view.detail or {}).get("nodes", ())
     ]

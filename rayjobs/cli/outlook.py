@@ -136,8 +136,11 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
             f"target {answer.target!r} does not answer; the job may still run. "
             f"`rayjobs target start {answer.target}` finds out",
         )
-    if job.state is not JobState.QUEUED or answer.status is None:
+    if answer.status is None:
         return Outlook(own, job.reason)
+    if job.state is not JobState.QUEUED:
+        scaling = (answer.status.get("scaling") or {}).get(key_of(workspace, job)) or {}
+        return Outlook(own, str(scaling.get("reason") or job.reason))
     waiting = answer.status.get("waiting") or {}
     entry = waiting.get(key_of(workspace, job))
     if entry is None and job.held is not None:

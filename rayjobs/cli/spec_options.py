@@ -55,6 +55,17 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option("--cpus-per-proc", metavar="N", help="CPUs for each process [1]."),
     _option("--gpus-per-proc", metavar="N", help="GPUs for each process; 0.5 shares one [0]."),
     _option("--memory-per-proc", metavar="SIZE", help="Memory limit of a process, e.g. 8GiB."),
+    _option(
+        "--node-type",
+        multiple=True,
+        metavar="NAME|SIZE",
+        help="Only on nodes of this type of the target, or of this machine size; repeatable.",
+    ),
+    _option(
+        "--spot/--no-spot",
+        default=None,
+        help="Only on nodes that the provider may take away, or only on others.",
+    ),
     _option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."),
     _option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL [10s]."),
     _option("--stall-timeout", metavar="TIME", help="End an attempt that says nothing so long."),
@@ -148,6 +159,10 @@ def from_options(
     for flag in ("preemptible", "cold"):
         if options.get(flag):
             data[flag] = True
+    if options.get("node_type"):
+        _put(data, "resources.node_types", list(options["node_type"]))
+    if options.get("spot") is not None:
+        _put(data, "resources.spot", options["spot"])
     _set_environment(data, options, problems)
     if options.get("command") is not None:
         data["command"] = options["command"]
@@ -188,6 +203,10 @@ def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
         typed["log_cap_mib"] = typed["log_cap"]
     if "array" in typed:
         typed |= dict.fromkeys(("array.indices", "array.limit"), typed["array"])
+    if options.get("node_type"):
+        typed["resources.node_types"] = "--node-type"
+    if options.get("spot") is not None:
+        typed["resources.spot"] = "--spot" if options["spot"] else "--no-spot"
     if "resources.memory" in typed:
         typed["resources.memory_gib"] = typed["resources.memory"]
     problems = [
@@ -198,7 +217,7 @@ def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
     return renamed
 
 
-def _put(data: dict[str, Any], path: str, value: str) -> None:
+def _put(data: dict[str, Any], path: str, value: Any) -> None:
     *parts, last = path.split(".")
     for part in parts:
         data = data.setdefault(part, {})

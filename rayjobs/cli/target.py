@@ -71,6 +71,19 @@ target.add_command(limits)
     metavar="TIME",
     help="After so long, jobs of a node that cannot be reached are tried elsewhere (90s or more).",
 )
+@click.option(
+    "--cluster",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="What `ray up` was run with: the node types that may start.",
+)
+@click.option(
+    "--start-timeout",
+    type=Duration(),
+    default="20m",
+    metavar="TIME",
+    help="How long a job waits for nodes to start before it tries again.",
+)
 @limit_options
 @json_option
 @common_options
@@ -82,17 +95,28 @@ def create(
     address: str | None,
     token_file: str | None,
     lease: float,
+    cluster: str | None,
+    start_timeout: float,
     **given: Any,
 ) -> None:
     """Attach a Ray cluster that runs. One that needs no token is refused."""
     from rayjobs.compute.targets import create_target
 
-    record = create_target(name, address=address, token_file=token_file, lease_s=lease)
+    record = create_target(
+        name,
+        address=address,
+        token_file=token_file,
+        lease_s=lease,
+        cluster=cluster,
+        start_timeout_s=start_timeout,
+    )
     set_limits(record.name, given)
     if settings.as_json:
         print_json(asdict(record))
     else:
         click.echo(f"target {record.name} is there; use it: rayjobs submit --target {record.name}")
+        if record.node_types is not None:
+            click.echo(f"it may start: {record.node_types.describe()}")
 
 
 @target.command(epilog="\b\nExample:\n  rayjobs target rm lab\n")

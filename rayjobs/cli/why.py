@@ -70,6 +70,8 @@ def why(settings: Settings, job: str) -> None:
             click.echo(plain_text(details))
     elif found.state.is_final:
         click.echo(f"{found.id} does not wait: {end_text(found)}")
+    elif found.state is JobState.PROVISIONING and outlook.reason.startswith("waits "):
+        click.echo(f"{found.id} {outlook.reason}")
     else:
         rest = f": {outlook.reason}" if outlook.reason else ""
         click.echo(f"{found.id} does not wait: {outlook.state}{rest}")

@@ -20,6 +20,7 @@ from rayjobs.compute import jobasks
 from rayjobs.compute.board import Board
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.engine import Engine
+from rayjobs.compute.growth import Growth
 from rayjobs.compute.targetlimits import LimitsFile
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeserver import WakeServer
@@ -115,6 +116,7 @@ class TargetActor:
         gauges = Gauges(self.target)
         board = Board(self.target, self.paths.workspaces, self._open_store)
         drivers = Drivers(self.target, self.home, clock=SystemClock(), wake=self._wake_engine)
+        record = load_target(self.target, home=self.home)
         engine = Engine(
             self.target,
             cluster=RayCluster(self.target, self.home),
@@ -127,7 +129,8 @@ class TargetActor:
             drivers=drivers,
             epoch=self.epoch,
             limits=LimitsFile(self.target, home=self.home),
-            lease_s=load_target(self.target, home=self.home).lease_s,
+            lease_s=record.lease_s,
+            growth=Growth(record.node_types, timeout_s=record.start_timeout_s),
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)

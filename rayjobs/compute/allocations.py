@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,9 @@ from typing import Any
 from rayjobs import ids
 from rayjobs.clock import Clock
 from rayjobs.compute.board import Served
-from rayjobs.compute.cluster import Cluster, NodeInfo
+from rayjobs.compute.cluster import Cluster, NodeInfo, NotPlacedError
+from rayjobs.compute.growing import Growing, stand
+from rayjobs.compute.targetrecord import START_TIMEOUT_S
 from rayjobs.errors import RayjobsError
 from rayjobs.policy import NodeRoom, Shape
 
@@ -35,6 +37,7 @@ class Held:
         since_s: When it went idle, on the monotonic clock.
         draining: Its ranks are not proven dead: it is never handed on.
         suspects: Orders of the attempt whose ranks may still live here (`Agent.settle`).
+        growing: Its group waits for nodes to start: `nodes` says where it would stand by now.
     """
 
     name: str
@@ -46,13 +49,22 @@ class Held:
     since_s: float
     draining: bool = False
     suspects: tuple[Mapping[str, Any], ...] = ()
+    growing: bool = False
 
 
 class Allocations:
     """All allocations of one target in this process's memory, and in the stores."""
 
-    def __init__(self, target: str, cluster: Cluster, clock: Clock) -> None:
+    def __init__(
+        self,
+        target: str,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
         self.target = target
+        self.start_timeout_s = start_timeout_s
         self._cluster = cluster
         self._clock = clock
         self._held: dict[str, Held] = {}
@@ -60,6 +72,7 @@ class Allocations:
         self._unreleased: dict[str, Held] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
+        self._growing: dict[str, Growing] = {}
 
     @property
     def all(self) -> list[Held]:
@@ -74,11 +87,15 @@ class Allocations:
     def forget(self, held: Held) -> None:
         """Count an allocation no more that another target actor has: its group is not ours."""
         self._held.pop(held.name, None)
+        self._growing.pop(held.name, None)
         self._touch()
 
     # -- what the policy sees ------------------------------------------------------------------
-    def rooms(self, nodes: list[NodeInfo]) -> list[NodeRoom]:
+    def rooms(self, nodes: list[NodeInfo], may_start: Sequence[NodeRoom] = ()) -> list[NodeRoom]:
         """Return each node's room: its total, less what is in use, ours or foreign.
+
+        Of nodes that may start, those are taken for which a group waits already; a node that
+        has come meanwhile takes the place of one of them.
 
         Idle allocations count as free: they make way. Ray's own figures lag behind our
         changes by up to a fifth of a second, so they are only read for others' use, and only
@@ -87,7 +104,7 @@ class Allocations:
         ours: dict[str, list[Shape]] = {}
         every: dict[str, list[Shape]] = {}
         for held in self._held.values():
-            for at in held.nodes:
+            for at in () if held.growing else held.nodes:
                 every.setdefault(at, []).append(held.shape)
                 if held.job is not None or held.draining:
                     ours.setdefault(at, []).append(held.shape)
@@ -107,9 +124,24 @@ class Allocations:
                     node.cpus - cpus - sum(shape.cpus for shape in used),
                     node.gpus - gpus - sum(shape.gpus for shape in used),
                     node.memory - memory - sum(shape.memory for shape in used),
+                    node.node_type,
                 )
             )
+        rooms += may_start
+        for held in [one for one in self._held.values() if one.growing]:
+            rooms, places = stand(rooms, held.shape, self._growing[held.name])
+            self._held[held.name] = replace(held, nodes=places)
         return rooms
+
+    def hasten(self, rooms: Sequence[NodeRoom]) -> None:
+        """Let those wait no more for nodes to start for whom there is room by now.
+
+        Call it only while no room is kept for somebody else.
+        """
+        for name, growing in self._growing.items():
+            held = self._held.get(name)
+            if held is not None and growing.fits_without(rooms, held.shape):
+                growing.is_needless.set()
 
     # -- take and give back --------------------------------------------------------------------
     def idle_like(
@@ -138,10 +170,29 @@ class Allocations:
         self._touch()
         return taken
 
-    def reserve_new(self, served: Served, shape: Shape, key: str, nodes: tuple[str, ...]) -> Held:
-        """Count a new allocation against its nodes before its group exists."""
+    def reserve_new(
+        self,
+        served: Served,
+        shape: Shape,
+        key: str,
+        nodes: tuple[str, ...],
+        *,
+        up: Collection[str] | None = None,
+        types: tuple[str, ...] = (),
+    ) -> Held:
+        """Count a new allocation against its nodes before its group exists.
+
+        Args:
+            up: The nodes that live; the others of `nodes` have to start first. None: all live.
+            types: The types of those that have to start.
+        """
         name = f"rj-{self.target}-{ids.token(6)}"
-        held = Held(name, served, shape, nodes, (), key, self._clock.monotonic_s())
+        since_s = self._clock.monotonic_s()
+        growing = up is not None and not set(up).issuperset(nodes)
+        if up is not None and growing:
+            asked = tuple(node if node in up else None for node in nodes)
+            self._growing[name] = Growing(asked, types, frozenset(up))
+        held = Held(name, served, shape, nodes, (), key, since_s, growing=growing)
         self._held[name] = held
         self._touch()
         return held
@@ -149,15 +200,19 @@ class Allocations:
     async def create(self, held: Held) -> Held:
         """Make the group of a recorded allocation and learn its nodes and GPU ids.
 
-        Raises NotPlacedError; the group and the memory of it are gone then.
+        Raises NotPlacedError, NotGrownError; the group and the memory of it are gone then.
         """
         await self._make_way(held)
         try:
-            nodes = await self._cluster.create_group(
-                held.name, held.shape, held.nodes, timeout_s=PLACE_TIMEOUT_S
-            )
-            placed = replace(held, nodes=nodes)
+            if held.growing:
+                nodes = await self._grow(held)
+            else:
+                nodes = await self._cluster.create_group(
+                    held.name, held.shape, held.nodes, timeout_s=PLACE_TIMEOUT_S
+                )
+            placed = replace(held, nodes=nodes, growing=False)
             self._held[held.name] = placed
+            self._growing.pop(held.name, None)
             gpus = await self._cluster.gpu_ids(held.name, held.shape)
             placed = replace(placed, gpus=gpus)
             self._held[held.name] = placed
@@ -169,6 +224,30 @@ class Allocations:
             await asyncio.shield(self.release(held))
             raise
         return placed
+
+    async def _grow(self, held: Held) -> tuple[str, ...]:
+        """Wait for the nodes of a group to start, or until it need not."""
+        growing = self._growing[held.name]
+        coming = asyncio.ensure_future(
+            self._cluster.grow_group(
+                held.name,
+                replace(held.shape, node_types=growing.types),
+                growing.asked,
+                avoid=growing.avoid,
+                timeout_s=self.start_timeout_s,
+            )
+        )
+        needless = asyncio.ensure_future(growing.is_needless.wait())
+        try:
+            await asyncio.wait({coming, needless}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise NotPlacedError("there is room for it by now: no node has to start")
+            return coming.result()
+        finally:
+            needless.cancel()
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
 
     async def give_back(
         self,
@@ -211,6 +290,7 @@ class Allocations:
     async def release(self, held: Held) -> None:
         """Remove the group, then write that it is gone."""
         self._held.pop(held.name, None)
+        self._growing.pop(held.name, None)
         self._touch()
         try:
             await self._cluster.remove_group(held.name)

@@ -5,7 +5,7 @@ Two small protocols: real Ray implements them in `raycluster`, the tests have fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,10 @@ from rayjobs.policy import Shape
 
 class NotPlacedError(RayjobsError):
     """A placement group found no room in its time."""
+
+
+class NotGrownError(NotPlacedError):
+    """The nodes that a placement group waits for have not started in their time."""
 
 
 class AgentLostError(RayjobsError):
@@ -31,7 +35,11 @@ class AgentFaultError(RayjobsError):
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """A living node: what it has in all, and what Ray says is free."""
+    """A living node: what it has in all, and what Ray says is free.
+
+    Attributes:
+        node_type: Of the cluster's node types, by name; empty: none is known.
+    """
 
     node_id: str
     address: str
@@ -41,6 +49,7 @@ class NodeInfo:
     free_cpus: float
     free_gpus: float
     free_memory: float
+    node_type: str = ""
 
 
 class Cluster(Protocol):
@@ -63,6 +72,29 @@ class Cluster(Protocol):
         kept for another job.
 
         Raises NotPlacedError when it found no room in time (it is removed before).
+        """
+        ...
+
+    async def grow_group(
+        self,
+        name: str,
+        shape: Shape,
+        nodes: Sequence[str | None],
+        *,
+        avoid: Collection[str],
+        timeout_s: float,
+    ) -> tuple[str, ...]:
+        """Create a group some of whose nodes have to start first; return its nodes then.
+
+        The group itself is what makes the cluster's autoscaler start them.
+
+        Args:
+            nodes: For each bundle the living node that it is to stand on; None: one that has
+                to start.
+            avoid: The nodes that lived when this was decided: no bundle without a node of its
+                own goes there, since the policy may have kept them for another job.
+
+        Raises NotGrownError when they have not come in time; the caller removes the group.
         """
         ...
 

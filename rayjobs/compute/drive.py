@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rayjobs.compute.cluster import Agent, AgentLostError, NotPlacedError
+from rayjobs.compute.cluster import Agent, AgentLostError, NotGrownError, NotPlacedError
 from rayjobs.compute.drivebase import Parts
 from rayjobs.compute.driveends import AGENT_PAUSE_S, DriveEnds
 from rayjobs.compute.driveorders import orders_of
@@ -36,6 +36,10 @@ Result = TypeVar("Result")
 
 # A group that found no room: other jobs of the cluster were faster. Not a failure.
 NOT_PLACED_PAUSE_S = 2.0
+# Nodes that did not start: so long another job may try, and so often in a row it is tried.
+NOT_GROWN = "not_grown"
+NOT_GROWN_PAUSE_S = 30.0
+NOT_GROWN_TRIES = 3
 # Beyond a script's own grace, until a host is told again that its attempt is to end.
 STOP_AGAIN_S = 5.0
 
@@ -79,6 +83,10 @@ class Drive(DriveEnds):
                 await self._finish(JobState.CANCELED, outcome="canceled", reason="canceled")
             await self._clean()
             await self._give_back(proven=True)
+        except NotGrownError as error:
+            self._given_back = True
+            await self.parts.allocations.release(self.held)
+            await self._not_grown(error)
         except NotPlacedError as error:
             self._given_back = True
             await self.parts.allocations.release(self.held)
@@ -90,6 +98,21 @@ class Drive(DriveEnds):
             failure = Failure(FailureClass(error.failure_class), str(error), lines=error.lines)
             await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()
+
+    async def _not_grown(self, error: NotGrownError) -> None:
+        """Let others go first, then wait for nodes again; hold the job where none ever come."""
+        tries = 1
+        for attempt in reversed((await self._write(self.served.store.attempts, self.job.id))[:-1]):
+            if attempt.outcome != NOT_GROWN:
+                break
+            tries += 1
+        hold = None
+        if tries % NOT_GROWN_TRIES == 0:
+            hold = (
+                f"{error}, {NOT_GROWN_TRIES} times running. `ray status` on the cluster says why "
+                f"nodes do not come; then release it: rayjobs update {self.job.id} --release"
+            )
+        await self._requeue(str(error), outcome=NOT_GROWN, pause_s=NOT_GROWN_PAUSE_S, hold=hold)
 
     async def _drop_place(self, new: bool) -> None:
         if new:

@@ -18,6 +18,7 @@ from rayjobs.compute.drive import Drive, Parts
 from rayjobs.compute.drivebase import ReplacedError
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.forecasts import Forecasts
+from rayjobs.compute.growth import Growth
 from rayjobs.compute.queueview import QueueView
 from rayjobs.compute.recovery import end_and_requeue, recover, tidy
 from rayjobs.errors import RayjobsError, StoreError
@@ -58,6 +59,7 @@ class Engine:
         epoch: str | None = None,
         limits: Callable[[], Limits] = Limits,
         lease_s: float | None = None,
+        growth: Growth | None = None,
     ) -> None:
         self.target = target
         self.epoch = epoch
@@ -67,7 +69,10 @@ class Engine:
         self.clock = clock
         self.shares_machine = shares_machine
         self.candidates = Candidates(shares_machine=shares_machine)
-        self.allocations = Allocations(target, cluster, clock)
+        self.growth = growth or Growth()
+        self.allocations = Allocations(
+            target, cluster, clock, start_timeout_s=self.growth.timeout_s
+        )
         self.parts = Parts(
             target,
             cluster,
@@ -135,6 +140,7 @@ class Engine:
             "target": self.target,
             "live": sorted(self.drives),
             "waiting": {} if self.plan is None else _reasons(self.plan, keys),
+            "scaling": Growth.told(self.allocations.all, self.nodes),
             "nodes": [vars(node) for node in self.nodes],
             "allocations": [
                 {
@@ -207,6 +213,8 @@ class Engine:
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
+            if self._promise is None:  # else what has become free is kept for who waits
+                self.allocations.hasten(self.growth.rooms_of(self.allocations, self.nodes))
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(tidy(self))
@@ -229,10 +237,9 @@ class Engine:
         await self._refuse()
         situation = Situation(
             waiting=records,
-            running=self.candidates.running(
-                [drive for drive, _task in self.drives.values()], views, usual=usual
-            ),
-            rooms=self.allocations.rooms(self.nodes),
+            rooms=self.growth.rooms_of(self.allocations, self.nodes),
+            running=self.growth.running(self, views, usual),
+            may_start=self.growth.may_start(self.nodes, self.allocations),
             limits=self._limits(),
             now_s=self.clock.now().timestamp(),
             promise=self._promise,
@@ -266,6 +273,7 @@ class Engine:
             and now.promise == then.promise
             and now.limits == then.limits
             and list(now.rooms) == list(then.rooms)
+            and now.may_start == then.may_start
             and list(now.running) == list(then.running)
             and self.clock.monotonic_s() < self._again_s
             and now.now_s < self._pause_ends_s
@@ -316,7 +324,10 @@ class Engine:
         if idle is not None:
             held = self.allocations.reserve_idle(idle, key)
         else:
-            held = self.allocations.reserve_new(served, shape, key, nodes)
+            up = {node.node_id for node in self.nodes}
+            held = self.allocations.reserve_new(
+                served, shape, key, nodes, up=up, types=Growth.types_to_start(nodes)
+            )
         drive = Drive(self.parts, served, job, held)
         self.adopt(drive, drive.start(new=idle is None))
         return rooms

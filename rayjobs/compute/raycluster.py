@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
-    placement_group,
     placement_group_table,
     remove_placement_group,
 )
@@ -25,22 +23,20 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from rayjobs.compute import raygroups
 from rayjobs.compute.cluster import (
     AgentFaultError,
     AgentLeavingError,
     AgentLostError,
     NodeInfo,
-    NotPlacedError,
-    bundles,
 )
 from rayjobs.errors import RayjobsError, UnreachableError
+from rayjobs.nodetypes import TYPE_LABEL
 from rayjobs.policy import Shape
 
 NAMESPACE = "rayjobs"
-NODE_LABEL = "ray.io/node-id"
 AGENT_START_S = 180.0
 CONNECT_S = 2.0
-LOOK_S = 1.0  # while a group waits for its room, whether its nodes are still there
 SUCCESSOR_PAUSE_S = 0.1
 # Ray says one of these of an actor that has ended itself, and of no other: the second once its
 # control service knows, in varying words around it.
@@ -89,35 +85,21 @@ class RayCluster:
         self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
     ) -> tuple[str, ...]:
         """Create a detached placement group on these nodes; return the node id of each bundle."""
-        strategy = "STRICT_SPREAD" if shape.spread and shape.nodes > 1 else "PACK"
+        return await self._call(  # type: ignore[no-any-return]
+            raygroups.place, self._groups, name, shape, nodes, timeout_s, _living_ids
+        )
 
-        def create() -> tuple[str, ...]:
-            group = placement_group(
-                list(bundles(shape)),
-                strategy=strategy,
-                name=name,
-                lifetime="detached",
-                # Ray itself sets this label on every node.
-                bundle_label_selector=[{NODE_LABEL: node} for node in nodes],
-            )
-            end_s = time.monotonic() + timeout_s
-            while not group.wait(min(LOOK_S, max(0.0, end_s - time.monotonic()))):
-                gone = set(nodes) - _living_ids()
-                if not gone and time.monotonic() < end_s:
-                    continue
-                state = placement_group_table(group).get("stats", {}).get("scheduling_state", "")
-                remove_placement_group(group)
-                if gone:  # Ray would look for it until the end of time
-                    raise NotPlacedError(f"node {min(gone)[:12]} was lost before the job began")
-                raise NotPlacedError(
-                    f"Ray found no room for {shape.describe()} within {timeout_s:g} s "
-                    f"({state or 'pending'})"
-                )
-            self._groups[name] = group
-            places = placement_group_table(group)["bundles_to_node_id"]
-            return tuple(str(places[index]) for index in range(shape.nodes))
-
-        return await self._call(create)  # type: ignore[no-any-return]
+    async def grow_group(
+        self,
+        name: str,
+        shape: Shape,
+        nodes: Sequence[str | None],
+        *,
+        avoid: Collection[str],
+        timeout_s: float,
+    ) -> tuple[str, ...]:
+        """See `Cluster.grow_group`."""
+        return await raygroups.grow(self._call, self._groups, name, shape, nodes, avoid, timeout_s)
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
         """Return the GPU ids of each bundle."""
@@ -386,6 +368,7 @@ def _nodes() -> list[NodeInfo]:
                 free_cpus=free.get("CPU", 0.0),
                 free_gpus=free.get("GPU", 0.0),
                 free_memory=free.get("memory", 0.0),
+                node_type=(node.get("Labels") or {}).get(TYPE_LABEL, ""),
             )
         )
     if not found:

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from rayjobs.compute.localhead import LOCAL, read_json, write_private
 from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.nodetypes import NodeTypes
 from rayjobs.paths import TargetPaths
 
 # The default, and the least that may be set: Ray itself keeps a node that has lost its head for
 # 60 s, and a host ends its ranks after two thirds of its lease.
 LEASE_S = 90.0
+# A cloud's machine takes minutes to start, one with GPUs and an image to load more.
+START_TIMEOUT_S = 1200.0
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,30}")
 
@@ -29,12 +32,16 @@ class TargetRecord:
         token_file: File that holds the attached cluster's token; None for the local head.
         lease_s: Seconds after which a node that cannot be reached has ended its jobs' processes
             by itself; None for the local head, whose processes can be looked at.
+        node_types: What the cluster may start by itself; None: nothing, or nothing is known.
+        start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
     """
 
     name: str
     address: str | None = None
     token_file: str | None = None
     lease_s: float | None = None
+    node_types: NodeTypes | None = None
+    start_timeout_s: float = START_TIMEOUT_S
 
     @property
     def is_local(self) -> bool:
@@ -81,6 +88,8 @@ def load_target(name: str, *, home: Path) -> TargetRecord:
         address=None if address is None else str(address),
         token_file=None if token_file is None else str(token_file),
         lease_s=float(values.get("lease_s") or LEASE_S),
+        node_types=NodeTypes.from_dict(types) if (types := values.get("node_types")) else None,
+        start_timeout_s=float(values.get("start_timeout_s") or START_TIMEOUT_S),
     )
 
 
@@ -92,6 +101,8 @@ def save_target(record: TargetRecord, *, home: Path) -> None:
         "address": record.address,
         "token_file": record.token_file,
         "lease_s": record.lease_s,
+        "node_types": None if record.node_types is None else record.node_types.to_dict(),
+        "start_timeout_s": record.start_timeout_s,
     }
     write_private(TargetPaths.of(record.name, under=home).record, json.dumps(values) + "\n")
 

@@ -19,6 +19,7 @@ from rayjobs.compute.localhead import LOCAL
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.targetrecord import (
     LEASE_S,
+    START_TIMEOUT_S,
     TargetRecord,
     all_targets,
     check_name,
@@ -28,6 +29,7 @@ from rayjobs.compute.targetrecord import (
 from rayjobs.compute.tokencheck import check_token, read_token
 from rayjobs.errors import TargetError, UsageError
 from rayjobs.injob.identity import Identity, send_signal
+from rayjobs.nodetypes import NodeTypes, read_cluster_file
 from rayjobs.paths import home as default_home
 
 STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
@@ -63,18 +65,26 @@ def create_target(
     address: str | None = None,
     token_file: Path | str | None = None,
     lease_s: float = LEASE_S,
+    cluster: Path | str | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
     home: Path | None = None,
 ) -> TargetRecord:
     """Attach a running Ray cluster as a target; the same definition again changes nothing.
+
+    With `cluster` given for a target that exists, its node types are replaced.
 
     Args:
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
             exists without being created.
         token_file: The cluster's token, in a file that only its owner can read.
         lease_s: After so many seconds a job on a node that cannot be reached is tried elsewhere.
+        cluster: The file that `ray up` was run with: its node types are what the target may
+            start.
+        start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
 
     Raises:
-        UsageError: the name, lease, address or token file cannot be right, or the name is taken.
+        UsageError: the cluster's file, the name, lease, address or token file cannot be right, or
+            the name is taken.
         TargetError: the cluster needs no token.
         UnreachableError: no cluster answers there.
     """
@@ -101,11 +111,21 @@ def create_target(
             f"a lease of {lease_s:g} s is too short: a target actor that is started again, or a "
             f"slow network, would end healthy jobs. Give {LEASE_S:g} s or more."
         )
+    if not 0 < start_timeout_s < float("inf"):
+        raise UsageError(f"nodes cannot start within {start_timeout_s:g} s; give more than 0.")
+    types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
     path = Path(token_file).expanduser().absolute()
     check_token(address, read_token(path))
-    record = TargetRecord(name, address=address, token_file=str(path), lease_s=lease_s)
+    record = TargetRecord(
+        name,
+        address=address,
+        token_file=str(path),
+        lease_s=lease_s,
+        node_types=types,
+        start_timeout_s=start_timeout_s,
+    )
     known = {found.name: found for found in all_targets(home=at)}.get(name)
-    if known is not None and known != record:
+    if known is not None and (known.address, known.token_file) != (address, str(path)):
         raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
     save_target(record, home=at)
     return record
@@ -289,7 +309,8 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     """Return what a target can ever give, for "can never fit" at submit; starts nothing.
 
     A running target is believed (`capacity.json`, `head.json`); for a local one that does not
-    run it is what this machine has. An attached cluster that was never seen is unbounded.
+    run it is what this machine has. What a cluster may start counts as if it ran. An attached
+    cluster that was never seen, and whose node types are not known, is unbounded.
     """
     at = home or default_home()
     record, place = load_target(name, home=at), Place(name, at)
@@ -303,10 +324,32 @@ def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
     else:
         seen = localhead.read_json(place.paths.root / "capacity.json") or {}
         shapes = [
-            NodeShape(float(node["cpus"]), float(node["gpus"]), int(node["memory"]))
+            NodeShape(
+                float(node["cpus"]),
+                float(node["gpus"]),
+                int(node["memory"]),
+                node_type=str(node.get("node_type", "")),
+            )
             for node in seen.get("nodes", [])
         ]
+    if record.node_types is not None:
+        return _with_types(shapes, record.node_types)
     return Capacity(nodes=tuple(shapes), max_nodes=len(shapes), shares_machine=record.is_local)
+
+
+def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
+    """Return what there can be: every node that may start, and those of no such type."""
+    # The head takes no jobs, hence has no room that counts.
+    others = [
+        node for node in seen if types.named(node.node_type) is None and node.cpus + node.gpus > 0
+    ]
+    may_start = [
+        NodeShape(one.cpus, one.gpus, one.memory_bytes, one.max_nodes, one.name)
+        for one in types.types
+    ]
+    return Capacity(
+        nodes=(*may_start, *others), max_nodes=types.max_nodes + len(others), types=types
+    )
 
 
 def _ask(place: Place, operation: str) -> tuple[dict[str, Any], bool]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -148,6 +148,8 @@ class _Pass:
         self.beside: list[NodeRoom] = []
         self.until_s = -math.inf
         self.tries = BACKFILL_TRIES
+        # Nodes that are not up and will be, for what this decision starts.
+        self.growing: set[str] = set()
 
     def run(self) -> Plan:
         """Return the plan."""
@@ -165,7 +167,7 @@ class _Pass:
                 elif not is_limited:
                     break
                 continue
-            taken = take(self.rooms, job.shape) if self._slots() >= 1 else None
+            taken = self._take(self.rooms, job) if self._slots() >= 1 else None
             if taken is None:
                 self._stop_at(job)
                 continue
@@ -227,6 +229,39 @@ class _Pass:
         for node in nodes:
             at = self.index[node]
             self.rooms[at] = self.rooms[at].less(job.shape)
+        self.growing |= self._to_start(nodes)
+
+    def _take(
+        self, rooms: Sequence[NodeRoom], job: Waiting
+    ) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
+        """Take the job's room, unless it would wait for nodes beside a job of another size.
+
+        Ray does not keep the order of groups that wait for room: a small one that came later
+        would take the node that a large one has been waiting for.
+        """
+        taken = take(rooms, job.shape)
+        if taken is None:
+            return None
+        fresh = self._to_start(taken[1])
+        most = self.situation.may_start
+        if most is not None and fresh and len(fresh | self.growing) > most:
+            return None
+        types = self._types_of(fresh)
+        if types and any(
+            one.shape != job.shape and types & self._types_of(self._to_start(one.nodes))
+            for one in self.running
+        ):
+            return None
+        return taken
+
+    def _to_start(self, nodes: Sequence[str]) -> set[str]:
+        """Return those of the nodes that are not up."""
+        return {
+            node for node in nodes if node in self.index and not self.rooms[self.index[node]].is_up
+        }
+
+    def _types_of(self, nodes: Collection[str]) -> set[str]:
+        return {self.rooms[self.index[node]].node_type for node in nodes}
 
     # -- the head --------------------------------------------------------------------------------
     def _stop_at(self, job: Waiting) -> None:
@@ -285,7 +320,7 @@ class _Pass:
                 self.tries = 0
                 return
             self.tries -= 1
-            taken = take(self.beside, job.shape)
+            taken = self._take(self.beside, job)
             if taken is not None:
                 for node in taken[1]:
                     if node in self.spare:
@@ -298,7 +333,7 @@ class _Pass:
         if self._slots() < 1:
             self.tries = 0
             return
-        taken = take(self.rooms, job.shape)
+        taken = self._take(self.rooms, job)
         if taken is None:
             tried.no_room = True
         else:

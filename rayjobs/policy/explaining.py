@@ -54,6 +54,10 @@ def reason_of(plan: Plan, key: str) -> str:
             return f"first in line; {limits.jobs} jobs run, the most that may on this target"
         case Rule.YIELDING:
             return "first in line; starts when jobs that are ending have given back their room"
+        case Rule.ROOM if take(plan.rooms, job.shape) is not None:
+            if plan.situation.may_start == 0:
+                return "first in line; no more nodes may start before others have gone"
+            return "first in line; waits until the nodes of an earlier job have started"
         case Rule.ROOM:
             free = describe_free(plan.rooms)
             return f"first in line; waits for {job.shape.describe()}: {free}"
@@ -79,7 +83,7 @@ def explain(plan: Plan, key: str) -> Decision:
         reason=reason_of(plan, key),
         position=position,
         ahead=tuple(reversed(plan.queue[first : position - 1])) if position else (),
-        free=tuple(_free(room) for room in plan.rooms),
+        free=tuple(_free(room) for room in plan.rooms if room.is_up),
         nearest="" if started else nearest_fit(plan.rooms, job.shape),
         estimate_s=estimate_s,
         basis=basis,
@@ -103,12 +107,15 @@ def _free(room: NodeRoom) -> Mapping[str, Any]:
 
 def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
     """Return which node comes nearest to holding a bundle, and what it lacks; empty: none."""
+    rooms = [room for room in rooms if room.is_up]
     if not rooms:
         return ""
     best = min(rooms, key=lambda room: _lack(room, shape))
     fitting = sum(1 for room in rooms if room.holds(shape))
     if fitting and shape.nodes > 1:
         return f"{fitting} of {shape.nodes} nodes have room for their part"
+    if shape.node_types and best.node_type not in shape.node_types:
+        return ""  # other nodes have to start
     parts = []
     for name, wanted, free, unit in (
         ("GPUs", shape.gpus, best.free_gpus, 1.0),
@@ -122,8 +129,9 @@ def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
     return f"{best.node_id} lacks {', '.join(parts)}"
 
 
-def _lack(room: NodeRoom, shape: Shape) -> tuple[float, float, float]:
+def _lack(room: NodeRoom, shape: Shape) -> tuple[bool, float, float, float]:
     return (
+        bool(shape.node_types) and room.node_type not in shape.node_types,
         max(0.0, shape.gpus - room.free_gpus),
         max(0.0, shape.cpus - room.free_cpus),
         max(0.0, shape.memory - room.free_memory),

@@ -35,9 +35,10 @@ def victims(
 ) -> tuple[list[Running], tuple[str, ...]] | None:
     """Return the jobs to stop so that `head` can start, and its nodes then; None: no such.
 
-    Only preemptible jobs of lower priority that come back *behind* it in the line: it is then
-    never stopped for one of them in turn. Few victims first, then little work lost: bundle by
-    bundle the cheapest node is cleared; who proves needless in the end is spared.
+    Only preemptible jobs of lower priority, and those that still wait for nodes to start, that
+    come back *behind* it in the line: it is then never stopped for one of them in turn.
+    Few victims first, then little work lost: bundle by bundle the cheapest node is cleared; who
+    proves needless in the end is spared.
 
     Args:
         slots: How many more jobs the target may run.
@@ -45,9 +46,8 @@ def victims(
     candidates = [
         one
         for one in running
-        if one.preemptible
+        if (one.is_scaling or (one.preemptible and one.priority < head.priority))
         and not one.is_ending
-        and one.priority < head.priority
         and (one.group is None or one.group != head.group)
         and rank(one, limits) > head_rank
     ]

@@ -90,6 +90,8 @@ class Running:
         saved_s: When its newest checkpoint was stored: what it did since would be lost if it were
             stopped; None: there is none.
         is_ending: Its end was ordered or has begun: its room comes back, it is no victim again.
+        is_scaling: It waits for nodes to start, and has none of its own yet: whoever stands
+            before it in the line may have its place.
         The others are those of `Waiting`.
     """
 
@@ -108,6 +110,7 @@ class Running:
     expected_s: float | None = None
     saved_s: float | None = None
     is_ending: bool = False
+    is_scaling: bool = False
 
     @property
     def gpus(self) -> float:
@@ -160,7 +163,9 @@ class Situation:
     """All that a decision depends on.
 
     Attributes:
-        rooms: Every living node, with what is free of everybody's use.
+        rooms: Every living node, with what is free of everybody's use; then nodes that may be
+            started (`NodeRoom.is_up` is false).
+        may_start: How many of those may be started together; None: all.
         promise: What the last decision kept for the first in line.
     """
 
@@ -170,6 +175,7 @@ class Situation:
     limits: Limits = field(default_factory=Limits)
     now_s: float = 0.0
     promise: Promise | None = None
+    may_start: int | None = None
 
 
 @dataclass(frozen=True)

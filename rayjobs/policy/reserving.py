@@ -122,6 +122,8 @@ def least(one: NodeRoom, other: NodeRoom | None) -> NodeRoom:
         min(one.free_cpus, other.free_cpus),
         min(one.free_gpus, other.free_gpus),
         min(one.free_memory, other.free_memory),
+        one.node_type,
+        one.is_up,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +16,7 @@ class Shape:
         cpus, gpus: Per bundle.
         memory: Bytes per bundle.
         spread: Whether each bundle needs a node of its own.
+        node_types: Types of nodes that it may stand on, by name; empty: any.
     """
 
     nodes: int = 1
@@ -22,19 +24,23 @@ class Shape:
     gpus: float = 0.0
     memory: float = 0.0
     spread: bool = False
+    node_types: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, Any]:
         """Return the shape as plain data."""
-        return {
+        plain: dict[str, Any] = {
             "nodes": self.nodes,
             "cpus": self.cpus,
             "gpus": self.gpus,
             "memory": self.memory,
             "spread": float(self.spread),
         }
+        if self.node_types:
+            plain["node_types"] = list(self.node_types)
+        return plain
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, float]) -> Shape:
+    def from_dict(cls, data: Mapping[str, Any]) -> Shape:
         """Return the shape written by `to_dict`."""
         return cls(
             nodes=int(data["nodes"]),
@@ -42,6 +48,7 @@ class Shape:
             gpus=float(data["gpus"]),
             memory=float(data.get("memory", 0.0)),
             spread=bool(data.get("spread", 0.0)),
+            node_types=tuple(data.get("node_types", ())),
         )
 
     def describe(self) -> str:
@@ -51,13 +58,20 @@ class Shape:
             parts.append(f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'}")
         if self.memory:
             parts.append(f"{self.memory / 2**30:.3g} GiB")
+        if self.node_types:
+            parts.append(f"type {' or '.join(self.node_types)}")
         one = ", ".join(parts)
         return one if self.nodes == 1 else f"{self.nodes} nodes × ({one})"
 
 
 @dataclass(frozen=True)
 class NodeRoom:
-    """What one node has: in all, and free of everybody's use."""
+    """What one node has: in all, and free of everybody's use.
+
+    Attributes:
+        node_type: Of the cluster's node types, by name; empty where there are none.
+        is_up: False for a node that may be started: a job that is placed there makes it start.
+    """
 
     node_id: str
     cpus: float
@@ -66,11 +80,14 @@ class NodeRoom:
     free_cpus: float
     free_gpus: float
     free_memory: float
+    node_type: str = ""
+    is_up: bool = True
 
     def holds(self, shape: Shape) -> bool:
         """Return whether one bundle of the shape fits into what is free."""
         return (
-            self.free_cpus + _SLACK >= shape.cpus
+            (not shape.node_types or self.node_type in shape.node_types)
+            and self.free_cpus + _SLACK >= shape.cpus
             and self.free_gpus + _SLACK >= shape.gpus
             and self.free_memory + _SLACK >= shape.memory
         )
@@ -89,7 +106,13 @@ class NodeRoom:
             self.free_cpus + cpus,
             self.free_gpus + gpus,
             self.free_memory + memory,
+            self.node_type,
+            self.is_up,
         )
+
+    def taken(self) -> NodeRoom:
+        """Return the node with nothing free."""
+        return self.plus(-self.free_cpus, -self.free_gpus, -self.free_memory)
 
     def emptied(self) -> NodeRoom:
         """Return the node with nothing on it."""
@@ -101,6 +124,8 @@ class NodeRoom:
             self.cpus,
             self.gpus,
             self.memory,
+            self.node_type,
+            self.is_up,
         )
 
 
@@ -111,7 +136,8 @@ _SLACK = 1e-6
 def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
     """Return the rooms with the shape taken and the node of each bundle; None: no room.
 
-    The fullest node that fits comes first, so that large jobs find whole nodes.
+    Nodes that are up come first, and of them the fullest that fits, so that large jobs find
+    whole nodes.
     """
     left = list(rooms)
     chosen: list[str] = []
@@ -123,10 +149,14 @@ def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple
         ]
         if not fitting:
             return None
-        best = min(fitting, key=lambda index: (left[index].free_gpus, left[index].free_cpus))
+        best = min(fitting, key=lambda index: _emptiness(left[index]))
         chosen.append(left[best].node_id)
         left[best] = left[best].less(shape)
     return left, tuple(chosen)
+
+
+def _emptiness(room: NodeRoom) -> tuple[bool, float, float]:
+    return (not room.is_up, room.free_gpus, room.free_cpus)
 
 
 def move(
@@ -146,12 +176,16 @@ def move(
 
 def describe_free(rooms: Sequence[NodeRoom]) -> str:
     """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
+    startable = sum(not room.is_up for room in rooms)
+    more = f"{startable} node{'' if startable == 1 else 's'} may start"
+    rooms = [room for room in rooms if room.is_up]
     if not rooms:
-        return "no node is there"
+        return f"no node is up; {more}" if startable else "no node is there"
     cpus = sum(max(0.0, room.free_cpus) for room in rooms)
     gpus = sum(max(0.0, room.free_gpus) for room in rooms)
     all_gpus = sum(room.gpus for room in rooms)
     text = f"{cpus:g} of {sum(room.cpus for room in rooms):g} CPUs"
     if all_gpus:
         text += f", {gpus:g} of {all_gpus:g} GPUs"
-    return f"{text} free" + (f" on {len(rooms)} nodes" if len(rooms) > 1 else "")
+    text += " free" + (f" on {len(rooms)} nodes" if len(rooms) > 1 else "")
+    return f"{text}; {more}" if startable else text

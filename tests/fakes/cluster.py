@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotGrownError, NotPlacedError
 from rayjobs.policy import Shape
 
 
@@ -199,6 +199,9 @@ class FakeCluster:
         self.id = "cluster-1"
         self.sizes = {f"node{index}": (cpus, gpus) for index in range(nodes)}
         self.groups: dict[str, tuple[Shape, tuple[str, ...]]] = {}
+        self.types: dict[str, str] = {}
+        # Groups that wait for nodes, and the nodes that they ask for.
+        self.pending: dict[str, tuple[Shape, tuple[str | None, ...]]] = {}
         self.agents = {name: FakeAgent(name) for name in self.sizes}
         self.created: list[str] = []
         self.place_error: Exception | None = None
@@ -229,6 +232,7 @@ class FakeCluster:
                     cpus - used_cpus,
                     gpus - used_gpus,
                     2.0**34,
+                    self.types.get(name, ""),
                 )
             )
         return [node for node in found if node.node_id not in self.raylets_gone & {*self.doubted}]
@@ -253,6 +257,48 @@ class FakeCluster:
         self.groups[name] = (shape, tuple(nodes))
         self.created.append(name)
         return tuple(nodes)
+
+    async def grow_group(
+        self,
+        name: str,
+        shape: Shape,
+        nodes: Sequence[str | None],
+        *,
+        avoid: Collection[str],
+        timeout_s: float,
+    ) -> tuple[str, ...]:
+        """Wait for a test to `grow` nodes; of several groups the one asked for last is placed."""
+        self.pending[name] = (shape, tuple(nodes))
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        try:
+            while asyncio.get_running_loop().time() < end_s:
+                left = [one for one in self.sizes if one not in avoid and one not in nodes]
+                places = []
+                for node in nodes:
+                    free = [node] if node else [one for one in left if self._holds(one, shape)]
+                    if free and self._holds(free[0], shape):
+                        places.append(free[0])
+                        left = [one for one in left if one != free[0]]
+                if len(places) == shape.nodes and next(reversed(self.pending)) == name:
+                    return await self.create_group(name, shape, places, timeout_s=timeout_s)
+                await asyncio.sleep(0.01)
+            raise NotGrownError(f"the nodes for {shape.describe()} did not start")
+        finally:
+            del self.pending[name]
+
+    def _holds(self, node: str, shape: Shape) -> bool:
+        if node not in self.sizes:
+            return False
+        if shape.node_types and self.types.get(node) not in shape.node_types:
+            return False
+        (cpus, gpus), (used_cpus, used_gpus) = self.sizes[node], self._used(node)
+        return used_cpus + shape.cpus <= cpus and used_gpus + shape.gpus <= gpus
+
+    def grow(self, name: str, node_type: str, cpus: float, gpus: float = 0.0) -> None:
+        """Let a node of a type be there."""
+        self.types[name] = node_type
+        self.agents[name] = FakeAgent(name)
+        self.sizes[name] = (cpus, gpus)
 
     async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
         return tuple(tuple(str(one) for one in range(int(shape.gpus))) for _ in range(shape.nodes))

@@ -12,6 +12,7 @@ from typing import Any
 from rayjobs.clock import SystemClock
 from rayjobs.compute.board import Board
 from rayjobs.compute.engine import Engine
+from rayjobs.compute.growth import Growth
 from rayjobs.records import Job
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
@@ -25,7 +26,8 @@ DEADLINE_S = 90.0
 class World:
     """One workspace, one fake cluster, one engine that runs."""
 
-    def __init__(self, folder: Path, cluster: FakeCluster) -> None:
+    def __init__(self, folder: Path, cluster: FakeCluster, *, growth: Growth | None = None) -> None:
+        self.growth = growth
         self.folder = folder
         self.cluster = cluster
         self.store = SqlStore(folder / "store.db")
@@ -42,8 +44,9 @@ class World:
             cluster=self.cluster,
             board=board,
             clock=SystemClock(),
-            shares_machine=True,
+            shares_machine=self.growth is None,
             epoch=self.epoch,
+            growth=self.growth,
         )
 
     @property
@@ -104,8 +107,8 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, **size: Any) -> AsyncIterator[World]:
-    made = World(folder, FakeCluster(**size))
+async def world(folder: Path, *, growth: Growth | None = None, **size: Any) -> AsyncIterator[World]:
+    made = World(folder, FakeCluster(**size), growth=growth)
     await made.start()
     try:
         yield made

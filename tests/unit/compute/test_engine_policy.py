@@ -107,8 +107,8 @@ def test_a_kept_node_is_not_taken_by_way_of_an_idle_place(tmp_path: Path) -> Non
         large.end(brief.id, 1, exit_code=0)
         await here.state(brief, JobState.COMPLETED)
         after = here.submit(resources=Resources(cpus=1))  # of the shape that is idle there
-        await here.state(after, JobState.RUNNING)
-        assert ("follow", after.id, 1) in here.cluster.agents["node0"].calls
+        small = here.cluster.agents["node0"]
+        await here.until(lambda: ("follow", after.id, 1) in small.calls, "it runs on node0")
 
     play(scene, tmp_path, nodes=2)
 
