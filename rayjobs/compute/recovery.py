@@ -12,6 +12,11 @@ from rayjobs.compute.allocations import Held
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drive import Drive
+from rayjobs.compute.unowned import (
+    release_idle_on_dead_nodes,
+    release_rows_of_nobody,
+    remove_groups_of_nobody,
+)
 from rayjobs.errors import RayjobsError
 from rayjobs.injob.identity import boot_id
 from rayjobs.policy import Shape
@@ -148,39 +153,13 @@ async def tidy(engine: Engine) -> None:
             if held.draining and await _prove(engine, held.suspects):
                 log.info("nothing is left on %s: released", held.name)
                 await engine.allocations.release(held)
-        await _release_idle_on_dead_nodes(engine)
+        await release_idle_on_dead_nodes(engine)
+        await release_rows_of_nobody(engine)
         await remove_groups_of_nobody(engine)
     except RayjobsError as error:
         log.warning("tidying was cut short: %s", error)
     except Exception:
         log.exception("a fault while tidying")
-
-
-async def _release_idle_on_dead_nodes(engine: Engine) -> None:
-    """Give up places that nobody can use: Ray moves a dead node's bundles who knows where."""
-    alive = {node.node_id for node in await engine.cluster.nodes()}
-    for held in engine.allocations.all:
-        if held.job is None and not held.draining and not alive.issuperset(held.nodes):
-            log.info("%s had a node that is gone: released", held.name)
-            await engine.allocations.release(held)
-
-
-async def remove_groups_of_nobody(engine: Engine) -> None:
-    """Remove groups that no allocation names: made while their job was canceled, or forgotten.
-
-    Only while every workspace is taken over: one that cannot be opened now may own groups.
-    """
-    if not engine.board.is_complete or any(
-        engine.recovered.get(served.path) is not served for served in engine.board.served
-    ):
-        return
-    # In this order: an allocation is known before its group is made.
-    groups = await engine.cluster.group_names(f"rj-{engine.target}-")
-    known = {held.name for held in engine.allocations.all}
-    for name in groups:
-        if name not in known:
-            log.info("group %s belongs to no job: removed", name)
-            await engine.cluster.remove_group(name)
 
 
 async def _prove(

@@ -19,6 +19,10 @@ from collections.abc import Mapping, Sequence
 
 from rayjobs.policy.records import Limits, Promise, Rule, Running, Situation, Waiting
 
+# No retry waits longer (`rayjobs.retry`): what seems to, was written before the wall clock was set
+# back, and its pause counts as over.
+LONGEST_PAUSE_S = 60.0
+
 Rank = tuple[float, float, int, float, tuple[str, int, str]]
 
 
@@ -47,7 +51,7 @@ def line_of(situation: Situation) -> tuple[list[Waiting], dict[str, Rank], dict[
     for job in situation.waiting:
         if job.blocked_by is not None:
             refused[job.key] = job.blocked_rule
-        elif job.not_before_s is not None and job.not_before_s > now_s:
+        elif job.not_before_s is not None and 0 < job.not_before_s - now_s <= LONGEST_PAUSE_S:
             refused[job.key] = Rule.PAUSE
         elif job.group is None:
             singles.append(job)

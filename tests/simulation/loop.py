@@ -72,14 +72,19 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class VirtualClock:
-    """The time of a loop as the product's clock."""
+    """The time of a loop as the product's clock.
+
+    Attributes:
+        moved: By how much somebody has set the wall clock.
+    """
 
     def __init__(self, loop: VirtualLoop) -> None:
         self._loop = loop
+        self.moved = timedelta()
 
     def now(self) -> datetime:
         """Return wall time."""
-        return BEGAN + timedelta(seconds=self._loop.time())
+        return BEGAN + timedelta(seconds=self._loop.time()) + self.moved
 
     def monotonic_s(self) -> float:
         """Return seconds that never step back."""

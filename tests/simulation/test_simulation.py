@@ -21,8 +21,8 @@ LONG = int(os.environ.get("SIMULATION_LIFECYCLES", "100000")) // JOBS
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 
-def play(seed: int, folder: Path, *, jobs: int = JOBS) -> None:
-    world = simulate(seed, folder, jobs=jobs)
+def play(seed: int, folder: Path, *, jobs: int = JOBS, moves_clock: bool = False) -> None:
+    world = simulate(seed, folder, jobs=jobs, moves_clock=moves_clock)
     try:
         violations = world.violations()
         assert len(world.made) == jobs
@@ -42,6 +42,11 @@ def test_every_history_keeps_the_invariants(first: int, tmp_path: Path) -> None:
 def test_few_jobs_meet_more_harm_each(tmp_path: Path) -> None:
     for seed in range(170, 215):
         play(seed, tmp_path, jobs=10)
+
+
+def test_a_wall_clock_that_is_set_forth_and_back_changes_nothing(tmp_path: Path) -> None:
+    for seed in range(300, 312):
+        play(seed, tmp_path, jobs=20, moves_clock=True)
 
 
 def test_a_seed_plays_the_same_history_again(tmp_path: Path) -> None:

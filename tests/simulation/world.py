@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -254,11 +255,20 @@ class World:
         self.machine.restart_ray()
         await self._replace()
 
+    async def move_clock(self) -> None:
+        """Set the wall clock forth and back, by seconds or by a day, until the storm is over."""
+        rng = Random(self.seed + 3)  # the other harms stay what they are without it
+        while self.loop.time() < STORM_S:
+            await asyncio.sleep(rng.random() * 3.0)
+            self.clock.moved += timedelta(seconds=rng.choice((-86_400, -3_600, -5, 5, 3_600)))
+            self.note(f"the wall clock is set to {self.clock.now():%d %H:%M:%S}")
+
     # -- the whole -----------------------------------------------------------------------------
-    async def play(self) -> None:
+    async def play(self, *, moves_clock: bool = False) -> None:
         """Let it all happen, then wait for calm."""
         self._start_actor()
-        await asyncio.gather(self.clients(), self.nemesis())
+        moving = [self.move_clock()] if moves_clock else []
+        await asyncio.gather(self.clients(), self.nemesis(), *moving)
         self.note("calm")
         until = self.loop.time() + CALM_S
         while self.loop.time() < until:
@@ -343,8 +353,12 @@ class World:
         return found
 
 
-def simulate(seed: int, folder: Path, *, jobs: int) -> World:
-    """Play one history and return it; the same seed gives the same."""
+def simulate(seed: int, folder: Path, *, jobs: int, moves_clock: bool = False) -> World:
+    """Play one history and return it; the same seed gives the same.
+
+    Args:
+        moves_clock: Somebody sets the wall clock meanwhile.
+    """
     loop = VirtualLoop(Random(seed + 1))
     names = Random(seed + 2)
     seeded = SimpleNamespace(token_hex=lambda count=16: names.randbytes(count).hex())
@@ -354,7 +368,7 @@ def simulate(seed: int, folder: Path, *, jobs: int) -> World:
         with mock.patch.object(ids, "secrets", seeded), mock.patch.object(ids, "time", wall):
             asyncio.set_event_loop(loop)
             world = World(seed, folder, jobs, loop)
-            loop.run_until_complete(world.play())
+            loop.run_until_complete(world.play(moves_clock=moves_clock))
             if world.actor is not None:
                 world.actor.kill()
             left = asyncio.all_tasks(loop)

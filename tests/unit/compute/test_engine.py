@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import drivebase
+from rayjobs.compute import drivebase, engine
 from rayjobs.compute.cluster import NotPlacedError
 from rayjobs.errors import PrepareError
 from rayjobs.policy import Rule
@@ -349,5 +349,30 @@ def test_groups_that_belong_to_nobody_are_removed(tmp_path: Path) -> None:
         await here.restart()
         await here.until(lambda: "rj-local-ghost" not in here.cluster.groups)
         assert len(here.cluster.groups) == 1
+
+    play(scene, tmp_path)
+
+
+def test_a_place_that_the_actor_before_recorded_late_is_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "TIDY_S", 0.0)
+
+    async def scene(here: World) -> None:
+        from rayjobs.policy import Shape
+
+        here.cluster.hold_placement.clear()
+        job = here.submit()
+        await here.state(job, JobState.PROVISIONING)  # its own place is in the making meanwhile
+        here.store.add_allocation("rj-local-ghost", target="local", shape=Shape().to_dict())
+
+        def places() -> list[str]:
+            return [row.name for row in here.store.allocations("local")]
+
+        await here.until(lambda: "rj-local-ghost" not in places(), "it is released")
+        assert len(places()) == 1
+        here.cluster.hold_placement.set()
+        here.agent.instant = 0
+        assert (await here.state(job, JobState.COMPLETED)).attempt == 1
 
     play(scene, tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from rayjobs import retry
 from rayjobs.policy import (
     Limits,
     Plan,
@@ -14,6 +15,7 @@ from rayjobs.policy import (
     decide,
     take,
 )
+from rayjobs.policy.order import LONGEST_PAUSE_S
 from tests.unit.policy.jobs import job, less, room, runs
 
 
@@ -48,6 +50,19 @@ def test_a_blocked_job_is_not_in_the_line() -> None:
     assert started(plan) == ["free"]
     assert plan.summary("b") == (Rule.DEPENDENCY, "waits", 0)
     assert plan.summary("l") == (Rule.PAUSE, "tries again in 4 s", 0)
+
+
+def test_a_pause_ends_though_the_clock_was_set_back() -> None:
+    longest, more = LONGEST_PAUSE_S, LONGEST_PAUSE_S + 1
+    waits = Waiting(key="w", priority=0, order=("0", 0, "w"), shape=Shape(), not_before_s=longest)
+    set_back = Waiting(key="b", priority=0, order=("0", 1, "b"), shape=Shape(), not_before_s=more)
+    plan = decide(Situation(waiting=[waits, set_back], rooms=[room()]))
+    assert started(plan) == ["b"]
+    assert plan.rule("w") is Rule.PAUSE
+
+
+def test_no_retry_pauses_longer_than_a_pause_is_believed() -> None:
+    assert retry.LONGEST_PAUSE_S <= LONGEST_PAUSE_S
 
 
 def test_what_can_never_fit_stops_nobody() -> None:
@@ -392,9 +407,55 @@ def test_estimates_follow_the_line() -> None:
     assert plan.estimates == {
         "first": (90, "history"),
         "second": (140, "history"),
-        "third": (340, "limits"),
+        "third": (340, "limit"),
     }
-    assert plan.explain("fourth").estimate_s is None
+    told = plan.explain("fourth")
+    assert (told.estimate_s, told.basis) == (None, "unknown")
+
+
+def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
+    def told(now_s: float) -> tuple[float | None, str]:
+        busy = runs("busy", "n0", cpus=4, started=0)
+        rooms = [less(room(), busy)]
+        situation = Situation(waiting=[job("j", cpus=4)], running=[busy], rooms=rooms, now_s=now_s)
+        decision = decide(situation).explain("j")
+        return decision.estimate_s, decision.basis
+
+    assert told(5) == (None, "unknown")
+    assert told(20) == (20, "elapsed")
+    assert told(3600) == (3600, "elapsed")
+
+
+def test_members_that_their_array_holds_back_are_estimated_too() -> None:
+    waiting = [
+        job(f"m{n}", at=n, cpus=1, expected_s=60, group="a", group_limit=2) for n in range(6)
+    ]
+    plan = decide(Situation(waiting=waiting, rooms=[room()]))
+    assert [one.key for one in plan.starts] == ["m0", "m1"]
+    assert [plan.estimate(f"m{n}") for n in range(2, 6)] == [
+        (60, "history"), (60, "history"), (120, "history"), (120, "history"),
+    ]  # fmt: skip
+
+
+def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
+    busy = runs("busy", "n0", cpus=1, expected_s=100, started=0)
+    waiting = [
+        job("next", at=1, cpus=4, expected_s=50),
+        job("child", at=2, cpus=1, blocked_by="waits", after=("busy", "next")),
+        job("of child", at=3, cpus=1, blocked_by="waits", after=("child",)),
+        job("held", at=4, cpus=1, blocked_by="held", blocked_rule=Rule.HELD),
+    ]
+    plan = decide(Situation(waiting=waiting, running=[busy], rooms=[less(room(), busy)]))
+    assert plan.estimate("child") == (150, "history")
+    assert plan.estimate("of child") == (None, "unknown")  # nobody knows how long "child" takes
+    assert plan.estimate("held") == (None, "")
+
+
+def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
+    waiting = [job(f"j{n}", at=n, cpus=4, expected_s=10) for n in range(DEPTH + 50)]
+    plan = decide(Situation(waiting=waiting, rooms=[room()]))
+    assert len(plan.estimates) == DEPTH
+    assert plan.explain(f"j{DEPTH + 40}").estimate_s == 10 * (DEPTH + 40)
 
 
 def test_the_guides_example() -> None:
