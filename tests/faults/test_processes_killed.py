@@ -1,24 +1,25 @@
-"""kill -9 of each of our processes under a running job: it ends as it should, once."""
+"""What comes to a job while the target actor, or Ray's control service, is away: it is kept.
+
+What is killed in which state of a job is in `test_kill_matrix.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from rayjobs.compute import starting, wakeclient
-from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.compute import wakeclient
+from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.launch import hostclient
 from rayjobs.paths import runtime_dir
-from rayjobs.spec import Retries
+from rayjobs.spec import Resources
 from rayjobs.states import JobState
-from tests.jobs import DEADLINE_S, Jobs, kill, until
+from tests.jobs import DEADLINE_S, Jobs, kill, until, wake
 from tests.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
@@ -29,19 +30,6 @@ WAITS = """
     while not os.path.exists(os.environ["GO"]):
         time.sleep(0.02)
     print("done")
-"""
-
-# Submits, says which job it is, and is killed while it waits.
-CLIENT = """
-import sys, time
-from pathlib import Path
-from rayjobs.spec import JobSpec
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import locate, open_workspace
-spec = JobSpec(name="alone", script="train.py", grace_s=2.0)
-made = submit(open_workspace(locate()), spec, source=Path(sys.argv[1]), experiment="test")
-print(made.job.id, flush=True)
-time.sleep(600)
 """
 
 
@@ -97,17 +85,6 @@ def only_agent(local_target: LocalTarget) -> list[int]:
     return found if len(found) == 1 else []
 
 
-def test_the_target_actor(jobs: Jobs, local_target: LocalTarget) -> None:
-    waiting = Waiting(jobs)
-    old = actor_pid(local_target)
-    kill(old)
-    until(lambda: actor_pid(local_target) != old, "a new target actor answers")
-    waiting.end()
-    done = jobs.wait(waiting.job, JobState.COMPLETED)
-    assert done.attempt == 1
-    assert jobs.log(waiting.job) == b"up\ndone\n"
-
-
 def test_an_actor_whose_workspace_another_one_claimed(
     jobs: Jobs, local_target: LocalTarget
 ) -> None:
@@ -144,52 +121,38 @@ def test_an_end_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -
     assert done.attempt == 1
 
 
-def test_the_node_agent(jobs: Jobs, local_target: LocalTarget) -> None:
-    waiting = Waiting(jobs)
-    (pid,) = until(lambda: only_agent(local_target), "the one agent is found")
-    kill(pid)
-    until(lambda: set(agents(local_target)) - {pid}, "a new agent is there")
-    waiting.end()
-    done = jobs.wait(waiting.job, JobState.COMPLETED)
-    assert done.attempt == 1
-    assert jobs.log(waiting.job) == b"up\ndone\n"
-
-
-def test_the_attempt_host(jobs: Jobs) -> None:
-    waiting = Waiting(jobs, retries=Retries(system=1))
-    first = jobs.host(waiting.job)
-    kill(int(first["pid"]))
-    until(lambda: jobs.job(waiting.job).attempt == 2, "the job is tried again")
-    waiting.end()
-    done = jobs.wait(waiting.job, JobState.COMPLETED)
-    assert done.attempt == 2
-    one, _two = jobs.store.attempts(waiting.job.id)
-    assert one.failure is not None
-    assert str(one.failure.failure_class) == "system"
-    jobs.nothing_left(waiting.job)
-
-
-def test_a_rank(jobs: Jobs) -> None:
-    waiting = Waiting(jobs)
-    pid = int(rank_pid(jobs.root(waiting.job)))
-    kill(pid)
+def test_a_deadline_while_the_actor_is_away(jobs: Jobs, local_target: LocalTarget) -> None:
+    waiting = Waiting(jobs, max_duration_s=3.0)
+    root = jobs.root(waiting.job)
+    old = actor_pid(local_target)
+    os.kill(old, signal.SIGSTOP)
+    until((root / "exit.json").exists, "the host keeps the deadline alone")
+    kill(old)
     done = jobs.wait(waiting.job, JobState.FAILED)
     assert done.failure is not None
-    assert done.failure.signal == signal.SIGKILL
+    assert str(done.failure.failure_class) == "time_limit"
     assert done.attempt == 1
+    jobs.nothing_left(done)
 
 
-def test_the_warm_interpreter(jobs: Jobs, local_target: LocalTarget) -> None:
+def test_a_control_service_that_does_not_answer_costs_no_job(
+    jobs: Jobs, local_target: LocalTarget
+) -> None:
+    """Whatever the target asks of Ray hangs: the job that runs is healthy, and is left alone."""
     waiting = Waiting(jobs)
-    warm = until(lambda: warm_interpreters(local_target), "the warm interpreter answers")
-    for identity in warm:
-        send_signal(identity, signal.SIGKILL)
-    for identity in warm:
-        until(lambda one=identity: not is_alive(one), "it is dead")  # type: ignore[misc]
-    waiting.end()
-    assert jobs.wait(waiting.job, JobState.COMPLETED).attempt == 1
-    after = jobs.wait(jobs.submit("print('next')"), JobState.COMPLETED)
-    assert jobs.attempt(after).cold_reason is None
+    root = jobs.root(waiting.job)
+    gcs = local_target.head.identity("gcs_server")
+    assert gcs is not None
+    assert send_signal(gcs, signal.SIGSTOP)
+    try:
+        after = jobs.submit("print('after')", resources=Resources(cpus=3))
+        wake(jobs.workspace)
+        waiting.end()
+        until((root / "exit.json").exists, "it comes to its end without Ray")
+    finally:
+        send_signal(gcs, signal.SIGCONT)
+    for job in (waiting.job, after):
+        assert jobs.wait(job, JobState.COMPLETED).attempt == 1
 
 
 def warm_interpreters(local_target: LocalTarget) -> list[Identity]:
@@ -205,27 +168,6 @@ def warm_interpreters(local_target: LocalTarget) -> list[Identity]:
         asyncio.run(hostclient.ping_warm(one)) for one in sockets if one.startswith((home, own))
     ]
     return [one.identity for one in answers if one is not None]
-
-
-def test_the_client_that_submitted(jobs: Jobs, local_target: LocalTarget) -> None:
-    """An acknowledged job needs no client: nobody but the target touches it after submit."""
-    source = jobs.folder / "alone"
-    source.mkdir()
-    (source / "train.py").write_text("print('alone')")
-    with subprocess.Popen(
-        [sys.executable, "-c", CLIENT, str(source)], stdout=subprocess.PIPE, text=True
-    ) as client:
-        try:
-            assert client.stdout is not None
-            job_id = client.stdout.readline().strip()
-            assert client.poll() is None
-        finally:
-            client.kill()
-    assert client.returncode == -signal.SIGKILL
-    done = jobs.wait(jobs.store.job(job_id), JobState.COMPLETED)
-    assert done.attempt == 1
-    assert jobs.log(done) == b"alone\n"
-    assert starting.wake("local", home=local_target.home, workspace=jobs.workspace.path)
 
 
 def rank_pid(root: Path) -> int:

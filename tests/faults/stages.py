@@ -1,0 +1,289 @@
+"""Jobs of which one is in each state at the same time, held there until something is killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.records import Job
+from rayjobs.retry import LONGEST_PAUSE_S
+from rayjobs.spec import Dependency, JobSpec, Resources, Retries
+from rayjobs.states import JobState
+from rayjobs.store.rows import time_text
+from tests.checker.evidence import collect, read_history
+from tests.checker.invariants import check
+from tests.jobs import Jobs, until
+
+PAUSE = "retry pause"
+LONGEST_PAUSE = timedelta(seconds=LONGEST_PAUSE_S - 5.0)  # a longer one is a clock set back
+# Each rank tells a file itself that it began, and that it came to its good end.
+TELLS = """
+import json, os, sys, time
+
+def tell(what):
+    line = {"job": os.environ["AZUREML_RUN_ID"], "attempt": int(os.environ["RAYJOBS_ATTEMPT"]),
+            "rank": 0, "at": time.time(), "what": what}
+    with open(os.environ["HISTORY"], "a") as file:
+        file.write(json.dumps(line) + "\\n")
+
+tell("began")
+"""
+DONE = 'tell("done")\n'
+WAITS = """
+print("up", flush=True)
+while not os.path.exists(os.environ["GO"]):
+    time.sleep(0.02)
+"""
+FAILS = """
+if not os.path.exists(os.environ["MENDED"]):
+    sys.exit(3)
+"""
+# So many files are stored one by one after its end that it is seen to be at it.
+WRITES = """
+for number in range(300):
+    with open("outputs/%d" % number, "w") as file:
+        file.write(str(number))
+"""
+FINALIZING_TRIES = 8
+
+# Submits what it is told to, says which job that is, and stays until it is killed.
+CLIENT = """
+import json, sys
+from pathlib import Path
+from rayjobs.spec import JobSpec
+from rayjobs.submitting import submit
+from rayjobs.workspace_files import locate, open_workspace
+
+workspace = open_workspace(locate())
+for line in sys.stdin:
+    asked = json.loads(line)
+    spec = JobSpec.model_validate(asked["spec"])
+    made = submit(workspace, spec, source=Path(asked["source"]), experiment="test",
+                  idempotency_key=asked["key"])
+    print(made.job.id, flush=True)
+"""
+
+
+class Client:
+    """A process that submits, as a user's shell does, and lives on."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", CLIENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def submit(self, spec: JobSpec, source: Path, key: str) -> str:
+        """Return the id that it was told."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        asked = {"spec": spec.model_dump(mode="json"), "source": str(source), "key": key}
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().strip()
+
+    def kill(self) -> None:
+        """End it at once."""
+        with self.process:
+            self.process.kill()
+
+
+@dataclass
+class Stage:
+    """Jobs by the state in which they were held.
+
+    Attributes:
+        running: Those that run: their names → what lets them come to their end.
+        acknowledged: (idempotency key, job id) as the client was told.
+        failed_before: Attempts of the job that waits for its retry.
+    """
+
+    jobs: Jobs
+    client: Client
+    told: Path
+    failed_before: int = 0
+    by_state: dict[str, Job] = field(default_factory=dict)
+    running: dict[str, Path] = field(default_factory=dict)
+    acknowledged: list[tuple[str, str]] = field(default_factory=list)
+    _stopped: list[Identity] = field(default_factory=list)
+
+    def submit(self, body: str, **spec: Any) -> Job:
+        """Submit a script through the client."""
+        number = len(self.acknowledged)
+        source = self.jobs.folder / f"stage{number}"
+        source.mkdir()
+        (source / "train.py").write_text(TELLS + body + DONE)
+        variables = {"HISTORY": str(self.told), **spec.pop("environment_variables", {})}
+        made = JobSpec(
+            name="test",
+            script="train.py",
+            grace_s=2.0,
+            environment_variables=variables,
+            **spec,
+        )
+        key = f"key{number}"
+        job_id = self.client.submit(made, source, key)
+        self.acknowledged.append((key, job_id))
+        return self.jobs.store.job(job_id)
+
+    def submit_running(self, name: str, **spec: Any) -> None:
+        """Submit a job, and wait until it runs; it goes on until `finish`."""
+        go = self.jobs.folder / f"go-{name.replace(' ', '-')}"
+        job = self.submit(WAITS, environment_variables={"GO": str(go)}, **spec)
+        self.jobs.says(job, b"up")
+        self.by_state[name], self.running[name] = self.jobs.wait(job, JobState.RUNNING), go
+
+    def hold_in_pause(self) -> None:
+        """Let a job fail, and make the pause before its retry as long as a pause can be."""
+        mended = self.jobs.folder / "mended"
+        job = self.submit(
+            FAILS, retries=Retries(user=20), environment_variables={"MENDED": str(mended)}
+        )
+        # Each pause is twice as long as the one before: sooner or later one is met in time.
+        until(
+            lambda: self._pause(job, LONGEST_PAUSE, at_least=timedelta(seconds=0.5)),
+            "its retry waits",
+        )
+        mended.write_text("")
+        self.by_state[PAUSE] = held = self.jobs.job(job)
+        self.failed_before = held.attempt
+
+    def hold_pause_longer(self) -> bool:
+        """Begin the pause anew; False when it is over."""
+        return self._pause(self.by_state[PAUSE], LONGEST_PAUSE)
+
+    def _pause(self, job: Job, more: timedelta, *, at_least: timedelta = timedelta()) -> bool:
+        """Let a pause end so long from now; False when none of such a length is left."""
+        now = datetime.now(UTC)
+        connection = sqlite3.connect(self.jobs.workspace.path / "store.db", timeout=30.0)
+        try:
+            with connection:
+                done = connection.execute(
+                    "UPDATE jobs SET not_before = ?"
+                    " WHERE id = ? AND state = 'Queued' AND not_before > ?",
+                    (time_text(now + more), job.id, time_text(now + at_least)),
+                )
+        finally:
+            connection.close()
+        return bool(done.rowcount)
+
+    def stop(self, identity: Identity) -> None:
+        """Stop a process until something is killed."""
+        assert send_signal(identity, signal.SIGSTOP)
+        self._stopped.append(identity)
+
+    def hold_in_finalizing(self, agent: Identity) -> None:
+        """Stop the agent while it stores what a job has written."""
+        for _ in range(FINALIZING_TRIES):
+            job = self.submit(WRITES)
+            until(
+                lambda one=job: (
+                    self.jobs.job(one).state.is_final  # type: ignore[misc]
+                    or self.jobs.job(one).state is JobState.FINALIZING
+                ),
+                "it is at its end",
+            )
+            self.stop(agent)
+            # What the agent had said before it was stopped comes to its effect first.
+            self.by_state[str(JobState.PREPARING)] = probe = self.submit("")
+            self.jobs.wait(probe, JobState.PREPARING)
+            self.hold_pause_longer()
+            if self.jobs.job(job).state is JobState.FINALIZING:
+                self.by_state[str(JobState.FINALIZING)] = job
+                return
+            self.resume()
+            self.jobs.wait(probe, JobState.COMPLETED)
+        raise AssertionError(f"none of {FINALIZING_TRIES} jobs was seen while its files are stored")
+
+    def resume(self) -> None:
+        """Let all that was stopped, and lives, go on."""
+        for identity in self._stopped:
+            if is_alive(identity):
+                send_signal(identity, signal.SIGCONT)
+        self._stopped.clear()
+
+    def let_go(self) -> None:
+        """Let every job go on to its end."""
+        self.resume()
+        self._pause(self.by_state[PAUSE], timedelta())
+        for go in self.running.values():
+            go.write_text("")
+
+    def ends(self) -> dict[str, str]:
+        """Return of each job, by the state it was in, its end and how many attempts it took.
+
+        Without those that had failed before its retry was held.
+        """
+        found = {}
+        for state, job in self.by_state.items():
+            done = self.jobs.wait(job)
+            took = done.attempt - (self.failed_before if state == PAUSE else 0)
+            found[state] = f"{done.state} {took}"
+        return found
+
+    def violations(self) -> list[str]:
+        """Return what is not as it must be, once all have ended."""
+        evidence = collect(self.jobs.workspace)
+        evidence.acknowledged = self.acknowledged
+        evidence.ran = read_history(self.told)
+        found = [str(one) for one in check(evidence)]
+        lines = [json.loads(line) for line in self.told.read_text().splitlines()]
+        for job in evidence.jobs:
+            good = [
+                one["attempt"] for one in lines if (one["job"], one["what"]) == (job.id, "done")
+            ]
+            wanted = 1 if job.state is JobState.COMPLETED else 0
+            if len(good) != wanted:
+                found.append(f"{job.id} is {job.state}, and came to its good end in {good}")
+        return found
+
+
+@contextmanager
+def all_states(
+    jobs: Jobs,
+    *,
+    agent: Callable[[], Identity],
+    raylet: Identity,
+    running: tuple[str, ...] = (str(JobState.RUNNING),),
+) -> Iterator[Stage]:
+    """Hold one job in each state.
+
+    Args:
+        running: Names of the jobs that run; the first one is waited for by the queued one.
+    """
+    told = jobs.folder / "history"
+    told.touch()
+    stage = Stage(jobs, Client(), told)
+    try:
+        for name in running:
+            stage.submit_running(name, retries=Retries(system=1))
+        parent = stage.by_state[running[0]]
+        stage.by_state[str(JobState.QUEUED)] = stage.submit(
+            "", depends_on=(Dependency(job=parent.id, when="any"),)
+        )
+        stage.hold_in_pause()
+        stage.hold_in_finalizing(agent())
+        stage.stop(raylet)
+        # Of a shape that no idle place has: the raylet is asked for its group.
+        job = stage.submit("", resources=Resources(cpus=3))
+        stage.by_state[str(JobState.PROVISIONING)] = job
+        jobs.wait(job, JobState.PROVISIONING)
+        assert stage.hold_pause_longer(), "its pause was over before the others were held"
+        states = {name: str(jobs.job(one).state) for name, one in stage.by_state.items()}
+        queued = {PAUSE: str(JobState.QUEUED)} | dict.fromkeys(running, str(JobState.RUNNING))
+        assert states == {name: queued.get(name, name) for name in states}
+        yield stage
+    finally:
+        stage.resume()
+        for go in stage.running.values():
+            go.write_text("")
+        stage.client.kill()
