@@ -22,7 +22,7 @@ from rayjobs.records import Job
 from rayjobs.spec import Input, JobSpec
 
 if TYPE_CHECKING:
-    from datastore.catalogue import Catalogue
+    from datastore.catalogue import Catalogue, DatastoreRecord
     from datastore.inputs import DataInput
     from rayjobs.store.base import Store
     from rayjobs.workspace_files import OpenWorkspace
@@ -149,6 +149,17 @@ def _unknown_variables(spec: JobSpec) -> Iterator[Problem]:
 
 
 # -- on the node -----------------------------------------------------------------------------------
+
+
+def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+    """Return the datastore that a path of a spec is in; none for a dataset, which may have many.
+
+    Raises:
+        DatastoreError: it does not exist.
+    """
+    if source.startswith((SAVED, DATASET)):
+        return ()
+    return (workspace.catalogue.datastore(source.partition("/")[0]),)
 
 
 def resolve(

@@ -12,7 +12,7 @@ from typing import Any
 
 import rayjobs
 from rayjobs.clock import SystemClock
-from rayjobs.compute import nodewatch
+from rayjobs.compute import nodewatch, versions
 from rayjobs.compute.actor import NAMESPACE, set_up_logging
 from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
@@ -70,6 +70,7 @@ class NodeAgent:
             "python": sys.executable,
             "injob_path": str(self._node.injob_path()),
             "version": rayjobs.__version__,
+            "installed": versions.installed(),
             "pid": os.getpid(),
         }
 

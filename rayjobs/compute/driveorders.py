@@ -8,6 +8,7 @@ from typing import Any
 
 from rayjobs import ids
 from rayjobs.compute.drivebase import DriveBase
+from rayjobs.compute.versions import check_nodes
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.spec import Packages
@@ -21,7 +22,11 @@ def orders_of(
     Args:
         greetings: Of each node, what its agent said (`Agent.hello`).
         master_port: Where the ranks meet on the first node; None where they do not.
+
+    Raises:
+        PrepareError: class ``environment``: a node's installation does not fit.
     """
+    check_nodes(greetings)
     spec = drive.job.spec
     places = tuple(
         Place(

@@ -22,6 +22,7 @@ from datastore.errors import DatastoreError
 from datastore.processes import ProcessIdentity, boot_id
 from datastore.progress import Progress, human_bytes, line_of
 from rayjobs import jobdata
+from rayjobs.compute.nodefolders import Reaches, check_folders
 from rayjobs.errors import PrepareError
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.paths import AttemptPaths
@@ -57,9 +58,17 @@ class NodeData:
 
     # -- before the launch -----------------------------------------------------------------------
     def bring(
-        self, order: Mapping[str, Any], workspace: OpenWorkspace, *, note: Note
+        self,
+        order: Mapping[str, Any],
+        workspace: OpenWorkspace,
+        *,
+        note: Note,
+        reaches: Reaches = lambda _folder: True,
     ) -> dict[str, str]:
         """Bring an attempt's inputs and make the folders of its outputs; return its variables.
+
+        Args:
+            reaches: Whether this node has a folder of the target's machine.
 
         Raises:
             PrepareError: class ``data``: an input cannot be brought. Nothing of any is left.
@@ -73,11 +82,13 @@ class NodeData:
         variables: dict[str, str] = {}
         try:
             for name, fields in outputs.items():
-                shown = self._make_output(order, workspace, name, fields, paths, record)
+                shown = self._make_output(order, workspace, name, fields, paths, record, reaches)
                 variables |= output_variables(name, shown)
             for name, fields in inputs.items():
                 self._check_stopped(order)
-                shown = self._bring_one(order, workspace, name, fields, paths, record, note)
+                shown = self._bring_one(
+                    order, workspace, name, fields, paths, record, note, reaches
+                )
                 variables |= input_variables(name, shown)
             self._check_stopped(order)
         except (DatastoreError, OSError) as error:
@@ -97,12 +108,15 @@ class NodeData:
         paths: AttemptPaths,
         record: dict[str, Any],
         note: Note,
+        reaches: Reaches,
     ) -> str:
         from datastore.materialise import materialise
 
         began_s = time.monotonic()
         try:
+            check_folders(jobdata.datastore_of(workspace, fields["source"]), reaches)
             source = jobdata.resolve(workspace, name, **fields)
+            check_folders(source.records, reaches)
             held = materialise(
                 source,
                 None,
@@ -153,6 +167,7 @@ class NodeData:
         fields: Mapping[str, Any],
         paths: AttemptPaths,
         record: dict[str, Any],
+        reaches: Reaches,
     ) -> str:
         from datastore.outputs import DataOutput, prepare
 
@@ -166,6 +181,10 @@ class NodeData:
             source_globs=tuple(fields["source_globs"]),
             path_on_compute=fields["path_on_compute"],
         )
+        try:
+            check_folders((output.record,), reaches)
+        except DatastoreError as error:
+            raise type(error)(f"output {name!r}: {error}") from error
         folder = prepare(output, paths.written, working_directory=paths.work)
         record["outputs"][name] = {
             "path": str(folder),

@@ -53,7 +53,8 @@ class Preparing:
 
     def _bring_data(self, order: Mapping[str, Any]) -> dict[str, str]:
         note = partial(self._workspaces.note, order)
-        return self._data.bring(order, self._workspaces.of(order), note=note)
+        reaches = partial(self._workspaces.reaches, order)
+        return self._data.bring(order, self._workspaces.of(order), note=note, reaches=reaches)
 
     def make_folder(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Make the attempt's folder without its data; see `prepare`. Blocks."""

@@ -51,6 +51,13 @@ class Workspaces:
             self._open[path] = workspace
         return workspace
 
+    def reaches(self, order: Mapping[str, Any], folder: Path) -> bool:
+        """Whether this node has a folder that the workspace of an order names by its path.
+
+        On another machine a folder at the same path is taken for the same one: a network mount.
+        """
+        return not self._is_far(order) or (self._shares_disk and folder.is_dir())
+
     def _is_far(self, order: Mapping[str, Any]) -> bool:
         """Whether the workspace's folder is another machine's.
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from rayjobs.errors import TargetError
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+from rayjobs.errors import PrepareError, TargetError
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -46,3 +50,34 @@ def check_client(actor_version: str, client_version: str) -> None:
             actor_version=actor_version,
             client_version=client_version,
         )
+
+
+def installed() -> str | None:
+    """Return the version of rayjobs on this disk now; None where it is not installed.
+
+    A process that has run for long may have loaded an earlier one, whose jobs go on.
+    """
+    try:
+        return metadata.version("rayjobs")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_nodes(greetings: Sequence[Mapping[str, Any]]) -> None:
+    """Check that what agents said (`Agent.hello`) fits this target actor, and each other.
+
+    Ray itself refuses a node with another Ray or Python when it joins.
+
+    Raises:
+        PrepareError: class ``environment``: a node has another rayjobs installed.
+    """
+    own = installed()
+    for greeting in greetings:
+        other = greeting.get("installed")
+        if own is not None and other is not None and parse(str(other)) != parse(own):
+            raise PrepareError(
+                f"node {greeting.get('address')} has rayjobs {other} in {greeting.get('python')}, "
+                f"and the target runs rayjobs {own}. Install {own} on that node, and submit the "
+                f"job again.",
+                failure_class="environment",
+            )

@@ -7,9 +7,11 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rayjobs.compute import versions
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.ports import FORGOTTEN_S, HeldPorts
 from rayjobs.errors import PrepareError
@@ -168,3 +170,27 @@ def test_a_port_whose_launch_never_came_is_let_go(monkeypatch: pytest.MonkeyPatc
     assert list(ports._held) == [port]
     assert held not in open_files()
     ports.let_go(port)
+
+
+def test_a_node_with_another_rayjobs_is_refused_and_named(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        second = agents(here)[1]
+        greeting = dict(await second.hello())
+        greeting |= {"address": "10.0.0.7", "installed": "99.1"}
+
+        async def hello() -> dict[str, Any]:
+            return greeting
+
+        second.hello = hello  # type: ignore[method-assign]
+        job = here.submit(distribution=PAIR)
+        failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert str(failed.failure.failure_class) == "environment"
+        for word in ("10.0.0.7", "rayjobs 99.1", f"runs rayjobs {versions.installed()}"):
+            assert word in failed.failure.message
+
+        greeting["installed"] = versions.installed()
+        again = here.submit(distribution=PAIR)
+        await here.state(again, JobState.RUNNING)
+
+    play(scene, tmp_path, **TWO)

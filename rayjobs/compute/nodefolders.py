@@ -1,0 +1,38 @@
+"""Datastores that are folders of one machine, on a node that may be another one: refused in time.
+
+An output to such a folder would else be written where nobody looks for it, and be called stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from datastore.errors import InvalidReference
+
+if TYPE_CHECKING:
+    from datastore.catalogue import DatastoreRecord
+
+LOCAL = "local"
+Reaches = Callable[[Path], bool]
+"""Whether this node has a folder of the target's machine."""
+
+
+def check_folders(records: Iterable[DatastoreRecord], reaches: Reaches) -> None:
+    """Check that this node has the folder of each datastore that is one.
+
+    Raises:
+        InvalidReference: it has not; the message says what helps.
+    """
+    for record in records:
+        if record.kind != LOCAL:
+            continue
+        folder = Path(record.settings["root"])
+        if not reaches(folder):
+            raise InvalidReference(
+                f"datastore {record.name!r} is the folder {folder} of the target's machine, and "
+                f"this node does not share it. Keep the data in object storage (`rayjobs "
+                f"datastore add NAME s3://BUCKET`), which every node reaches by itself, or mount "
+                f"the folder at the same path on every node."
+            )
