@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from datastore.errors import DatastoreError
 from rayjobs import ids
 from rayjobs.blobs import Blob
 from rayjobs.compute.workspaceserver import CHUNK_BYTES
@@ -45,6 +46,7 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
     Raises:
         StoreError: it does not answer.
         RayjobsError: what the workspace raised.
+        DatastoreError: what its catalogue raised.
     """
     import ray
     from ray.exceptions import RayError, RayTaskError
@@ -56,7 +58,7 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
         return ray.get(actor.workspace.remote(method, *given), timeout=ANSWER_S)
     except RayTaskError as error:
         cause = getattr(error, "cause", None)
-        if isinstance(cause, RayjobsError):
+        if isinstance(cause, (RayjobsError, DatastoreError)):
             raise cause from error
         raise StoreError(f"the target {target} failed at {method}: {cause or error}") from error
     except (RayError, ValueError) as error:
@@ -67,14 +69,20 @@ def ask_target(target: str, method: str, *given: Any) -> Any:
 class RemotePart:
     """Passes every call of a method on to the target."""
 
-    def __init__(self, ask: Ask, path: str, part: str) -> None:
-        """Stand for the `part` of the workspace at `path` on the target's machine."""
+    def __init__(self, ask: Ask, path: str, part: str, kind: type) -> None:
+        """Stand for the `part` of the workspace at `path` on the target's machine.
+
+        Args:
+            kind: The protocol of that part. Some of its users ask an object what it is by its
+                attributes, so this one has no others.
+        """
         self._ask = ask
         self._path = path
         self._part = part
+        self._kind = kind
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        if method.startswith("_"):
+        if method.startswith("_") or not hasattr(self._kind, method):
             raise AttributeError(method)
 
         def call(*given: Any, **more: Any) -> Any:
@@ -88,8 +96,10 @@ class RemoteStore(RemotePart):
 
     def __init__(self, ask: Ask, path: str) -> None:
         """Stand for the store of the workspace at `path` on the target's machine."""
-        super().__init__(ask, path, "store")
-        self.catalogue = RemotePart(ask, path, "catalogue")
+        from datastore.catalogue import Catalogue
+
+        super().__init__(ask, path, "store", Store)
+        self.catalogue = RemotePart(ask, path, "catalogue", Catalogue)
 
     def close(self) -> None:
         """Leave the target's own store open."""

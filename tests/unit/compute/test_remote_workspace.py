@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from datastore import Dataset, Datastore
+from datastore.errors import DatastoreError
+from rayjobs import jobdata
 from rayjobs.blobs import blob_key
 from rayjobs.compute import remoteworkspace, workspaceserver
 from rayjobs.compute.nodeworkspaces import Workspaces
@@ -31,7 +34,7 @@ def far(near: OpenWorkspace, monkeypatch: pytest.MonkeyPatch) -> OpenWorkspace:
         arguments = pickle.loads(pickle.dumps(given))
         try:
             return pickle.loads(pickle.dumps(getattr(server, method)(*arguments)))
-        except RayjobsError as error:
+        except (RayjobsError, DatastoreError) as error:
             raise pickle.loads(pickle.dumps(error)) from error
 
     monkeypatch.setattr(remoteworkspace, "ask_target", ask)
@@ -50,6 +53,22 @@ def test_records_are_the_same_on_both_sides(near: OpenWorkspace, far: OpenWorksp
     with pytest.raises(NotFoundError, match="nobody"):
         far.store.job("nobody")
     assert far.catalogue.datastore("workspaceblobstore").kind == "local"
+
+
+def test_inputs_are_found_from_afar_as_from_near(near: OpenWorkspace, far: OpenWorkspace) -> None:
+    stored = near.catalogue.datastore("workspaceblobstore")
+    folder = Path(stored.settings["root"]) / "digits"
+    folder.mkdir(parents=True)
+    (folder / "a.txt").write_text("digits")
+    Dataset.File.from_files((Datastore.from_record(stored), "digits")).register(
+        near.catalogue, "digits"
+    )
+    for source in ("dataset:digits:1", "workspaceblobstore/digits"):
+        given = {"source": source, "mode": "download"}
+        assert jobdata.resolve(far, "x", **given) == jobdata.resolve(near, "x", **given)
+    for workspace in (near, far):
+        with pytest.raises(DatastoreError, match="nowhere"):
+            jobdata.resolve(workspace, "x", source="nowhere/x", mode="download")
 
 
 @pytest.mark.parametrize("size", [0, 1, 999, 1000, 1001, 5000])
