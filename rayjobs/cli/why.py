@@ -34,7 +34,7 @@ ABOUT_ROOM = ("room", "line", "yielding", "never_fits")
 # What an estimate rests on, in words.
 BASES = {
     "history": "from how long such jobs took",
-    "limits": "from the time limits of the jobs before it",
+    "limit": "from the time limits of the jobs before it",
     "elapsed": "a guess: running jobs are taken to run as long again as they have",
 }
 
@@ -183,4 +183,8 @@ def _estimate_text(decision: Mapping[str, Any]) -> str:
         parts.append(f"in about {duration_text(float(estimate_s))}" + (f" ({basis})" * bool(basis)))
     if latest_s is not None:
         parts.append(f"within {duration_text(float(latest_s))} at the latest")
-    return ", ".join(parts) or "cannot be told"
+    return ", ".join(parts) or (
+        "cannot be told: how long jobs before it run is not known"
+        if decision.get("basis") == "unknown"
+        else "cannot be told"
+    )

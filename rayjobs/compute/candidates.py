@@ -147,6 +147,7 @@ class Candidates:
             not_before_s=_seconds(job.not_before),
             blocked_by=job.held or blocked,
             blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
+            after=() if blocked is None else _after(served, job),
         )
 
     def running(
@@ -162,6 +163,10 @@ class Candidates:
         return [
             _running(drive, fresh.get(drive.key), usual, saved.get(drive.key)) for drive in drives
         ]
+
+
+def _after(served: Served, job: Job) -> tuple[str, ...]:
+    return tuple(served.key(one.job) for one in job.spec.depends_on)
 
 
 def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:

@@ -6,6 +6,7 @@ The policy is pure: what it learns from is read here, and what it foretells is k
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence, Set
 from datetime import timedelta
@@ -77,7 +78,9 @@ class Forecasts:
         self._foretold_s, self._seen = now_s, frozenset(plan.queue)
         now = self._clock.now()
         news: dict[str, tuple[Served, list[Prediction]]] = {}
-        for key, (wait_s, basis) in plan.estimates.items():
+        # Played on a thread where many wait: the plan keeps what was found.
+        estimates = await asyncio.to_thread(lambda: plan.estimates)
+        for key, (wait_s, basis) in estimates.items():
             found = job_of(key)
             if found is None:
                 continue

@@ -79,6 +79,22 @@ class Plan:
 
         return estimates(self)
 
+    def estimate(self, key: str) -> tuple[float | None, str]:
+        """Return when one job probably starts, in seconds, and where that is from.
+
+        Unlike `estimates` of any job, however far down the line.
+        """
+        from rayjobs.policy.durations import UNKNOWN
+        from rayjobs.policy.estimating import DEPTH, estimates
+
+        rule = self.rule(key)
+        if rule in (Rule.START, Rule.HELD, Rule.NEVER_FITS):
+            return None, ""
+        found = self.estimates.get(key)
+        if found is None and len(self.estimates) >= DEPTH:
+            found = estimates(self, depth=len(self.by_key)).get(key)
+        return (None, UNKNOWN) if found is None else found
+
     def rule(self, key: str) -> Rule:
         """Return what decided about a waiting job. Raises KeyError: it was not there."""
         self.by_key[key]

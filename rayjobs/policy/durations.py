@@ -6,7 +6,11 @@ import math
 
 from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 
-HISTORY, LIMITS, ELAPSED = "history", "limits", "elapsed"
+# What a time rests on: the median of history, a limit, that a job runs as long again as it has,
+# or nothing.
+HISTORY, LIMITS, ELAPSED, UNKNOWN = "history", "limit", "elapsed", "unknown"
+# So long a job must have run before its time so far says anything.
+TELLING_ELAPSED_S = 10.0
 # A job of which nothing is known is taken to run for at least so long.
 LEAST_GUESS_S = 60.0
 # A limit beyond this is there to stop what hangs: it says nothing about how long a job takes.
@@ -44,6 +48,24 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
         return now_s + min(rest_s, left_s), HISTORY
     guess_s = max(elapsed_s, LEAST_GUESS_S)
     return (now_s + left_s, LIMITS) if left_s <= guess_s else (now_s + guess_s, ELAPSED)
+
+
+def told_end_s(job: Running, now_s: float) -> tuple[float | None, str]:
+    """Return when to tell people that a running job ends, and where that is from.
+
+    As `likely_end_s`, but None where that is no more than a guess: the policy must assume
+    something of a job that has just begun, people are better told that it is not known.
+    """
+    at_s, basis = likely_end_s(job, now_s)
+    if basis != ELAPSED:
+        return at_s, basis
+    elapsed_s = 0.0 if job.started_s is None else now_s - job.started_s
+    limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
+    if elapsed_s >= TELLING_ELAPSED_S:
+        return now_s + min(elapsed_s, max(0.0, limit_s - elapsed_s) + job.grace_s), ELAPSED
+    if limit_s <= TELLING_LIMIT_S:  # as of jobs that wait
+        return now_s + limit_s - elapsed_s, LIMITS
+    return None, UNKNOWN
 
 
 def likely_duration_s(job: Waiting) -> tuple[float | None, str]:

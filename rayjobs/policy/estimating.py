@@ -3,68 +3,118 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
-from rayjobs.policy.durations import ELAPSED, LIMITS, likely_duration_s, likely_end_s
-from rayjobs.policy.records import Running
+from rayjobs.policy.durations import (
+    ELAPSED,
+    HISTORY,
+    LIMITS,
+    likely_duration_s,
+    told_end_s,
+)
+from rayjobs.policy.records import Rule, Running, Waiting
 from rayjobs.policy.reserving import with_room_of
-from rayjobs.policy.shapes import Shape, take
+from rayjobs.policy.shapes import take
 
 if TYPE_CHECKING:
     from rayjobs.policy.deciding import Plan
 
-# So far down the line; what comes later depends on too much that is not known.
+# So far down the line estimates are kept up to date; one further down is made when it is asked for.
 DEPTH = 1000
 # The weakest of what an estimate is built on is what it is built on.
-_WEAKNESS = {"": 0, "history": 1, LIMITS: 2, ELAPSED: 3}
+_WEAKNESS = {"": 0, HISTORY: 1, LIMITS: 2, ELAPSED: 3}
 
 
-def estimates(plan: Plan) -> dict[str, tuple[float, str]]:
+def estimates(plan: Plan, *, depth: int = DEPTH) -> dict[str, tuple[float, str]]:
     """Return for each job in the line the seconds until its start, and the basis.
 
     The line is played in its order without passing, each job for its probable time. A job whose
     time is not known is taken to stay: those who need its room have no estimate, nor those
-    behind them. Limits of users and arrays, and jobs that are still to come, are not foreseen.
+    behind them, nor those that wait for its end. Members that their array or sweep holds back,
+    and jobs that depend on others, join the end of the line once they may start. Limits of
+    users, pauses, and jobs that are still to come are not foreseen.
+
+    Args:
+        depth: Of so many jobs at most.
     """
-    situation = plan.situation
-    now_s = situation.now_s
-    rooms = list(plan.rooms)
-    ends: list[tuple[float, str, str, Running]] = []  # the key is unique: no Running is compared
+    return _Play(plan).run(depth)
 
-    def ends_at(job: Running, at_s: float, basis: str) -> None:
-        heapq.heappush(ends, (at_s, job.key, basis, job))
 
-    for one in situation.running:
-        at_s, basis = likely_end_s(one, now_s)
-        ends_at(one, at_s, basis)
-    for start in plan.starts:
-        job = plan.by_key[start.key]
+class _Play:
+    """One playing forward."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.clock_s = self.now_s = plan.situation.now_s
+        self.rooms = list(plan.rooms)
+        self.weakest = ""
+        # The key is unique: no Running is compared.
+        self.ends: list[tuple[float, str, str, Running]] = []
+        self.line: deque[str] = deque(plan.queue)
+        self.held_back: dict[str, deque[str]] = defaultdict(deque)  # group → its next ones
+        self.children: dict[str, list[str]] = defaultdict(list)  # parent → who waits for it
+        self.parents: dict[str, set[str]] = {}
+        for key, rule in plan.refused.items():
+            job = plan.by_key[key]
+            if rule is Rule.ARRAY_LIMIT and job.group is not None:
+                self.held_back[job.group].append(key)
+            elif rule is Rule.DEPENDENCY and job.after:
+                self.parents[key] = set(job.after)
+                for parent in job.after:
+                    self.children[parent].append(key)
+
+    def run(self, depth: int) -> dict[str, tuple[float, str]]:
+        """Return the estimates of the first `depth` jobs."""
+        plan, found = self.plan, dict[str, tuple[float, str]]()
+        for one in plan.situation.running:
+            at_s, basis = told_end_s(one, self.now_s)
+            if at_s is not None:
+                heapq.heappush(self.ends, (at_s, one.key, basis, one))
+        for start in plan.starts:
+            self._begin(plan.by_key[start.key], start.nodes)
+        while len(found) < depth and (self.line or self.ends):
+            if not self.line:
+                self._next_end()
+                continue
+            job = plan.by_key[self.line.popleft()]
+            # Of the head the policy has just said so: a limit may be what it waits for.
+            taken = None if job.key == plan.head else take(self.rooms, job.shape)
+            while taken is None and self.ends:
+                self._next_end()
+                taken = take(self.rooms, job.shape)
+            if taken is None:
+                break
+            self.rooms = taken[0]
+            basis = self.weakest
+            if (
+                job.key == plan.head
+                and plan.kept is not None
+                and plan.kept.likely_s == self.clock_s
+            ):
+                basis = self.weakest = plan.kept.basis  # others that end before are no part of it
+            found[job.key] = (self.clock_s - self.now_s, basis)
+            self._begin(job, taken[1])
+        return found
+
+    def _begin(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         duration_s, basis = likely_duration_s(job)
         if duration_s is not None:
-            ends_at(_placed(job.key, job.shape, start.nodes), now_s + duration_s, basis)
-    clock_s, weakest = now_s, ""
-    found: dict[str, tuple[float, str]] = {}
-    for key in plan.queue[:DEPTH]:
-        job = plan.by_key[key]
-        # Of the head the policy has just said so: a limit may be what it waits for.
-        taken = None if key == plan.head else take(rooms, job.shape)
-        while taken is None and ends:
-            at_s, _, basis, ended = heapq.heappop(ends)
-            clock_s = max(clock_s, at_s)
-            weakest = max(weakest, basis, key=_WEAKNESS.__getitem__)
-            rooms = with_room_of([ended], rooms)
-            taken = take(rooms, job.shape)
-        if taken is None:
-            break
-        rooms = taken[0]
-        if key == plan.head and plan.kept is not None and plan.kept.likely_s == clock_s:
-            weakest = plan.kept.basis  # others that end before are no part of it
-        found[key] = (clock_s - now_s, weakest)
-        duration_s, basis = likely_duration_s(job)
-        if duration_s is not None:
-            ends_at(_placed(key, job.shape, taken[1]), clock_s + duration_s, basis)
-    return found
+            order = ("", 0, job.key)
+            one = Running(
+                key=job.key, priority=0, order=order, shape=job.shape, nodes=nodes, group=job.group
+            )
+            heapq.heappush(self.ends, (self.clock_s + duration_s, job.key, basis, one))
 
-
-def _placed(key: str, shape: Shape, nodes: tuple[str, ...]) -> Running:
-    return Running(key=key, priority=0, order=("", 0, key), shape=shape, nodes=nodes)
+    def _next_end(self) -> None:
+        """Let the next job end, and those that waited for that stand in the line."""
+        at_s, key, basis, ended = heapq.heappop(self.ends)
+        self.clock_s = max(self.clock_s, at_s)
+        self.weakest = max(self.weakest, basis, key=_WEAKNESS.__getitem__)
+        self.rooms = with_room_of([ended], self.rooms)
+        if ended.group is not None and self.held_back[ended.group]:
+            self.line.append(self.held_back[ended.group].popleft())
+        for child in self.children.pop(key, ()):
+            self.parents[child].discard(key)
+            if not self.parents[child]:
+                self.line.append(child)

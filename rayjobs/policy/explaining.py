@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.policy.durations import worst_duration_s
+from rayjobs.policy.durations import LIMITS, worst_duration_s
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
@@ -70,9 +70,9 @@ def explain(plan: Plan, key: str) -> Decision:
     job, rule = plan.by_key[key], plan.rule(key)
     started = plan.started.get(key)
     position = plan.positions.get(key, 0)
-    estimate_s, basis = plan.estimates.get(key, (None, "")) if position else (None, "")
+    estimate_s, basis = plan.estimate(key)
     if rule is Rule.PAUSE and job.not_before_s is not None:
-        estimate_s, basis = job.not_before_s - plan.situation.now_s, "limits"
+        estimate_s, basis = job.not_before_s - plan.situation.now_s, LIMITS
     latest_s = None
     if key == plan.head and plan.promise is not None and plan.promise.at_s is not None:
         latest_s = max(0.0, plan.promise.at_s - plan.situation.now_s)

@@ -56,6 +56,7 @@ class Waiting:
         not_before_s: When a retry's pause is over; None: it is.
         blocked_by: Why it cannot start whatever the room; None when nothing does.
         blocked_rule: The rule behind `blocked_by`.
+        after: Keys of the jobs whose end it waits for.
     """
 
     key: str
@@ -73,6 +74,7 @@ class Waiting:
     not_before_s: float | None = None
     blocked_by: str | None = None
     blocked_rule: Rule = Rule.DEPENDENCY
+    after: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> float:
@@ -213,8 +215,9 @@ class Decision:
         nearest: The node that comes nearest to holding it, and what it lacks there; empty
             where that does not say anything.
         estimate_s: Seconds until it starts, as far as can be told; None: cannot be told.
-        basis: Where the estimate is from: ``history``, ``limits`` (the jobs' own limits of
-            time), ``elapsed`` (a job is taken to run as long again as it has); empty: none.
+        basis: Where the estimate is from: ``history``, ``limit`` (the jobs' own limits of
+            time), ``elapsed`` (a job is taken to run as long again as it has), ``unknown`` (it
+            waits, and nobody can tell how long); empty: nothing that ends by itself.
         latest_s: Seconds by which it starts even if every job takes all its time; only for
             the first in line, None where a running job has no limit.
         remedy: What change would start it now or sooner; empty: none is known.

@@ -125,7 +125,7 @@ def test_the_start_that_was_foretold_is_kept(tmp_path: Path) -> None:
         rows = {row.job: row for row in here.store.queue_history()}
         prediction = rows[second.id].predicted_first
         assert prediction is not None
-        assert prediction.basis in ("limits", "elapsed")
+        assert prediction.basis in ("limit", "elapsed")
         assert rows[second.id].placed_at is not None
         assert rows[first.id].predicted_first is None  # it never waited
 

@@ -15,6 +15,7 @@ from rayjobs.policy import (
     decide,
     take,
 )
+from rayjobs.policy.estimating import DEPTH
 from rayjobs.policy.order import LONGEST_PAUSE_S
 from tests.unit.policy.jobs import job, less, room, runs
 
@@ -309,6 +310,26 @@ def test_the_job_that_loses_least_makes_way_and_its_room_is_kept() -> None:
     assert started(last) == ["head"]
 
 
+def test_work_that_a_checkpoint_holds_is_not_lost() -> None:
+    """The longest at work makes way: all but its last minute is stored."""
+    saved = runs("saved", "n0", cpus=4, preemptible=True, started=0, saved_s=940.0)
+    young = runs("young", "n1", cpus=4, preemptible=True, started=800, at=1)
+    resumed = runs("resumed", "n2", cpus=4, preemptible=True, started=700, saved_s=100.0, at=2)
+    rooms = [less(room(name), saved, young, resumed) for name in ("n0", "n1", "n2")]
+    urgent = job("urgent", cpus=4, priority=9, at=990)
+    situation = Situation(
+        waiting=[urgent],
+        running=[saved, young, resumed],
+        rooms=rooms,
+        now_s=1000,
+        limits=Limits(aging_s=None),
+    )
+    assert [one.key for one in decide(situation).preempts] == ["saved"]
+    unsaved = [replace(saved, saved_s=None), young, resumed]
+    situation = replace(situation, running=unsaved)
+    assert [one.key for one in decide(situation).preempts] == ["young"]
+
+
 def test_only_preemptible_jobs_of_lower_priority_that_come_back_behind_make_way() -> None:
     limits = Limits(aging_s=1000)
     head = job("head", priority=1, at=2000, cpus=4)
@@ -422,6 +443,11 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
         return decision.estimate_s, decision.basis
 
     assert told(5) == (None, "unknown")
+    limited = runs("busy", "n0", cpus=4, started=0, max_duration_s=100.0)
+    situation = Situation(
+        waiting=[job("j", cpus=4)], running=[limited], rooms=[less(room(), limited)], now_s=5
+    )
+    assert decide(situation).estimate("j") == (95, "limit")
     assert told(20) == (20, "elapsed")
     assert told(3600) == (3600, "elapsed")
 

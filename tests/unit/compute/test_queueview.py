@@ -1,0 +1,205 @@
+"""The queue in memory: only what changed is read, and what cannot be read is not acted upon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.compute.board import Served
+from rayjobs.compute.candidates import Candidates
+from rayjobs.compute.cluster import NodeInfo
+from rayjobs.compute.queueview import QueueView
+from rayjobs.errors import StoreBusyError
+from rayjobs.policy import Rule
+from rayjobs.records import Job, StoredFile
+from rayjobs.spec import Dependency, JobSpec
+from rayjobs.states import JobState
+from rayjobs.store.sql import SqlStore
+
+NODE = NodeInfo("n0", "127.0.0.1", 4.0, 0.0, 8e9, 4.0, 0.0, 8e9)
+
+
+class Counted:
+    """A store that counts what it is asked, and is locked when told."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self.store = store
+        self.asked: Counter[str] = Counter()
+        self.locked: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **more: Any) -> Any:
+            self.asked[name] += len(given[0]) if name == "jobs_of" else 1
+            if name in self.locked:
+                raise StoreBusyError("locked")
+            return getattr(self.store, name)(*given, **more)
+
+        return call
+
+    def submit(self, **more: Any) -> Job:
+        spec = JobSpec(**({"script": "train.py", "name": "t"} | more))
+        return self.store.submit(spec, experiment="e", snapshot=None, user="u")[0]
+
+
+Scene = Callable[[Counted, QueueView], Awaitable[None]]
+
+
+def play(scene: Scene, folder: Path) -> None:
+    async def whole() -> None:
+        store = Counted(SqlStore(folder / "store.db"))
+        view = QueueView(Served(str(folder), "ws", store), "local")  # type: ignore[arg-type]
+        try:
+            await scene(store, view)
+        finally:
+            store.store.close()
+
+    asyncio.run(whole())
+
+
+def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        jobs = [store.submit() for _ in range(5)]
+        await view.look()
+        first = view.queued
+        assert [job.id for job in first.values()] == [job.id for job in jobs]
+        store.asked.clear()
+        await view.look()
+        assert store.asked == {"change": 1}
+        store.store.update(jobs[2].id, priority=7)
+        await view.look()
+        assert store.asked["jobs_of"] == 1
+        key = view.served.key(jobs[2].id)
+        assert view.queued[key].priority == 7
+        others = [one for one in first if one != key]
+        assert all(view.queued[one] is first[one] for one in others)
+
+    play(scene, tmp_path)
+
+
+def test_a_change_that_is_not_of_the_queue_leaves_it_the_same(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        job = store.submit()
+        await view.look()
+        before = view.queued
+        store.store.add_event(job.id, "note", "something else")
+        await view.look()
+        assert view.queued is before
+
+    play(scene, tmp_path)
+
+
+def test_who_starts_or_is_canceled_waits_no_more_and_comes_back_anew(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        started, canceled = store.submit(script="a.py"), store.submit(script="b.py")
+        await view.look()
+        assert view.entries == {("e", "a.py"): 1, ("e", "b.py"): 1}
+        store.store.start(started.id, attempt=0, allocation="x")
+        store.store.request_cancel(canceled.id)
+        await view.look()
+        assert (view.queued, view.entries) == ({}, {})
+        assert [job.id for _served, job, _attempt in view.live] == [started.id]
+        store.store.requeue(started.id, attempt=1, reason="again", outcome="lost")
+        await view.look()
+        assert [job.attempt for job in view.queued.values()] == [1]
+        assert view.live == []
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("call", ["change", "queue_marks", "jobs_of", "job_states", "live"])
+def test_a_store_that_cannot_be_read_has_no_queue_until_it_can(tmp_path: Path, call: str) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        parent = store.submit()
+        child = store.submit(depends_on=(Dependency(job=parent.id),))
+        await view.look()
+        assert len(view.queued) == 2
+        store.submit()
+        store.locked.add(call)
+        await view.look()
+        assert (view.queued, view.live, view.parents) == ({}, [], {})
+        store.locked.clear()
+        await view.look()
+        assert len(view.queued) == 3
+        assert view.parents == {parent.id: JobState.QUEUED}
+        assert view.served.key(child.id) in view.queued
+
+    play(scene, tmp_path)
+
+
+def test_a_look_that_is_cut_short_loses_nothing(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        gone = store.submit()
+        await view.look()
+        store.store.request_cancel(gone.id)
+        new = store.submit()
+        reached = asyncio.Event()
+        ask = Served.ask
+
+        async def never(served: Served, function: Any, *given: Any, **more: Any) -> Any:
+            reached.set()
+            await asyncio.Event().wait()
+
+        async def stuck(served: Served, function: Any, *given: Any, **more: Any) -> Any:
+            if given and isinstance(given[0], list):  # the reading of jobs
+                return await never(served, function)
+            return await ask(served, function, *given, **more)
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Served, "ask", stuck)
+            looking = asyncio.ensure_future(view.look())
+            await reached.wait()
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+        await view.look()
+        assert [job.id for job in view.queued.values()] == [new.id]
+
+    play(scene, tmp_path)
+
+
+def test_the_newest_checkpoint_of_a_job_that_may_have_to_go_is_known(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        at = datetime(2030, 1, 1, tzinfo=UTC)
+        for preemptible in (True, False):
+            job = store.submit(preemptible=preemptible)
+            store.store.start(job.id, attempt=0, allocation=job.id)
+            name = "outputs/checkpoints/step-000000000001/manifest.json"
+            file = StoredFile(name=name, attempt=1, size=1, digest="d", blob="b", stored_at=at)
+            assert store.store.publish_files(job.id, attempt=1, files=[file])
+        await view.look()
+        first = view.live[0][1]
+        assert view.saved == {view.served.key(first.id): at.timestamp()}
+
+    play(scene, tmp_path)
+
+
+def test_records_are_made_once_and_parents_end_or_doom_children(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        parent = store.submit()
+        ok = store.submit(depends_on=(Dependency(job=parent.id, when="ok"),))
+        any_ = store.submit(depends_on=(Dependency(job=parent.id, when="any"),))
+        candidates = Candidates(shares_machine=True)
+        candidates.look_at([NODE])
+        await view.look()
+        records = candidates.records([view], usual={})
+        by_key = {one.key: one for one in records}
+        key = view.served.key
+        assert by_key[key(ok.id)].blocked_rule is Rule.DEPENDENCY
+        assert by_key[key(ok.id)].blocked_by == f"waits for {parent.id} (Queued)"
+        assert by_key[key(ok.id)].after == (key(parent.id),)
+        assert candidates.records([view], usual={}) is records
+        without = candidates.records([view], usual={}, without=[key(parent.id)])
+        assert key(parent.id) not in {one.key for one in without}
+        store.store.request_cancel(parent.id)
+        await view.look()
+        later = {one.key: one for one in candidates.records([view], usual={})}
+        assert later[key(any_.id)].blocked_by is None
+        assert set(candidates.doomed) == {key(ok.id)}
+        assert "ended as Canceled" in candidates.doomed[key(ok.id)][2]
+
+    play(scene, tmp_path)
