@@ -63,7 +63,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=argume
 first_epoch = 1
 newest = checkpoint.latest()
 if newest is not None:
-    state = torch.load(newest.path / "state.pt", weights_only=True, map_location=device)
+    state = torch.load(newest.file("state.pt"), weights_only=True, map_location=device)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first_epoch = state["epoch"] + 1

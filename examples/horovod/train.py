@@ -54,7 +54,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=argume
 first_epoch = 1
 newest = checkpoint.latest()
 if newest is not None:  # every node has been given it
-    state = torch.load(newest.path / "state.pt", weights_only=True)
+    state = torch.load(newest.file("state.pt"), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first_epoch = state["epoch"] + 1
