@@ -1,0 +1,110 @@
+"""Storage refuses what a job has written: it is asked again, and the bytes stay on the node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.compute import drivebase
+from rayjobs.compute.nodedata import NodeData
+from rayjobs.failures import FailureClass
+from rayjobs.states import JobState
+from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from tests.fakes.world import World, play
+from tests.storage.proxy import Proxy
+from tests.storage.server import S3Server, s3_server  # noqa: F401
+
+
+@pytest.fixture
+def workspace(short_path: Path) -> Iterator[OpenWorkspace]:
+    with open_workspace(short_path / "w") as opened:
+        yield opened
+
+
+@pytest.mark.storage
+@pytest.mark.parametrize("harm", ["503", "cut_request"])
+def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
+    s3_server: S3Server,  # noqa: F811
+    workspace: OpenWorkspace,
+    tmp_path: Path,
+    harm: str,
+) -> None:
+    root = tmp_path / "attempt"
+    root.mkdir()
+    written = {
+        "destination": "photos/made",
+        "overwrite": False,
+        "source_globs": (),
+        "path_on_compute": None,
+        "register_as": None,
+    }
+    plan = {"root": str(root), "marker": "m", "job": "j", "attempt": 1, "node": 0}
+    order: dict[str, Any] = {"plan": plan, "inputs": {}, "outputs": {"y": written}}
+    notes: list[str] = []
+
+    def note(kind: str, _text: str, _data: object) -> None:
+        notes.append(kind)
+
+    node = NodeData(tmp_path / "cache")
+    with Proxy(s3_server.port) as proxy:
+        record = s3_server.record("photos", endpoint=proxy.endpoint, attempts="1")
+        workspace.catalogue.add_datastore(record)
+        folder = Path(node.bring(order, workspace, note=note)["AZUREML_DATAREFERENCE_y"])
+        (folder / "model.bin").write_bytes(b"weights" * 1000)
+        proxy.mode, proxy.cut_after = harm, 1000
+        for _ in range(2):
+            (problem,) = node.store_outputs(root, workspace, note=note)
+            assert problem.startswith("output y: ")
+            assert proxy.endpoint in problem
+            assert (folder / "model.bin").read_bytes() == b"weights" * 1000
+        proxy.mode = "pass"
+        assert node.store_outputs(root, workspace, note=note) == []
+        assert node.store_outputs(root, workspace, note=note) == []
+        assert notes == ["output"]
+    from datastore import Datastore
+
+    brought = tmp_path / "brought"
+    direct = s3_server.record("direct").settings | {"prefix": record.settings["prefix"]}
+    again = Datastore.from_record(type(record)("direct", "s3", direct))
+    again.download(brought, "made", show_progress=False)
+    (model,) = brought.rglob("model.bin")
+    assert model.read_bytes() == b"weights" * 1000
+    node.pool.shutdown()
+
+
+@pytest.mark.parametrize("refusals", [2, 1000])
+def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.001)
+
+    async def scene(here: World) -> None:
+        asked = 0
+
+        async def collect(order: dict[str, Any]) -> dict[str, Any]:
+            nonlocal asked
+            asked += 1
+            problems = ["output y: photos answers 503."] if asked <= refusals else []
+            return {"tails": {0: b""}, "problems": problems}
+
+        here.agent.collect = collect  # type: ignore[assignment,method-assign]
+        here.agent.instant = 0
+        job = here.submit(retries={"storage": 3})
+        if refusals == 2:
+            await here.state(job, JobState.COMPLETED)
+            await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
+            return
+        failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.failure_class is FailureClass.STORAGE
+        assert "photos answers 503" in failed.failure.message
+        assert "still in" in failed.failure.message
+        assert failed.attempt == 1  # the training is done, and is not done again
+        after = here.submit()
+        await here.state(after, JobState.FAILED)  # its turn comes after the first one's clean-up
+        assert ("clean", job.id, 1) not in here.agent.calls  # its files are kept
+
+    play(scene, tmp_path)
