@@ -1,0 +1,76 @@
+"""Inputs of a job on nodes that share nothing: each fetches its own, or the job says why not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from datastore import Datastore
+from rayjobs.failures import FailureClass
+from rayjobs.logs import Logs
+from rayjobs.spec import Distribution, Input
+from rayjobs.states import JobState
+from tests.jobs import Jobs
+from tests.raylets import RAYLETS, TARGET, Cluster
+from tests.storage.profile import aws_profile  # noqa: F401
+from tests.storage.server import S3Server, s3_server  # noqa: F401
+
+pytestmark = RAYLETS
+
+READS = """
+import json, os
+from rayjobs import Run
+path = os.path.realpath(Run.get_context().input_datasets["x"])
+print(json.dumps([path, open(os.path.join(path, "a.txt")).read()]), flush=True)
+"""
+TWO = Distribution(nodes=2, processes_per_node=1, backend="gloo")
+
+
+def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
+    pool_jobs: Jobs,
+    raylets: Cluster,
+    s3_server: S3Server,  # noqa: F811
+    aws_profile: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    given = s3_server.record().settings
+    store = Datastore.register_s3(
+        pool_jobs.workspace,
+        "photos",
+        given["bucket"],
+        prefix=given["prefix"],
+        endpoint=given["endpoint"],
+        profile=aws_profile,
+    )
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("digits")
+    store.upload(tmp_path / "data", "data", show_progress=False)
+    raylets.ensure(2)
+    source = Input(source="photos/data", mode="download")
+    job = pool_jobs.submit(READS, target=TARGET, distribution=TWO, inputs={"x": source})
+    pool_jobs.wait(job, JobState.COMPLETED)
+    hosts = pool_jobs.attempt(job).hosts
+    scratches = [raylets.node_at(host["address"]).scratch for host in hosts]
+    assert len(set(scratches)) == 2
+    for rank, scratch in enumerate(scratches):
+        name = f"azureml-logs/70_driver_log_{rank}.txt"
+        path, text = json.loads(Logs(pool_jobs.workspace, job.id).read(name))
+        assert text == "digits"
+        assert Path(path).is_relative_to(scratch)
+
+
+def test_a_local_folder_is_refused_with_what_helps(
+    pool_jobs: Jobs, raylets: Cluster, tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("digits")
+    Datastore.register_folder(pool_jobs.workspace, "here", str(tmp_path / "data"))
+    raylets.ensure(1)
+    job = pool_jobs.submit(
+        READS, target=TARGET, inputs={"x": Input(source="here/")}, retries={"data": 0}
+    )
+    failed = pool_jobs.wait(job, JobState.FAILED)
+    assert failed.failure is not None
+    assert failed.failure.failure_class is FailureClass.DATA
+    for words in ("input 'x'", "datastore 'here'", "does not share it", "object storage"):
+        assert words in failed.failure.message
