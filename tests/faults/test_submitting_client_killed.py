@@ -1,0 +1,86 @@
+"""Clients that are killed in the middle of a submit: what they said is there, and nothing twice."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rayjobs.spec import JobSpec
+from rayjobs.store.sql import SqlStore
+
+# A client is killed within so long.
+LONGEST_S = 0.08
+
+
+def client(path: Path, number: int, tell: int) -> None:
+    """Submit one job after the other, each twice under one key as an unsure client does."""
+    store = SqlStore(path)
+    for at in itertools.count():
+        key = f"{number}-{at}"
+        for _ in range(2):
+            job, _new = store.submit(
+                JobSpec(script="train.py", name="t"),
+                experiment="t",
+                snapshot=None,
+                user="u",
+                idempotency_key=key,
+            )
+            os.write(tell, f"{key} {job.id}\n".encode())
+
+
+def play(folder: Path, rounds: int) -> None:
+    path = folder / "store.db"
+    store = SqlStore(path)
+    draw = random.Random(1)
+    told: dict[str, set[str]] = {}
+    for number in range(rounds):
+        listen, tell = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(listen)
+                client(path, number, tell)
+            finally:
+                os._exit(1)
+        os.close(tell)
+        heard = b""
+        if number % 2:  # every other one has surely been told of a job
+            heard = os.read(listen, 4096)
+        time.sleep(draw.random() * LONGEST_S)
+        os.kill(pid, signal.SIGKILL)
+        _, status = os.waitpid(pid, 0)
+        assert status == signal.SIGKILL  # it ends for no other reason
+        with os.fdopen(listen, "rb") as rest:
+            heard += rest.read()
+        # A line is whole: what is shorter than a page is written to a pipe at once.
+        for line in heard.decode().splitlines():
+            key, job = line.split()
+            told.setdefault(key, set()).add(job)
+    with store._database.read() as connection:
+        found = connection.execute("SELECT idempotency_key, id FROM jobs").fetchall()
+        damage = connection.execute("PRAGMA integrity_check").fetchall()
+        events = Counter(row["job"] for row in connection.execute("SELECT job FROM events"))
+    there = {row["idempotency_key"]: row["id"] for row in found}
+    assert len(there) == len(found)  # none twice
+    lost = [key for key, jobs in told.items() if jobs != {there.get(key)}]
+    assert not lost
+    assert [tuple(row) for row in damage] == [("ok",)]
+    assert events == dict.fromkeys(there.values(), 1)  # each job whole, with its first line
+    assert len(told) >= rounds / 2
+    store.close()
+
+
+def test_fifty_clients_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+    play(tmp_path, 50)
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_that_are_killed_lose_and_double_nothing(tmp_path: Path) -> None:
+    play(tmp_path, 1000)
