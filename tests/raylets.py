@@ -75,17 +75,9 @@ class Cluster:
             "RAYJOBS_SCRATCH": str(scratch),
             "RAYJOBS_SHARES_DISK": "0",
         }
-        ray = Path(sys.executable).with_name("ray")
-        with (self.folder / f"ray-{self.number}.log").open("wb") as log:
-            return subprocess.Popen(
-                [str(ray), "start", "--block", "--disable-usage-stats", *arguments],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd="/",
-            )
+        return ray_start(
+            *arguments, log=self.folder / f"ray-{self.number}.log", environment=environment
+        )
 
     def begin(self) -> None:
         """Begin to start a node with a loopback address and a scratch folder of its own.
@@ -132,10 +124,25 @@ class Cluster:
     def remove(self, node: Node) -> None:
         """End a node and all that it started."""
         self.nodes.remove(node)
-        _end(node.starter)
+        end_tree(node.starter)
 
 
-def _end(starter: subprocess.Popen[bytes]) -> None:
+def ray_start(*arguments: str, log: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Run `ray start` in the foreground, in a session of its own."""
+    ray = Path(sys.executable).with_name("ray")
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [str(ray), "start", "--block", "--disable-usage-stats", *arguments],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd="/",
+        )
+
+
+def end_tree(starter: subprocess.Popen[bytes]) -> None:
     """End a foreground `ray start` with everything below it, stopped processes too."""
     try:
         tree = [*psutil.Process(starter.pid).children(recursive=True), psutil.Process(starter.pid)]
@@ -160,7 +167,7 @@ def ray_cluster(home: Path) -> Iterator[Cluster]:
         head = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         address = f"{head}:{localhead.free_port()}"
         cluster = Cluster(folder, home, address, token)
-        stack.callback(_end_all, folder)
+        stack.callback(end_all, folder)
         starter = cluster.start(
             "--head",
             f"--node-ip-address={head}",
@@ -225,7 +232,7 @@ def pool_jobs(raylets: Cluster, tmp_path: Path) -> Iterator[Jobs]:
             made.wait(job)
 
 
-def _end_all(folder: Path) -> None:
+def end_all(folder: Path) -> None:
     """End what still names the cluster's folder: agents and workers whose raylet was killed."""
     for process in psutil.process_iter():
         try:

@@ -31,7 +31,7 @@ PRUNING_S = 0.2
 
 def agent_name(target: str, node_id: str) -> str:
     """Return the name under which Ray knows a node's agent."""
-    return f"rayjobs-agent-{target}-{node_id[:16]}"
+    return f"rayjobs-agent-{target}-{node_id}"
 
 
 class NodeAgent:

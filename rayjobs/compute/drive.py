@@ -125,8 +125,9 @@ class Drive(DriveEnds):
     async def _provision(self) -> None:
         await self._move(JobState.PROVISIONING, JobState.PREPARING)
         try:
-            agents = [await self.parts.cluster.agent(node) for node in self.held.nodes]
-            greetings = [await agent.hello() for agent in agents]
+            # At once: an agent takes half a second to start, and leaves where nothing is asked.
+            agents = await together(self.parts.cluster.agent(node) for node in self.held.nodes)
+            greetings = await together(agent.hello() for agent in agents)
             meets = self.job.spec.distribution.backend in MEETING_BACKENDS
             self.orders = orders_of(self, greetings, await agents[0].free_port() if meets else None)
             await self._record_hosts([{} for _ in self.orders], cold=None)

@@ -13,6 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
+from rayjobs.nodetypes import read_cluster_file
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -54,6 +56,27 @@ def test_node_types_fit_into_the_cluster(cluster: dict[str, Any]) -> None:
     for name, node_type in cluster["available_node_types"].items():
         assert node_type["min_workers"] <= node_type["max_workers"], name
         assert node_type["max_workers"] <= cluster["max_workers"], name
+
+
+def test_a_target_made_of_it_knows_its_node_types() -> None:
+    types = read_cluster_file(ROOT / "cluster.yaml")
+    assert types.max_nodes == 8
+    assert [(one.name, one.gpus, one.is_spot) for one in types.types] == [
+        ("cpu", 0.0, True),
+        ("gpu", 1.0, False),
+        ("gpu-spot", 1.0, True),
+    ]
+    assert all(one.memory_bytes > 0 and one.min_nodes == 0 for one in types.types)
+    a100 = ["standard_nc24ads_a100_v4"]
+    assert [one.name for one in types.matching(a100, None)] == ["gpu", "gpu-spot"]
+    assert [one.name for one in types.matching(a100, True)] == ["gpu-spot"]
+    assert [one.name for one in types.matching([], False)] == ["gpu"]
+
+
+def test_nodes_that_are_idle_go(cluster: dict[str, Any]) -> None:
+    assert 0 < cluster["idle_timeout_minutes"] <= 30
+    workers = set(cluster["available_node_types"]) - {cluster["head_node_type"]}
+    assert all(cluster["available_node_types"][name]["min_workers"] == 0 for name in workers)
 
 
 def test_every_start_asks_for_the_token_and_shows_no_dashboard(cluster: dict[str, Any]) -> None:

@@ -51,7 +51,7 @@ def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(cpus=2), distribution=TWO)
         await waits_for_nodes(here, job)
-        assert here.store.job(job.id).state is JobState.PROVISIONING
+        await here.state(job, JobState.PROVISIONING)
         here.cluster.grow("a", "cpu", 2.0)
         await waits_for_nodes(here, job, up=1)
         here.cluster.grow("b", "cpu", 2.0)
@@ -78,6 +78,7 @@ def test_another_size_waits_until_the_nodes_of_the_first_have_started(tmp_path: 
         assert "an earlier job" in decision.reason
         here.cluster.grow("a", "cpu", 2.0)
         await waits_for_nodes(here, large, up=1)
+        await here.until(lambda: here.cluster.pending)
         assert [shape.nodes for shape, _ in here.cluster.pending.values()] == [2]
         here.cluster.grow("b", "cpu", 2.0)
         await runs_on(here, large, "a", "b")
@@ -109,7 +110,7 @@ def test_a_better_job_has_the_place_of_one_that_waits_for_nodes(tmp_path: Path) 
         await waits_for_nodes(here, first)
         better = here.submit(resources=Resources(gpus=1), priority=5)
         await waits_for_nodes(here, better)
-        assert here.store.job(first.id).state is JobState.QUEUED
+        await here.state(first, JobState.QUEUED)
         (ended,) = here.store.attempts(first.id)
         assert ended.outcome == "preempted"
         here.cluster.grow("g", "gpu", 2.0, 1.0)
@@ -191,6 +192,7 @@ def test_no_more_nodes_are_asked_for_than_may_run_together(tmp_path: Path) -> No
         second = here.submit(resources=Resources(gpus=1))
         key = f"{here.folder}::{second.id}"
         await here.until(lambda: (told := here.engine.explain(key)) and "may start" in told.reason)
+        await here.until(lambda: here.cluster.pending)
         assert len(here.cluster.pending) == 1
 
     types = replace(growth().types, max_nodes=1)
