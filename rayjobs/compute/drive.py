@@ -62,9 +62,13 @@ class Drive(DriveEnds):
                 shape=self.held.shape.to_dict(),
             )
         attempt = await self.served.ask(
-            store.start, self.job.id, attempt=self.job.attempt, allocation=self.held.name
+            store.start,
+            self.job.id,
+            attempt=self.job.attempt,
+            allocation=self.held.name,
+            epoch=self.parts.epoch,
         )
-        if attempt is None:  # canceled, or another actor was faster
+        if attempt is None:  # canceled, or another actor was faster, or has taken over
             await self._drop_place(new)
             return
         self.number = attempt.number

@@ -39,6 +39,7 @@ class Parts:
         lease_s: How long a host may go on without a renewal; None on one machine, where an end
             is proven by the identity of processes.
         shares_machine: All nodes stand on this machine.
+        epoch: This life of the target actor, as it has claimed its workspaces; None: it has not.
     """
 
     target: str
@@ -49,6 +50,7 @@ class Parts:
     waited: Callable[[float], None] = lambda _seconds: None
     lease_s: float | None = None
     shares_machine: bool = True
+    epoch: str | None = None
     leases: Leases = field(init=False)
 
     def __post_init__(self) -> None:

@@ -82,6 +82,7 @@ class Engine:
             waited,
             lease_s=lease_s,
             shares_machine=shares_machine,
+            epoch=epoch,
         )
         self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
         # The last decision, while jobs wait.

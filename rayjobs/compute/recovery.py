@@ -14,7 +14,6 @@ from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drive import Drive
 from rayjobs.compute.unowned import (
     release_idle_on_dead_nodes,
-    release_rows_of_nobody,
     remove_groups_of_nobody,
 )
 from rayjobs.errors import RayjobsError
@@ -154,12 +153,35 @@ async def tidy(engine: Engine) -> None:
                 log.info("nothing is left on %s: released", held.name)
                 await engine.allocations.release(held)
         await release_idle_on_dead_nodes(engine)
-        await release_rows_of_nobody(engine)
+        await _drop_rows_of_nobody(engine)
         await remove_groups_of_nobody(engine)
     except RayjobsError as error:
         log.warning("tidying was cut short: %s", error)
     except Exception:
         log.exception("a fault while tidying")
+
+
+async def _drop_rows_of_nobody(engine: Engine) -> None:
+    """Release places that the actor before this one recorded after this one had looked.
+
+    It may have been at it while this one claimed the workspace. A job that it started there is
+    queued again first (`Engine.turn`).
+    """
+    for served in engine.board.served:
+        if engine.recovered.get(served.path) is not served:
+            continue
+        rows = await served.ask(served.store.allocations, engine.target)
+        live = await served.ask(served.store.live, engine.target)
+        attempts = {(job.id, attempt.number) for job, attempt in live}
+        claim = await served.ask(served.store.target_epoch, engine.target)
+        if claim is not None and claim[1] != engine.epoch:
+            continue  # this one is the actor before
+        # Last of all: a place of this one is known before its row is written.
+        known = {held.name for held in engine.allocations.all}
+        for row in rows:
+            if row.name not in known and (row.job, row.attempt) not in attempts:
+                log.info("the place %s belongs to no job", row.name)
+                await _drop_row(engine, served, row, {}, restarted=False)
 
 
 async def _prove(

@@ -1,11 +1,9 @@
-"""Places and groups that nobody can use, or that belong to no job: they are given up."""
+"""Idle places that nobody can use, and groups that belong to no place: they are given up."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
-
-from rayjobs.records import AllocationState
 
 if TYPE_CHECKING:
     from rayjobs.compute.engine import Engine
@@ -20,27 +18,6 @@ async def release_idle_on_dead_nodes(engine: Engine) -> None:
         if held.job is None and not held.draining and not alive.issuperset(held.nodes):
             log.info("%s had a node that is gone: released", held.name)
             await engine.allocations.release(held)
-
-
-async def release_rows_of_nobody(engine: Engine) -> None:
-    """Release places that the actor before this one recorded after this one had looked.
-
-    It may have been at it while this one claimed the workspace; it has no job on them yet.
-    """
-    for served in engine.board.served:
-        if engine.recovered.get(served.path) is not served:
-            continue
-        rows = await served.ask(served.store.allocations, engine.target)
-        claim = await served.ask(served.store.target_epoch, engine.target)
-        if claim is not None and claim[1] != engine.epoch:
-            continue  # this one is the actor before
-        # In this order: a place of this one is known before its row is written.
-        known = {held.name for held in engine.allocations.all}
-        for row in rows:
-            if row.state is AllocationState.CREATING and row.name not in known:
-                log.info("the place %s belongs to no job: released", row.name)
-                await engine.cluster.remove_group(row.name)
-                await served.ask(served.store.release_allocation, row.name)
 
 
 async def remove_groups_of_nobody(engine: Engine) -> None:

@@ -31,10 +31,18 @@ NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 class AttemptsPart(ArrayEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
-    def start(self, job_id: str, *, attempt: int, allocation: str) -> Attempt | None:
+    def start(
+        self, job_id: str, *, attempt: int, allocation: str, epoch: str | None = None
+    ) -> Attempt | None:
         """See `Store.start`."""
         now = self._now()
-        values = {"job": job_id, "attempt": attempt, "now": now, "allocation": allocation}
+        values = {
+            "job": job_id,
+            "attempt": attempt,
+            "now": now,
+            "allocation": allocation,
+            "epoch": epoch,
+        }
         with self._database.write() as connection:
             started = connection.execute(transitions.START, values).fetchone()
             if started is None:

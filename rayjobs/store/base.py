@@ -135,11 +135,18 @@ class Store(QueueStore, Protocol):
         """Return how many jobs are in each state (states without jobs are left out)."""
         ...
 
-    def start(self, job_id: str, *, attempt: int, allocation: str) -> Attempt | None:
+    def start(
+        self, job_id: str, *, attempt: int, allocation: str, epoch: str | None = None
+    ) -> Attempt | None:
         """Start the job that the policy named: Queued → Provisioning, attempt + 1.
 
         One conditional statement on state Queued, the given (current) attempt number and no
         cancel request; None when the job is no longer so (two targets never start one job).
+
+        Args:
+            epoch: Only while this actor's claim of the job's target is the last one: what an
+                actor reads after its claim is all that any other will ever have started. None:
+                whoever asks.
         """
         ...
 

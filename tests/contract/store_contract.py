@@ -320,6 +320,14 @@ class StoreContract:
         assert store.start(job.id, attempt=1, allocation="b") is None
         assert [attempt.allocation for attempt in store.attempts(job.id)] == ["a"]
 
+    def test_an_actor_that_was_replaced_starts_nothing(self, store: Store) -> None:
+        job = submit(store)
+        store.claim_target(job.target, epoch="old")
+        store.claim_target(job.target, epoch="new")
+        assert store.start(job.id, attempt=0, allocation="a", epoch="old") is None
+        assert store.job(job.id).state is S.QUEUED
+        assert store.start(job.id, attempt=0, allocation="b", epoch="new") is not None
+
     def test_a_move_needs_the_state_and_the_attempt(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.PREPARING)
