@@ -14,6 +14,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -42,6 +43,7 @@ while True:
 sys.exit(code)
 """
 CPUS = 8
+KILLS = Path(__file__).parents[1] / "faults" / "kills.toml"
 INTRODUCTION = """\
 # Reliability: what was done to a running target, and what users saw
 
@@ -82,16 +84,19 @@ def main() -> int:
     )
     # After the environment: some of these read it when they are imported.
     from rayjobs.compute import starting, targets
+    from tests.soak.figures import measure
     from tests.soak.history import Soak
 
     print(f"seed {seed}, {asked.minutes:g} minutes, {asked.jobs} jobs, in {root}", flush=True)
     violations: list[str] = ["the soak did not come to its end"]
     try:
         starting.ensure_target("local", home=root / "h")
+        figures = [figure.row for figure in measure(root / "h", root / "f")]
+        print("\n".join(figures), flush=True)
         soak = Soak(root, Random(seed), jobs=asked.jobs, canary=canary, rank=RANK, cpus=CPUS)
         soak.run(minutes=asked.minutes, say=lambda text: print(text, flush=True))
         violations = soak.violations(drain_s=DRAIN_S)
-        asked.report.write_text(report(soak, asked.minutes, violations))
+        asked.report.write_text(report(soak, asked.minutes, figures, violations))
         print(f"wrote {asked.report}")
     finally:
         targets.stop_target(force=True, home=root / "h")
@@ -103,7 +108,7 @@ def main() -> int:
     return 1 if violations else 0
 
 
-def report(soak: object, minutes: float, violations: list[str]) -> str:
+def report(soak: object, minutes: float, figures: list[str], violations: list[str]) -> str:
     """Return the report: what was done, what users saw of it, for how long."""
     from tests.soak.history import Soak
     from tests.soak.nemesis import FELT
@@ -140,8 +145,40 @@ def report(soak: object, minutes: float, violations: list[str]) -> str:
             f"**violations {len(violations)}**",
             *[f"- {one}" for one in violations[:20]],
             "",
+            "## Figures",
+            "",
+            "Measured on the same target before anything else was done to it, three times each.",
+            "",
+            "| figure | goal, seconds | seconds (median) | seconds (worst) |",
+            "|---|---|---|---|",
+            *figures,
+            "",
+            *kills(),
         ]
     )
+
+
+def kills() -> list[str]:
+    """Return the table of what becomes of a job in each state when a process is killed."""
+    table = tomllib.loads(KILLS.read_text(encoding="utf-8"))
+    states = list(next(iter(table.values())))
+    rows = [
+        f"| {process.replace('-', ' ')} | {' | '.join(row[state] for state in states)} |"
+        for process, row in table.items()
+    ]
+    return [
+        "## What is killed in which state of a job",
+        "",
+        "The end of the job, and how many attempts that took; `tests/faults/test_kill_matrix.py`",
+        "holds one job in each state, kills, and compares. Of an attempt host and a rank it is the",
+        "one whose process was killed; `-`: there is none in that state. What had failed before",
+        "the retry pause is not counted.",
+        "",
+        f"| killed (kill -9) | {' | '.join(states)} |",
+        f"|---|{'---|' * len(states)}",
+        *rows,
+        "",
+    ]
 
 
 if __name__ == "__main__":
