@@ -1,0 +1,37 @@
+"""What a rank more costs the launcher: 4, 16 and 64 ranks on four nodes of one machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from rayjobs.spec import Distribution, Resources
+from rayjobs.states import JobState
+from tests.jobs import Jobs
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+NODES = 4
+SIZES = (4, 16, 64)
+
+
+def seconds_per_rank(jobs: Jobs, ranks: int) -> float:
+    """Run a job whose ranks do nothing; return its seconds from its place to its end, per rank."""
+    shape = Distribution(nodes=NODES, processes_per_node=ranks // NODES, backend="gloo")
+    job = jobs.submit("print('here')", distribution=shape, resources=Resources(cpus=0.1))
+    jobs.wait(job, JobState.COMPLETED)
+    attempt = jobs.attempt(job)
+    ended = [rank for record in attempt.exits for rank in record["ranks"]]
+    assert sorted(rank["rank"] for rank in ended) == list(range(ranks))
+    last = max(rank["ended_at"] for rank in ended)
+    jobs.nothing_left(job)
+    return float(last - attempt.created_at.timestamp()) / ranks
+
+
+def test_the_cost_of_a_rank_does_not_grow_with_their_number(jobs: Jobs) -> None:
+    seconds_per_rank(jobs, NODES)  # the first job waits for the warm interpreter
+    # The best of three: what else the machine does is none of the launcher's cost.
+    costs = {ranks: min(seconds_per_rank(jobs, ranks) for _ in range(3)) for ranks in SIZES}
+    told = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
+    print(f"\nfrom place to end, per rank: {told}")
+    assert costs[64] <= costs[16] * 1.5
+    assert costs[16] <= costs[4] * 1.5
