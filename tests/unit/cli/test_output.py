@@ -71,6 +71,12 @@ def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == {
         "at": "2026-03-01T12:00:00.000000Z",
         "state": "Running",
-        "spec": {"cpus": 1.0, "gpus": 0.0, "memory_gib": None},
+        "spec": {
+            "cpus": 1.0,
+            "gpus": 0.0,
+            "memory_gib": None,
+            "node_types": [],
+            "spot": None,
+        },
         "name": "é",
     }
