@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from datastore import Datastore
 from rayjobs.failures import FailureClass
 from rayjobs.logs import Logs
@@ -26,6 +28,8 @@ print(json.dumps([path, open(os.path.join(path, "a.txt")).read()]), flush=True)
 TWO = Distribution(nodes=2, processes_per_node=1, backend="gloo")
 
 
+# Its quick twin: unit/compute/test_remote_workspace.py, which has a wire but no nodes.
+@pytest.mark.slow
 def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
     pool_jobs: Jobs,
     raylets: Cluster,
