@@ -111,6 +111,8 @@ def fake_cloud(
             "--head",
             f"--node-ip-address={host}",
             f"--port={address.rpartition(':')[2]}",
+            # The default is the one of every other head of this machine.
+            f"--ray-client-server-port={localhead.free_port()}",
             f"--temp-dir={folder / 'r'}",
             "--num-cpus=0",
             "--include-dashboard=false",
