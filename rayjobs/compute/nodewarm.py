@@ -21,6 +21,9 @@ from rayjobs.paths import short_socket
 log = logging.getLogger(__name__)
 
 WARM_IDLE_S = 1800.0
+# After a start that failed: how long jobs start cold at once, and how long one waits for the next.
+RETRY_AFTER_S = 60.0
+PATIENCE_S = 10.0
 
 
 class NodeWarm:
@@ -35,6 +38,7 @@ class NodeWarm:
         self._log_file = log_file
         self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
         self._refused: dict[Path, str] = {}
+        self._failed_at_s: dict[Path, float] = {}  # the last start failed
 
     def socket_of(self, python: str = sys.executable) -> Path:
         """Return where an interpreter's warm copy listens.
@@ -47,14 +51,29 @@ class NodeWarm:
     def warm_up(
         self, python: str = sys.executable, *, again: bool = False
     ) -> asyncio.Task[hostclient.WarmInterpreter]:
-        """Return the start of a warm interpreter; `again` when it was seen to be gone."""
+        """Return the start of a warm interpreter; `again` when it was seen to be gone.
+
+        A start that failed is the answer for a minute: not every job is to wait for the next one.
+        """
         socket = self.socket_of(python)
         task = self._warm.get(socket)
-        if task is None or (task.done() and (again or task.exception() is not None)):
-            task = asyncio.ensure_future(self._ensure_warm(python, socket))
+        failed_at_s = self._failed_at_s.get(socket)
+        if failed_at_s is not None:
+            again = asyncio.get_running_loop().time() - failed_at_s >= RETRY_AFTER_S
+        if task is None or (task.done() and again):
+            task = asyncio.ensure_future(self._start(python, socket))
             task.add_done_callback(_note_warm)
             self._warm[socket] = task
         return task
+
+    async def _start(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
+        try:
+            warm = await self._ensure_warm(python, socket)
+        except RayjobsError:
+            self._failed_at_s[socket] = asyncio.get_running_loop().time()
+            raise
+        self._failed_at_s.pop(socket, None)
+        return warm
 
     async def _ensure_warm(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
         if python != sys.executable:
@@ -97,10 +116,14 @@ class NodeWarm:
         if socket in self._refused:
             return None, self._refused[socket]
         try:
-            await asyncio.shield(self.warm_up(python))
-            # It may have ended since (idle, killed): asked again, started again.
-            if await hostclient.ping_warm(str(socket)) is None:
-                await asyncio.shield(self.warm_up(python, again=True))
+            async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
+                await asyncio.shield(self.warm_up(python))
+                # It may have ended since (idle, killed): asked again, started again.
+                if await hostclient.ping_warm(str(socket)) is None:
+                    await asyncio.shield(self.warm_up(python, again=True))
+        except TimeoutError:
+            waited = f"none came up within {PATIENCE_S:g} s after one that failed"
+            return None, f"no warm interpreter: {waited}"
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"
             if python != sys.executable:

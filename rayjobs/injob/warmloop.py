@@ -40,8 +40,10 @@ class Warm:
         self._started_with = {
             name: value for name, value in os.environ.items() if name != MARKER_VARIABLE
         }
+        # Ours are in no fork: a rank that held the name's lock would keep the next one from it.
+        ours = frozenset(startup.open_descriptors())
         self._import_s, self._loaded, self._failed = _preload(options.preload)
-        self._state = WarmState(base_path, frozenset(startup.open_descriptors()))
+        self._state = WarmState(base_path, frozenset(startup.open_descriptors()) - ours)
         self._listener = control.listen(options.socket)
         self._inode = os.stat(options.socket).st_ino
         leaving.forget_finalizers()
@@ -178,13 +180,23 @@ def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:
 
 
 def _only_one(path: str) -> int | None:
-    """Lock the socket's name for this process's life; None when another one serves it."""
+    """Lock the socket's name for this process's life; None when another one holds it.
+
+    The file then says who holds it, and a socket that an interpreter left which was killed is
+    gone: whoever waits can tell one that is still importing from one that does not answer.
+    """
     descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, control.encode(own_identity().as_dict()))
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # the usual case
     return descriptor
 
 
@@ -209,7 +221,8 @@ def main(arguments: list[str], base_path: tuple[str, ...]) -> Program | None:
     os.chdir("/")
     lock = _only_one(options.socket)
     if lock is None:
-        detach.report({"ok": False, "error": f"another one already serves {options.socket}"})
+        said = f"another process holds the lock {options.socket}.lock"
+        detach.report({"ok": False, "held": True, "error": said})
         return None
     try:
         warm = Warm(options, base_path)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rayjobs.errors import TargetError
 from rayjobs.injob import exitrecord
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 # torch._dynamo is what every optimizer of torch imports at its first use. Not pandas: its import
@@ -22,6 +22,7 @@ DEFAULT_PRELOAD = ("torch", "torch._dynamo", "torchvision", "numpy")
 MARKER_PAD = 160
 LINE_LIMIT = 16 * 1024 * 1024
 RETRY_S = 0.05
+HELD_S = 5.0  # for one that is about to serve, or about to leave
 _INJOB = Path(exitrecord.__file__).parent
 
 
@@ -83,7 +84,7 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
     return answer
 
 
-async def ping_warm(socket: str, *, timeout_s: float = 10.0) -> WarmInterpreter | None:
+async def ping_warm(socket: str, *, timeout_s: float = 5.0) -> WarmInterpreter | None:
     """Return the warm interpreter that answers at `socket`, or None."""
     try:
         answer = await ask(socket, {"op": "ping"}, timeout_s=timeout_s)
@@ -111,6 +112,7 @@ async def ensure_warm(
     """Return the warm interpreter at `socket`, started if there is none. Idempotent.
 
     Two callers at once are safe: the interpreter locks its socket's name, and both get that one.
+    One that imports is waited for; a lock whose holder does not answer, for some seconds only.
 
     Args:
         env: What its ranks will be started with (PATH, HOME, LANG, …): a job whose variables
@@ -123,6 +125,7 @@ async def ensure_warm(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
     said = ""
+    held_since: float | None = None
     while True:
         found = await ping_warm(socket)
         if found is not None:
@@ -142,7 +145,25 @@ async def ensure_warm(
         answer = await _start(arguments, full_env, b"", timeout_s=max(deadline - loop.time(), 0.1))
         if not answer.get("ok"):
             said = str(answer.get("error"))
-            await asyncio.sleep(RETRY_S)  # another one is about to serve, or about to leave
+            if not answer.get("held") or _is_importing(socket):
+                held_since = None
+            elif held_since is None:
+                held_since = loop.time()
+            elif loop.time() - held_since > HELD_S:
+                raise WarmError(
+                    f"{said}, and nobody answers at {socket}. Jobs can still be started cold; end "
+                    f"that process (see `fuser {socket}.lock`) to have them start warm again."
+                )
+            await asyncio.sleep(RETRY_S)
+
+
+def _is_importing(socket: str) -> bool:
+    """Whether the holder of the lock lives and does not listen yet."""
+    try:
+        holder = Identity.from_dict(json.loads(Path(socket + ".lock").read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return is_alive(holder) and not Path(socket).exists()
 
 
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:

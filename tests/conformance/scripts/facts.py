@@ -72,7 +72,7 @@ facts = {
         threading.current_thread().name,
         threading.main_thread().native_id == os.getpid(),
     ],
-    "descriptors": sorted(os.listdir("/proc/self/fd"))[:3],
+    "descriptors": sorted(os.listdir("/proc/self/fd"), key=int),
     "gc": [gc.isenabled(), gc.get_threshold(), gc.get_debug()],
     "recursion": sys.getrecursionlimit(),
     "switch": sys.getswitchinterval(),

@@ -1,0 +1,164 @@
+"""The warm interpreter ends while a job of it runs: the next one starts, and jobs stay warm."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute import nodewarm
+from rayjobs.compute.nodewarm import NodeWarm
+from rayjobs.injob.identity import Identity, own_identity, send_signal
+from rayjobs.launch import hostclient, hoststart
+from tests.conformance.hosts import Attempt, base_env, namespaces_work, until
+
+pytestmark = pytest.mark.timeout(600)
+
+# It forks too: what a rank's own children inherit counts as well.
+WAITS = """
+import os, sys, time
+child = os.fork()
+if child:
+    print("up", sorted(os.listdir("/proc/self/fd"), key=int), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+"""
+HOLDS = (["cgroup", "scan"], *([["namespace"]] if namespaces_work() else []))
+
+
+class Node:
+    """Starts the warm interpreter of one test, as often as it is asked to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = str(folder / "w.sock")
+        self.log = folder / "warm.log"
+
+    def warm(self, *, idle_s: float = 600.0) -> Identity:
+        """Return the interpreter that answers, started if there is none."""
+        found = asyncio.run(
+            hostclient.ensure_warm(
+                self.socket,
+                python=sys.executable,
+                env=base_env(),
+                log_file=str(self.log),
+                preload=(),
+                idle_s=idle_s,
+            )
+        )
+        return found.identity
+
+    def start(self, folder: Path, go: Path, hold: list[str]) -> Attempt:
+        """Start an attempt that runs until the file `go` is there."""
+        attempt = Attempt.make(folder, WAITS, str(go), hold=hold).start(self.socket)
+        assert attempt.cold is None, attempt.cold
+        attempt.printed("up")
+        return attempt
+
+    def begin(
+        self, folder: Path, go: Path, hold: list[str], *, idle_s: float
+    ) -> tuple[Identity, Attempt] | None:
+        """Return the interpreter and an attempt of it; None when it was idle before."""
+        warm = self.warm(idle_s=idle_s)
+        try:
+            return warm, self.start(folder, go, hold)
+        except hostclient.WarmError:
+            return None
+
+
+@pytest.fixture
+def node(short_path: Path) -> Iterator[Node]:
+    node = Node(short_path)
+    yield node
+    asyncio.run(hostclient.stop_warm(node.socket))
+
+
+@pytest.mark.parametrize("hold", HOLDS, ids=lambda hold: hold[0])
+@pytest.mark.parametrize("way", ["killed", "idle"])
+def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
+    short_path: Path, node: Node, way: str, hold: list[str]
+) -> None:
+    go = short_path / "go"
+    first, running = until(
+        lambda: node.begin(short_path, go, hold, idle_s=600.0 if way == "killed" else 1.0),
+        "an attempt that was forked before the interpreter was idle for a second",
+    )
+    if way == "killed":
+        send_signal(first, signal.SIGKILL)
+    until(lambda: not hostclient.is_alive(first), "the end of the warm interpreter")
+    second = node.warm()
+    assert second != first and hostclient.is_alive(second)
+    third = node.start(short_path, go, hold)
+    assert {rank["alive"] for rank in running.status()["ranks"]} == {True}
+    go.write_text("")
+    for attempt in (running, third):
+        assert attempt.wait()["outcome"] == "completed"
+
+
+def test_no_process_of_a_job_holds_what_is_the_warm_interpreters(
+    short_path: Path, node: Node
+) -> None:
+    node.warm()
+    go = short_path / "go"
+    attempt = node.start(short_path, go, list(HOLDS[-1]))
+    assert attempt.identity is not None
+    held = {
+        os.readlink(f"/proc/{pid}/fd/{number}")
+        for pid in (attempt.identity.pid, *(stat.pid for stat in attempt.members()))
+        for number in os.listdir(f"/proc/{pid}/fd")
+    }
+    assert not [name for name in held if node.socket in name], held
+    go.write_text("")
+    assert attempt.wait()["outcome"] == "completed"
+
+
+def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: wait until the time for a start is over."""
+    monkeypatch.setattr(hoststart, "HELD_S", 0.0)
+    monkeypatch.setenv("RAYJOBS_HOME", str(short_path / "h"))
+    root = short_path / "n"
+    root.mkdir()
+    warm = NodeWarm(root, short_path / "warm.log")
+    socket = warm.socket_of()
+    starts = []
+    real = hostclient.ensure_warm
+
+    async def ensure_warm(*arguments: object, **options: object) -> object:
+        starts.append(arguments)
+        return await real(*arguments, **options, timeout_s=60.0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(nodewarm.hostclient, "ensure_warm", ensure_warm)
+    with open(f"{socket}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        plan = {"kind": "script", "python": sys.executable}
+
+        async def twice() -> list[tuple[Path | None, str]]:
+            return [await warm.ready(plan), await warm.ready(plan)]
+
+        answers = asyncio.run(twice())
+    assert len(starts) == 1, "the second job paid for another start"
+    for found, reason in answers:
+        assert found is None and f"{socket}.lock" in reason and "nobody answers" in reason, reason
+
+
+def test_one_that_is_importing_is_waited_for(short_path: Path, node: Node) -> None:
+    """Off switch: take a holder of the lock that does not listen yet for one that is stuck."""
+    lock = Path(node.socket + ".lock")
+    lock.write_text(json.dumps(own_identity().as_dict()))
+    assert hoststart._is_importing(node.socket)
+    Path(node.socket).write_text("")
+    assert not hoststart._is_importing(node.socket)
+    Path(node.socket).unlink()
+    gone = node.warm()
+    assert Identity.from_dict(json.loads(lock.read_bytes())) == gone
+    send_signal(gone, signal.SIGKILL)
+    until(lambda: not hostclient.is_alive(gone), "the end of the warm interpreter")
+    assert not hoststart._is_importing(node.socket)
