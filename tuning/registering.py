@@ -7,6 +7,7 @@ import importlib.util
 import logging
 
 from rayjobs.errors import RayjobsError
+from rayjobs.metrics import number_text
 from rayjobs.records import Job
 from rayjobs.workspace_files import OpenWorkspace
 from tuning.spec import SweepSpec
@@ -27,7 +28,7 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
     """
     known = sweep.properties.get(PROPERTY)
     if known is not None:
-        return f"registered as model {known}"
+        return f"registered as model {known}{worse_at_its_end(spec, trial)}"
     wanted = f"trial {trial.number} was not registered as model {spec.register_as!r}"
     if importlib.util.find_spec(REGISTRY) is None:
         told = f"{wanted}: this version of rayjobs has no model registry"
@@ -46,9 +47,24 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
             )
             label = f"{model.name}:{model.version}"
             workspace.store.update(sweep.id, properties={PROPERTY: label})
-            return f"registered as model {label}"
+            return f"registered as model {label}{worse_at_its_end(spec, trial)}"
         except (RayjobsError, OSError) as error:
             told = f"{wanted}: {error}"
     log.warning("%s: %s", sweep.id, told)
     workspace.store.add_event(sweep.id, "not_registered", told, attempt=sweep.attempt)
     return told
+
+
+def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:
+    """Return what to know of a model whose trial was better before its end; empty otherwise.
+
+    Only the script knows which weights it stored: those of its best, or those of its end.
+    """
+    best, last = trial.best(spec.goal), trial.values[-1]
+    if best is None or not spec.goal.is_better(best, last):
+        return ""
+    return (
+        f"; trial {trial.number} had {spec.metric} = {number_text(best)} at its best and "
+        f"{number_text(last)} at its end: a script that does not store its best weights has left "
+        f"those of the end"
+    )

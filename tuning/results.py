@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +24,8 @@ def best_trial(
     """Return the best trial, None where no trial qualifies.
 
     A trial qualifies if it completed and its last value is finite; its best value over its
-    history counts. Of equal ones the first wins. Running trials never qualify.
+    history counts. Of equal ones the better last value wins, since most scripts leave the weights
+    of their end; then the first. Running trials never qualify.
 
     Args:
         include_failed: Let failed trials qualify by what they reported before.
@@ -36,13 +36,24 @@ def best_trial(
         states.add(TrialState.FAILED)
     if include_canceled:
         states.add(TrialState.CANCELED)
-    found: TrialRecord | None = None
-    found_value = math.nan
-    for trial in sorted(trials, key=lambda trial: trial.number):
-        value = trial.standing(goal) if trial.state in states else None
-        if value is not None and (found is None or goal.is_better(value, found_value)):
-            found, found_value = trial, value
-    return found
+    return next(iter(ranked((one for one in trials if one.state in states), goal)), None)
+
+
+def ranked(
+    trials: Iterable[TrialRecord], goal: PrimaryMetricGoal, *, reverse: bool = False
+) -> list[TrialRecord]:
+    """Return the trials that have a value to compete by, in the order of `best_trial`.
+
+    Args:
+        reverse: Worst first; trials with equal best and last values stay in order of number.
+    """
+    direction = goal.sign if reverse else -goal.sign
+    valued = [
+        ((direction * value, direction * trial.values[-1], trial.number), trial)
+        for trial in trials
+        if (value := trial.standing(goal)) is not None
+    ]
+    return [trial for _, trial in sorted(valued, key=lambda pair: pair[0])]
 
 
 def sorted_children(
@@ -67,21 +78,13 @@ def sorted_children(
 
     Source: ``HyperDriveRun.get_children_sorted_by_primary_metric``.
     """
-    valued: list[tuple[float, TrialRecord]] = []
     diverged: list[TrialRecord] = []
     without: list[TrialRecord] = []
-    for trial in sorted(trials, key=lambda trial: trial.number):
-        value = trial.standing(goal)
-        if value is not None:
-            valued.append((value, trial))
-        elif trial.best(goal) is not None:
-            diverged.append(trial)
-        else:
-            without.append(trial)
-    # A stable sort: equal values stay in order of number, in both directions.
-    direction = -goal.sign if not reverse else goal.sign
-    valued.sort(key=lambda pair: direction * pair[0])
-    listed = [trial for _, trial in valued] + diverged
+    by_number = sorted(trials, key=lambda trial: trial.number)
+    for trial in by_number:
+        if trial.standing(goal) is None:
+            (without if trial.best(goal) is None else diverged).append(trial)
+    listed = [*ranked(by_number, goal, reverse=reverse), *diverged]
     if not discard_no_metric:
         listed += without
     return [

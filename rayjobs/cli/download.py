@@ -7,6 +7,7 @@ import sys
 import click
 
 from rayjobs.cli.fetching import chosen_files, destinations, fetch
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, size_text
 from rayjobs.cli.settings import (
     Settings,
@@ -42,7 +43,7 @@ def download(
     Each file appears whole, with its digest checked; one that is there already is not fetched.
     """
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         stored = chosen_files(found.id, workspace.store.files(found.id), names)
         if output == "-":
             if len(stored) != 1:

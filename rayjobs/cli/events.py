@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import click
 
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line, table
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.records import Event
@@ -31,7 +32,7 @@ def events(settings: Settings, job: str, follow: bool) -> None:
     """List a job's history: every step, request and retry, with its reason."""
     with settings.open() as workspace:
         store = workspace.store
-        found = store.find(job)
+        found = newest_named(settings, store, job)
         listed = store.events(found.id)
         if not follow:
             if settings.as_json:

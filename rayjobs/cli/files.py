@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from rayjobs.cli.fetching import chosen_files
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import local_time, print_json, size_text, table
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.terminal import plain_text
@@ -26,7 +27,7 @@ Examples:
 def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
     """List a job's stored files. NAME is a file, a folder or a pattern."""
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         stored = chosen_files(found.id, workspace.store.files(found.id), names)
     if settings.as_json:
         print_json(

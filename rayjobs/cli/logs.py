@@ -10,6 +10,7 @@ import click
 
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.jobviews import short_id
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option, quiet_option
 from rayjobs.records import Job
@@ -73,7 +74,7 @@ def logs(
     from rayjobs.logs import Logs
 
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         if found.kind == "array":
             return _array(
                 settings,

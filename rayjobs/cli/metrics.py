@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.jobviews import name_of
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, width
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.metrics import pick, series, table
@@ -35,7 +36,7 @@ def metrics(
 ) -> None:
     """Show what a job measured: last, lowest and highest value, and its course."""
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         points = workspace.store.metrics(found.id, all_attempts=all_attempts)
     points = pick(points, names)
     if plot is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of, ran_s, waited_s
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
@@ -37,7 +38,7 @@ Examples:
 def show(settings: Settings, job: str) -> None:
     """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
         if settings.as_json:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.asking import ask_target, check_running
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.errors import NotFoundError
@@ -35,7 +36,7 @@ def stacks(settings: Settings, job: str, rank: int | None) -> None:
     The dumps are also kept among the job's files, in logs/stacks/. The ranks go on.
     """
     with settings.open() as workspace:
-        found = workspace.store.find(job)
+        found = newest_named(settings, workspace.store, job)
         check_running(found)
         answer = ask_target(found, workspace.path, {"op": "stacks"}, timeout_s=ANSWER_S)
     ranks: list[dict[str, Any]] = answer["ranks"]

@@ -214,7 +214,7 @@ def show(settings: Settings, sweep_id: str) -> None:
     from tuning.watch import head_line
 
     with settings.open() as workspace:
-        found = find_sweep(workspace.store, sweep_id)
+        found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
         job = workspace.store.job(found)
     if settings.as_json:
@@ -261,7 +261,7 @@ def watch(settings: Settings, sweep_id: str) -> int:
     from rayjobs.cli.sweep_watch import stay
 
     with settings.open() as workspace:
-        found = find_sweep(workspace.store, sweep_id)
+        found = find_sweep(settings, workspace.store, sweep_id)
         return stay(settings, workspace, found, start_target=False)
 
 
@@ -274,17 +274,15 @@ def watch(settings: Settings, sweep_id: str) -> int:
 def best(settings: Settings, sweep_id: str, top: int) -> None:
     """Show the best trial: completed, its last value of the metric finite."""
     from rayjobs.metrics import number_text
+    from tuning.results import ranked
+    from tuning.trials import TrialState
     from tuning.watch import parameters_text
 
     with settings.open() as workspace:
-        found = find_sweep(workspace.store, sweep_id)
+        found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
-    valued = []
-    for trial in state.trials:
-        value = trial.told(spec.goal)
-        if value is not None:
-            valued.append((value, trial))
-    valued.sort(key=lambda pair: (-spec.goal.sign * pair[0], pair[1].number))
+    completed = (trial for trial in state.trials if trial.state is TrialState.COMPLETED)
+    valued = ranked(completed, spec.goal)
     if not valued:
         raise NotFoundError(
             f"no trial of {found} has completed with a finite last value of {spec.metric!r} so "
@@ -292,16 +290,18 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
         )
     chosen = valued[:top]
     if settings.as_json:
-        listed = [trial_json(trial, spec) for _, trial in chosen]
+        listed = [trial_json(trial, spec) for trial in chosen]
         print_json(listed[0] if top == 1 else listed)
         return
-    for value, trial in chosen:
+    for trial in chosen:
+        best_value, end_value = trial.best(spec.goal), trial.values[-1]
+        last = "" if end_value == best_value else f" (at its end {number_text(end_value)})"
         click.echo(
             facts(
                 [
                     ("Trial", str(trial.number)),
                     ("Job", trial.job_id or ""),
-                    (spec.metric, number_text(value)),
+                    (spec.metric, f"{number_text(best_value)}{last}"),
                     ("Parameters", parameters_text(trial)),
                 ]
             )
@@ -322,7 +322,7 @@ def plot(settings: Settings, sweep_id: str, output: str) -> None:
     from tuning.plots import KINDS, write_png
 
     with settings.open() as workspace:
-        found = find_sweep(workspace.store, sweep_id)
+        found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
         short = short_id(workspace.store.job(found))
     what = {"name": spec.name, "metric": spec.metric, "goal": spec.goal}
@@ -350,7 +350,7 @@ def cancel(settings: Settings, sweep_id: str) -> None:
     from rayjobs.cli.waking import wake_quietly
 
     with settings.open() as workspace:
-        found = find_sweep(workspace.store, sweep_id)
+        found = find_sweep(settings, workspace.store, sweep_id, strict=True)
         before = workspace.store.job(found)
         state = workspace.store.request_cancel(found, by=getpass.getuser())
         awake = state.is_final or wake_quietly(before.target, workspace.path)

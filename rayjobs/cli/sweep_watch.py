@@ -66,7 +66,19 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
             settings.note(plain_text(job.reason))
             return Exit.FAILED  # asked for, and not done
         settings.note(f"registered as model {job.properties['model']}")
+        _warn_of_its_end(settings, workspace, job, spec)
     return of_job(job)
+
+
+def _warn_of_its_end(
+    settings: Settings, workspace: OpenWorkspace, job: Job, spec: SweepSpec
+) -> None:
+    from tuning.registering import worse_at_its_end
+
+    _, state = _look(workspace, job.id)
+    told = worse_at_its_end(spec, state.trials[int(job.properties["best_trial"])])
+    if told:
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {told.lstrip('; ')}")
 
 
 def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:

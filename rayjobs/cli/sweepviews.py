@@ -4,16 +4,38 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.cli.naming import newest_named
+from rayjobs.errors import NotFoundError, UsageError
+
 if TYPE_CHECKING:
+    from rayjobs.cli.settings import Settings
     from rayjobs.store.base import Store
     from tuning.engine import SweepState
     from tuning.spec import SweepSpec
     from tuning.trials import TrialRecord
 
 
-def find_sweep(store: Store, text: str) -> str:
-    """Return a sweep's id. Raises NotFoundError, also for a job that is none."""
-    return store.sweep(store.find(text).id).job.id
+def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = False) -> str:
+    """Return the id of the sweep that `text` names, looking among sweeps alone.
+
+    Args:
+        strict: Refuse a name that several sweeps have; else the newest is meant, and it is said.
+
+    Raises:
+        NotFoundError: there is none, or `text` names a job that is none.
+        UsageError: `text` names several.
+    """
+    try:
+        if strict:
+            found = store.find(text, kind="sweep")
+        else:
+            found = newest_named(settings, store, text, kind="sweep")
+    except NotFoundError as error:
+        try:
+            found = store.find(text)  # one job: `sweep` says that it is none
+        except (NotFoundError, UsageError):
+            raise error from None
+    return store.sweep(found.id).job.id
 
 
 def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:

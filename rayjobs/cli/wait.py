@@ -6,6 +6,7 @@ import click
 
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, job_json, short_id
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, state_colour
 from rayjobs.cli.params import Duration, JobId
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
@@ -36,7 +37,9 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
     from rayjobs.cli.following import await_end
 
     with settings.open() as workspace:
-        found = list(dict.fromkeys(workspace.store.find(text).id for text in jobs))
+        found = list(
+            dict.fromkeys(newest_named(settings, workspace.store, text).id for text in jobs)
+        )
         try:
             ended = await_end(workspace, found, settings.note, timeout_s=timeout)
         except TimeoutError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from rayjobs.cli.jobviews import end_text, job_json, name_of, short_id
+from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
 from rayjobs.cli.output import duration_text, facts, print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
@@ -48,7 +49,7 @@ def why(settings: Settings, job: str) -> None:
     """Say why a job waits: the rule, its place, what is free, and when it may start."""
     with settings.open() as workspace:
         store = workspace.store
-        asked = store.find(job)
+        asked = newest_named(settings, store, job)
         found = _next_member(store, asked)
         outlook = outlooks(workspace.path, [found], store=store)[found.id]
         decision = _decision(workspace.path, found)

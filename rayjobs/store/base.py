@@ -76,11 +76,19 @@ class Store(QueueStore, Protocol):
         """Return a job. Raises NotFoundError."""
         ...
 
-    def find(self, text: str) -> Job:
+    def find(self, text: str, *, kind: str | None = None, newest: bool = False) -> Job:
         """Return the job whose id is, begins with, or has a random tail beginning with `text`.
 
-        A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. Raises
-        NotFoundError (with near names), UsageError when several match (lists them).
+        A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. The name of
+        an array or sweep means it, and none of its members or trials.
+
+        Args:
+            kind: Look among jobs of this kind alone, such as ``sweep``; a whole id is found always.
+            newest: Of several jobs with exactly this name, take the one submitted last.
+
+        Raises:
+            NotFoundError: there is none; the message has near names.
+            UsageError: several match; the message lists them, and `matches` has their ids.
         """
         ...
 

@@ -32,18 +32,29 @@ RETURNING *
 
 BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
 
-# A prefix as a range: LIKE would need escapes, and does not use the index. Members of an array
-# have its name: that means the array.
-FIND = """
-SELECT * FROM jobs WHERE id >= :text AND id < :beyond
-UNION SELECT * FROM jobs WHERE tail >= :text AND tail < :beyond
-UNION SELECT * FROM jobs WHERE name = :text AND array_index IS NULL
-UNION SELECT * FROM jobs WHERE display_name = :text AND array_index IS NULL
+# Members of an array and trials of a sweep have its name: that means the array, or the sweep.
+NAMED = """
+SELECT * FROM (
+    SELECT * FROM jobs WHERE name = :text AND array_index IS NULL AND NOT EXISTS (
+        SELECT 1 FROM jobs AS above WHERE above.id = jobs.parent AND above.name = jobs.name)
+    UNION SELECT * FROM jobs WHERE display_name = :text AND array_index IS NULL
+) WHERE :kind IS NULL OR kind = :kind
+ORDER BY serial DESC LIMIT 200
+"""
+# A prefix as a range: LIKE would need escapes, and does not use the index.
+BEGINNING = """
+SELECT * FROM (
+    SELECT * FROM jobs WHERE id >= :text AND id < :beyond
+    UNION SELECT * FROM jobs WHERE tail >= :text AND tail < :beyond
+) WHERE :kind IS NULL OR kind = :kind
 ORDER BY serial DESC LIMIT 200
 """
 BY_ID = "SELECT * FROM jobs WHERE id = :text"
 
-NAMES = "SELECT id, tail, name, display_name FROM jobs ORDER BY serial DESC LIMIT 2000"
+NAMES = """
+SELECT id, tail, name, display_name FROM jobs WHERE :kind IS NULL OR kind = :kind
+ORDER BY serial DESC LIMIT 2000
+"""
 
 LIGHT_COLUMNS = (
     "serial, id, experiment, name, display_name, kind, parent, target, submitted_by, state, "
@@ -123,23 +134,26 @@ class JobsPart(Part):
         with self._database.read() as connection:
             return job_of(self._row(connection, job_id))
 
-    def find(self, text: str) -> Job:
+    def find(self, text: str, *, kind: str | None = None, newest: bool = False) -> Job:
         """See `Store.find`. A whole id wins over all else, then a whole name over prefixes."""
         if not text:
             raise UsageError("an empty text names no job; give an id, its beginning, or a name")
         named_member = split_member(text)
-        if named_member is not None:
-            array, index = self.find(named_member[0]), named_member[1]
+        if named_member is not None and kind is None:
+            array, index = self.find(named_member[0], newest=newest), named_member[1]
             with self._database.read() as connection:
                 return job_of(member_row(connection, self._row(connection, array.id), index))
+        values = {"text": text, "beyond": text + _BEYOND, "kind": kind}
         with self._database.read() as connection:
-            exact = connection.execute(BY_ID, {"text": text}).fetchone()
+            exact = connection.execute(BY_ID, values).fetchone()
             if exact is not None:
                 return job_of(exact)
-            rows = connection.execute(FIND, {"text": text, "beyond": text + _BEYOND}).fetchall()
-            named = [row for row in rows if text in (row["name"], row["display_name"])]
-            if len(rows) == 1 or len(named) == 1:
-                return job_of(named[0] if named else rows[0])
+            rows = connection.execute(NAMED, values).fetchall()
+            if rows and newest:
+                return job_of(rows[0])
+            rows = rows or connection.execute(BEGINNING, values).fetchall()
+            if len(rows) == 1:
+                return job_of(rows[0])
             if rows:
                 shown = "\n".join(
                     f"  {row['id']}  {row['display_name'] or row['name']}  {row['state']}"
@@ -147,11 +161,12 @@ class JobsPart(Part):
                 )
                 more = "\n  …" if len(rows) > _SHOWN else ""
                 raise UsageError(
-                    f"{text!r} names {len(rows)} jobs; give more of the id:\n{shown}{more}",
+                    f"{text!r} names {len(rows)} {kind or 'job'}s; give more of the id:"
+                    f"\n{shown}{more}",
                     matches=tuple(row["id"] for row in rows),
                 )
-            names = connection.execute(NAMES).fetchall()
-        raise NotFoundError(_not_found(text, names, self._database.where), job=text)
+            names = connection.execute(NAMES, values).fetchall()
+        raise NotFoundError(_not_found(text, names, self._database.where, kind), job=text)
 
     def jobs(
         self,
@@ -368,7 +383,7 @@ def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:
     return to_json({**known, **new})
 
 
-def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str) -> str:
+def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | None) -> str:
     import difflib  # only on the way to an error
 
     known: dict[str, str] = {}
@@ -376,5 +391,10 @@ def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str) -> str:
         known.update({name: row["id"] for name in row if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
     meant = ", ".join(dict.fromkeys(near))
-    hint = f"did you mean {meant}?" if near else "`rayjobs ls --all` lists the jobs."
-    return f"no job {text!r} in the store {where}; {hint}"
+    listing = "sweep ls" if kind == "sweep" else "ls"
+    hint = (
+        f"did you mean {meant}?"
+        if near
+        else f"`rayjobs {listing} --all` lists the {kind or 'job'}s."
+    )
+    return f"no {kind or 'job'} {text!r} in the store {where}; {hint}"

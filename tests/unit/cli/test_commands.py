@@ -133,7 +133,7 @@ def test_a_job_is_found_by_parts_of_its_id_and_by_its_name(
 def test_an_unknown_or_ambiguous_job_is_told(queue: Queue, terminal: Terminal) -> None:
     jobs = [queue.completed(), queue.completed()]
     assert terminal.type("show", "zzz").code == 3
-    done = terminal.type("show", "mnist")
+    done = terminal.type("show", "mnist_")
     assert done.code == 2
     assert all(job.id in done.err for job in jobs)
 
@@ -212,6 +212,30 @@ def test_logs_of_a_job_that_waits_are_not_there_yet(queue: Queue, terminal: Term
     done = terminal.type("logs", queue.submit().id)
     assert done.code == 3
     assert "Queued" in done.err
+
+
+# -- a name that several jobs have -------------------------------------------------------------
+
+
+def test_of_several_jobs_of_a_name_the_newest_is_read_and_it_is_said(
+    queue: Queue, terminal: Terminal
+) -> None:
+    older, newer = queue.completed("train"), queue.completed("train")
+    for command in ("logs --list", "show", "metrics", "files", "events", "why", "wait"):
+        done = terminal.type(*command.split(), "train")
+        said = f"several jobs are named 'train'; this is the newest, {newer.id} (Completed"
+        assert (done.code, said in done.err, older.id in done.out) == (0, True, False), command
+    assert terminal.type("files", "train").out == terminal.type("files", newer.id).out
+
+
+def test_of_several_jobs_of_a_name_none_is_changed(queue: Queue, terminal: Terminal) -> None:
+    older, newer = queue.submit("train"), queue.submit("train")
+    for arguments in (("cancel", "train"), ("update", "train", "--priority", "3")):
+        done = terminal.type(*arguments)
+        assert (done.code, done.out) == (2, "")
+        assert "'train' names 2 jobs; give more of the id:" in done.err
+    for job in (older, newer):
+        assert queue.workspace.store.job(job.id) == job
 
 
 # -- wait, cancel, update, why, events ---------------------------------------------------------

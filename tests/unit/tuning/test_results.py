@@ -56,14 +56,29 @@ TRIALS = [
 ]
 
 
-def test_the_best_is_finished_and_finite_and_of_equal_ones_the_first() -> None:
+def test_the_best_is_finished_and_finite() -> None:
     best = best_trial(TRIALS, MAX)
-    assert best is not None and best.number == 0
+    assert best is not None and best.number == 1
     best = best_trial(reversed(TRIALS), MIN)
     assert best is not None and best.number == 0  # trial 7 was lower, and diverged after it
     assert best_trial([TRIALS[7]], MIN, include_failed=True) is None
     assert best_trial([TRIALS[4], TRIALS[5], TRIALS[6]], MAX) is None
     assert best_trial([], MAX) is None
+
+
+def test_of_equal_bests_the_better_end_wins_and_then_the_first() -> None:
+    trials = [
+        trial(9, COMPLETED, 0.945, 0.936),
+        trial(11, COMPLETED, 0.9, 0.945),
+        trial(12, COMPLETED, 0.8, 0.945),
+    ]
+    best = best_trial(trials, MAX)
+    assert best is not None and best.number == 11
+    lower = [trial(1, COMPLETED, 0.1, 0.3), trial(2, COMPLETED, 0.4, 0.1)]
+    best = best_trial(lower, MIN)
+    assert best is not None and best.number == 2
+    assert numbers(sorted_children(trials, MAX)) == [11, 12, 9]
+    assert numbers(sorted_children(trials, MAX, reverse=True)) == [9, 11, 12]
 
 
 def test_failed_and_stopped_trials_may_be_asked_for() -> None:
@@ -79,7 +94,7 @@ def numbers(listed: list[dict[str, Any]]) -> list[int]:
 
 def test_children_are_sorted_best_first_with_those_without_a_value_last() -> None:
     children = sorted_children(TRIALS, MAX)
-    assert numbers(children) == [5, 2, 3, 0, 1, 7, 4, 6]
+    assert numbers(children) == [5, 2, 3, 1, 0, 7, 4, 6]
     assert children[0] == {
         "run_id": "j5",
         "hyperparameters": json.dumps(dict(TRIALS[5].parameters)),
@@ -94,12 +109,12 @@ def test_children_are_sorted_best_first_with_those_without_a_value_last() -> Non
 def test_children_can_be_cut_reversed_and_cleaned() -> None:
     assert numbers(sorted_children(TRIALS, MAX, top=2)) == [5, 2]
     assert numbers(sorted_children(TRIALS, MAX, reverse=True)) == [0, 1, 3, 2, 5, 7, 4, 6]
-    assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 0, 1, 7]
+    assert numbers(sorted_children(TRIALS, MAX, discard_no_metric=True)) == [5, 2, 3, 1, 0, 7]
 
 
 def test_the_table_marks_the_best_and_says_why() -> None:
     table = rows(TRIALS, MAX)
-    assert [row.number for row in table if row.is_best] == [0]
+    assert [row.number for row in table if row.is_best] == [1]
     assert (table[0].best, table[0].last, table[0].intervals) == (0.7, 0.6, 3)
     assert table[3].note.startswith("stopped trial 3")
     assert table[4].note.startswith("diverged") and table[4].best is None

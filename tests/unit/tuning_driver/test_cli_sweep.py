@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
+from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from tests.unit.tuning_driver.world import World
 
@@ -248,3 +249,34 @@ def test_best_names_no_trial_that_diverged_after_its_best(world: World, call: Ca
     code, _, err = call("best", finished(world, sampling=alone, limits={"total": 1}))
     assert code == 3
     assert "a finite last value of 'accuracy'" in err
+
+
+def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -> None:
+    sweep = finished(world)
+    name = world.store.job(sweep).display_name
+    assert name is not None
+    assert {job.spec.name for job in world.store.jobs(parent=sweep)} == {name}
+    assert world.store.find(name).id == sweep
+    for command in ("show", "best", "cancel"):
+        code, _, err = call(command, name)
+        assert (code, "several" in err) == (0, False), (command, err)
+
+
+def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
+    world: World, call: Call
+) -> None:
+    older, newer = finished(world), finished(world)
+    name = world.store.job(newer).display_name
+    assert name is not None
+    world.store.submit(  # a job of that name too: sweep commands look among sweeps alone
+        JobSpec(name=name, script="train.py"), experiment=name, snapshot=None, user="ada"
+    )
+    code, out, err = call("show", "--json", name)
+    assert (code, json.loads(out)["id"]) == (0, newer)
+    assert f"several sweeps are named {name!r}; this is the newest, {newer} (Completed" in err
+    code, out, err = call("cancel", name)
+    assert (code, out) == (2, "")
+    assert f"{name!r} names 2 sweeps; give more of the id:" in err
+    assert older in err and newer in err
+    code, _, err = call("show", "no-such-sweep")
+    assert (code, "no sweep 'no-such-sweep'" in err) == (3, True)
