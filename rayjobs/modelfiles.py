@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -14,6 +15,7 @@ from rayjobs.records import Job, ModelFile, StoredFile
 from rayjobs.store.base import Store
 
 CHECKPOINTS = "outputs/checkpoints/"
+_OF_NODE = re.compile(r"^node-\d+/")
 CHUNK_BYTES = 1 << 20
 
 
@@ -41,6 +43,8 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
 
     What an earlier attempt left counts only as part of a whole checkpoint: it may have been
     killed while it wrote. Named itself such a file is refused, in a folder it is left out.
+    Checkpoints are there to go on from, so a folder above them means its other files; where it
+    has no others, its newest whole checkpoint. Name a checkpoint to register that one.
 
     Raises:
         NotFoundError: the run has no such file or folder.
@@ -53,12 +57,11 @@ def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
         raise NotFoundError(
             f"run {job.id} has no file or folder {path!r}; its files are: {known}", path=path
         )
-    whole = {
-        one.name
-        for found in checkpoints.whole(store, blobs, job.id)
-        for one in found.files.values()
-    }
+    found = list(checkpoints.whole(store, blobs, job.id))
+    whole = {one.name for checkpoint in found for one in checkpoint.files.values()}
     below = [one for one in stored if one.name == name or one.name.startswith(name + "/")]
+    if not _is_of_checkpoint(name + "/"):
+        below = _without_checkpoints(below, found)
     sound = [one for one in below if _is_sound(one, job, whole)]
     left_out = [one.name for one in below if one not in sound]
     if not sound or (left_out and name.startswith(CHECKPOINTS)):
@@ -96,6 +99,25 @@ def _full_name(stored: Sequence[StoredFile], path: str) -> str | None:
         if name and any(one.name == name or one.name.startswith(name + "/") for one in stored):
             return name
     return None
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return _OF_NODE.sub("", name).startswith(CHECKPOINTS)
+
+
+def _without_checkpoints(
+    below: list[StoredFile], found: Sequence[checkpoints.StoredCheckpoint]
+) -> list[StoredFile]:
+    """Return a folder's files without its checkpoints; where they are all, the newest whole one."""
+    others = [one for one in below if not _is_of_checkpoint(one.name)]
+    if others:
+        return others
+    names = {one.name for one in below}
+    for checkpoint in found:  # the newest first
+        files = sorted(checkpoint.files.values(), key=lambda one: one.name)
+        if all(one.name in names for one in files):
+            return files
+    return below  # none of them is whole: refused as such
 
 
 def _is_sound(one: StoredFile, job: Job, whole: set[str]) -> bool:

@@ -144,9 +144,11 @@ class SweepState:
         shown = f"they reported: {', '.join(names)}" if names else "they reported nothing"
         near = difflib.get_close_matches(spec.metric, names, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
+        others = spec.total - len(self.trials)
+        unstarted = f" and the other {others} were not started" if others else ""
         return (
-            f"none of the {len(lacking)} trials that completed reported the metric "
-            f"{spec.metric!r} ({shown}{hint}), so the others were not started: correct the "
+            f"{len(lacking)} trials ran to their end, and none reported the metric "
+            f"{spec.metric!r} ({shown}{hint}), so they count as failed{unstarted}: correct the "
             f"sweep's metric, or the name in the script"
         )
 

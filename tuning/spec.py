@@ -84,6 +84,14 @@ class Limits(BaseModel):
         return min(self.concurrent or self.total, MAX_CONCURRENT)
 
 
+_TEACHES_NOTHING = Problem(
+    "policy",
+    "Bayesian sampling takes no early termination policy, since a stopped trial teaches it "
+    "nothing.",
+    "Remove the policy, or use random sampling.",
+)
+
+
 class SweepSpec(BaseModel):
     """One sweep.
 
@@ -118,18 +126,7 @@ class SweepSpec(BaseModel):
         if isinstance(self.sampling, BayesianParameterSampling) and not isinstance(
             self.policy, NoTerminationPolicy
         ):
-            raise _Nested(
-                SweepError(
-                    problems=[
-                        Problem(
-                            "policy",
-                            "Bayesian sampling takes no early termination policy, since a "
-                            "stopped trial teaches it nothing.",
-                            "Remove the policy, or use random sampling.",
-                        )
-                    ]
-                )
-            )
+            raise _Nested(SweepError(problems=[_TEACHES_NOTHING]))
         return self
 
     @property
@@ -161,9 +158,23 @@ def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
         return SweepSpec.model_validate(data)
     except ValidationError as exc:
         problems = readable(exc)
+    # Pydantic asks whether parts fit together only once each of them is right.
+    if _TEACHES_NOTHING not in problems and _is_bayesian_with_policy(data):
+        problems.append(_TEACHES_NOTHING)
     plural = "s" if len(problems) != 1 else ""
     message = f"{where} has {len(problems)} problem{plural}" if where else ""
     raise SweepError(message, problems=problems)
+
+
+def _is_bayesian_with_policy(data: Mapping[str, Any]) -> bool:
+    """Return whether the kinds of sampling and policy, be the rest right or wrong, do not fit."""
+    sampling, policy = data.get("sampling"), data.get("policy")
+    try:
+        stops = policy is not None and not isinstance(parse_policy(policy), NoTerminationPolicy)
+    except SweepError:
+        stops = True  # no policy is never wrong
+    kind = sampling.get("type") if isinstance(sampling, Mapping) else sampling
+    return stops and (isinstance(kind, BayesianParameterSampling) or kind == "bayesian")
 
 
 def readable(exc: ValidationError) -> list[Problem]:

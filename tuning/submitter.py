@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import submitting
+from rayjobs import spec_checks, submitting
 from rayjobs.errors import Problem, RayjobsError, SpecError
 from rayjobs.records import Sweep
 from rayjobs.spec import JobSpec
@@ -34,15 +35,19 @@ class SubmittedSweep:
     starting: bool = False
 
 
-def base_job(spec: SweepSpec) -> JobSpec:
+def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
     """Return the job that each trial of a sweep is, before its parameters.
+
+    Args:
+        given: The sweep's ``job``.
+        name: The sweep's name, which a job without one takes.
 
     Raises:
         SweepError: it is no job, or one that takes no arguments; paths begin with ``job``.
     """
     try:
-        data = dict(spec.job)
-        data.setdefault("name", spec.name)
+        data = dict(given)
+        data.setdefault("name", name)
         job = build_spec(data)
     except SpecError as error:
         raise SweepError(problems=[_below_job(one) for one in error.problems]) from None
@@ -59,6 +64,20 @@ def base_job(spec: SweepSpec) -> JobSpec:
     return job
 
 
+def job_problems(given: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a sweep's ``job`` on its own, its files among it.
+
+    For a sweep that is wrong elsewhere too, so that all is told at once; `check_sweep` asks the
+    target and the workspace as well.
+    """
+    try:
+        job = base_job(given, "sweep")
+    except SweepError as error:
+        return list(error.problems)
+    source = None if job.source_directory is None else Path(job.source_directory).expanduser()
+    return [_below_job(one) for one in spec_checks.check(job, source=source)]
+
+
 def check_sweep(workspace: OpenWorkspace, spec: SweepSpec) -> submitting.Checked:
     """Return the base job as it would be submitted; changes nothing.
 
@@ -66,7 +85,7 @@ def check_sweep(workspace: OpenWorkspace, spec: SweepSpec) -> submitting.Checked
         SweepError: the base job is wrong; all problems at once.
         CannotBePlacedError: the target can never hold it.
     """
-    job = base_job(spec)
+    job = base_job(spec.job, spec.name)
     try:
         return submitting.check(workspace, job)
     except SpecError as error:

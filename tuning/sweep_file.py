@@ -36,7 +36,17 @@ def load_sweep(path: str | Path) -> SweepSpec:
     if isinstance(job, dict):
         folder = Path(str(job.get("source_directory") or "."))
         data["job"] = {**job, "source_directory": str((file.parent / folder).absolute())}
-    return parse_sweep(data, where=str(file))
+    try:
+        return parse_sweep(data, where=str(file))
+    except SweepError as error:
+        if not isinstance(job, dict):
+            raise
+        from tuning.submitter import job_problems  # only on the way to an error
+
+        problems = [*error.problems, *job_problems(data["job"])]
+        plural = "s" if len(problems) != 1 else ""
+        message = f"{file} has {len(problems)} problem{plural}"
+        raise SweepError(message, problems=problems) from None
 
 
 def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:

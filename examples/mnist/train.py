@@ -7,6 +7,7 @@ on from its newest complete checkpoint.
 """
 
 import argparse
+import copy
 import os
 import time
 
@@ -33,12 +34,14 @@ model = cnn()
 optimizer = torch.optim.SGD(model.parameters(), lr=arguments.lr, momentum=arguments.momentum)
 
 first_epoch, step = 1, 0
+best_accuracy, best_weights = -1.0, model.state_dict()
 newest = checkpoint.latest()
 if newest is not None:
     state = torch.load(os.path.join(newest.path, "state.pt"), weights_only=True)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     first_epoch, step = state["epoch"] + 1, state["step"]
+    best_accuracy, best_weights = state["best_accuracy"], state["best_weights"]
     print(f"resumed after epoch {state['epoch']}", flush=True)
 
 for epoch in range(first_epoch, arguments.epochs + 1):
@@ -60,6 +63,8 @@ for epoch in range(first_epoch, arguments.epochs + 1):
     with torch.no_grad():
         accuracy = (model(test_images).argmax(1) == test_labels).float().mean().item()
     run.log("accuracy", accuracy, step=epoch)
+    if accuracy >= best_accuracy:
+        best_accuracy, best_weights = accuracy, copy.deepcopy(model.state_dict())
     print(
         f"epoch {epoch}/{arguments.epochs}  loss {loss.item():.4f}  accuracy {accuracy:.4f}"
         f"  ({time.monotonic() - began:.1f} s)",
@@ -70,8 +75,10 @@ for epoch in range(first_epoch, arguments.epochs + 1):
         "step": step,
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
+        "best_accuracy": best_accuracy,
+        "best_weights": best_weights,
     }
     checkpoint.save(epoch, {"state.pt": lambda path, state=state: torch.save(state, path)}, keep=2)
 
 os.makedirs("outputs", exist_ok=True)
-torch.save(model.state_dict(), "outputs/model.pt")
+torch.save(best_weights, "outputs/model.pt")  # of the best epoch, which need not be the last

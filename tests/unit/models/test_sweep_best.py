@@ -123,3 +123,33 @@ def test_the_newest_version_of_each_model_is_found_by_its_name(runs: Runs) -> No
         run = runs.workspace.get_run(runs.trained(data=data).id)
         run.register_model("m", "outputs/model.pt")
     assert {name: one.version for name, one in runs.workspace.models.items()} == {"m": 2}
+
+
+def test_a_folder_means_its_files_without_the_checkpoints(runs: Runs) -> None:
+    sweep, job = a_sweep(runs), runs.begin()
+    runs.write(job, model__pt=b"weights")
+    for step in (1, 2):
+        runs.save(job, step)
+    runs.log(job, "accuracy", (0.9,))
+    job = runs.end(job)
+    told = register_best(runs.workspace.opened, sweep, SPEC, trial(job, 0.9))
+    assert told == "registered as model digits-best:1"
+    model = models.find(runs.workspace, "digits-best")
+    assert [one.name for one in model.record.files] == ["model.pt"]
+    assert model.lineage["left_out"] == []
+    step = "outputs/checkpoints/step-000000000001"
+    named = models.register(runs.workspace, name="m", run=job.id, path=step)
+    assert sorted(one.name for one in named.record.files) == ["manifest.json", "model.pt"]
+
+
+def test_a_run_that_left_checkpoints_alone_gives_its_newest_whole_one(runs: Runs) -> None:
+    job = runs.begin()
+    for step in (1, 2):
+        runs.save(job, step)
+    job = runs.end(job)
+    model = models.register(runs.workspace, name="m", run=job.id, path="outputs")
+    folder = "checkpoints/step-000000000002"
+    assert [one.name for one in model.record.files] == [
+        f"{folder}/manifest.json",
+        f"{folder}/model.pt",
+    ]

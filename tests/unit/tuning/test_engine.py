@@ -132,11 +132,23 @@ def test_a_metric_that_no_trial_reports_ends_the_sweep_after_its_first_round() -
     finish = world.run()
     assert finish.state is JobState.FAILED
     assert finish.reason.startswith(
-        "none of the 6 trials that completed reported the metric 'accuracy' (they reported: "
-        "acuracy, loss; did you mean 'acuracy'?), so the others were not started: correct the "
-        "sweep's metric, or the name in the script; 0 completed, "
+        "6 trials ran to their end, and none reported the metric 'accuracy' (they reported: "
+        "acuracy, loss; did you mean 'acuracy'?), so they count as failed and the other "
+        f"{50 - len(world.state.trials)} were not started: correct the sweep's metric, or the name "
+        "in the script; 0 completed, "
     )
     assert len(world.state.trials) < 9
+
+
+def test_where_all_trials_have_run_none_is_said_to_be_left() -> None:
+    def script(parameters: Any) -> Any:
+        return [], JobState.COMPLETED, ("acuracy",)
+
+    finish = World(sweep(limits={"total": 6, "concurrent": 6}), script).run()
+    assert finish.state is JobState.FAILED
+    assert "so they count as failed: correct the sweep's metric" in finish.reason
+    assert "not started" not in finish.reason
+    assert finish.reason.endswith("0 completed, 0 stopped, 6 failed of 6 trials")
 
 
 def lacking(number: int, *names: str) -> TrialRecord:

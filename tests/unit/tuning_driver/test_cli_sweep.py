@@ -122,6 +122,26 @@ def test_a_wrong_file_is_refused_before_anything_is_submitted(
     assert len(world.store.sweeps()) == 1
 
 
+def test_all_that_is_wrong_with_a_file_is_told_at_once(
+    world: World, call: Call, tmp_path: Path
+) -> None:
+    finished(world)
+    wrong = FILE.replace("train.py", "absent.py").replace("goal: maximize", "goal: up")
+    wrong = wrong.replace("type: random", "type: bayesian") + "policy: {type: bandit, slack: 1}\n"
+    (tmp_path / "sweep.yaml").write_text(wrong)
+    code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"))
+    assert (code, out) == (2, "")
+    for said in (
+        "job.script",
+        "absent.py",
+        "Write maximize or minimize.",
+        "slack",
+        "Bayesian sampling takes no early termination policy",
+    ):
+        assert said in err, err
+    assert err.count("Bayesian sampling takes no") == 1
+
+
 def test_ls_show_and_best_tell_the_same_story(world: World, call: Call) -> None:
     sweep = finished(world)
     best = world.store.job(sweep).properties
