@@ -112,6 +112,7 @@ def start(
         if given is not None:
             os.dup2(given, 0)
         os.chdir(folder)
+        os.umask(host.plan.umask)
         startup.close_descriptors(keep=())
         os.execvpe(arguments[0], list(arguments), dict(env))
     except OSError as error:

@@ -57,6 +57,7 @@ class Plan:
     raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
     stall_timeout_s: float | None = None
     beside: Mapping[str, Any] | None = None  # what the host does besides, see `beside.make`
+    umask: int = 0o022  # of the ranks and of what they start
     hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
 
     @property
@@ -157,6 +158,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             raylet=_optional(values.get("raylet"), dict),
             stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
             beside=_optional(values.get("beside"), dict),
+            umask=int(values.get("umask", 0o022)),
             hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -178,6 +180,8 @@ def _check(plan: Plan) -> None:
         raise PlanError(f"the plan's kind is {plan.kind!r}; it must be script or command")
     if not set(plan.hold) <= {"cgroup", "namespace", "scan"}:
         raise PlanError(f"the plan's hold is {plan.hold!r}; its levels are cgroup, namespace, scan")
+    if not 0 <= plan.umask <= 0o777:
+        raise PlanError(f"the plan's umask is {plan.umask}; it must be 0 to 511 (octal 777)")
     if not plan.ranks:
         raise PlanError("the plan has no ranks")
     if not plan.marker or len(plan.marker.split()) != 1:

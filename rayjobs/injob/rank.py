@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
+_PR_SET_MM = 35
+_PR_SET_MM_MAP = 14
+
 _KEPT: list[Any] = []
 
 
@@ -36,6 +39,52 @@ def arm(path: str) -> None:
     faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
     if not was_imported:
         _KEPT.append(sys.modules.pop("faulthandler"))
+
+
+def show_command(words: Sequence[str]) -> None:
+    """Let `ps`, `top` and `/proc/PID/cmdline` show `words` as this process's command line.
+
+    Where the kernel does not take another place for it (CONFIG_CHECKPOINT_RESTORE), it is written
+    over the old one: joined by spaces, and cut to the room that there is.
+    """
+    try:
+        import ctypes
+    except ImportError:
+        return
+    text = b"".join(os.fsencode(word) + b"\0" for word in words)
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    code, end_code, stack = (int(fields[number]) for number in (23, 24, 25))
+    data, end_data, heap, start, end, env, end_env = (int(field) for field in fields[42:49])
+    buffer = ctypes.create_string_buffer(text, len(text))
+    _KEPT.append(buffer)
+    here = ctypes.addressof(buffer)
+    # struct prctl_mm_map; no auxiliary vector, and the program's file stays as it is.
+    values = [code, end_code, data, end_data, heap, 0, stack, here, here + len(text), env, end_env]
+    place = (ctypes.c_uint64 * 13)(*values, 0, 0)
+    ctypes.c_uint32.from_buffer(place, 12 * 8 + 4).value = 0xFFFFFFFF
+    if not _set_places(ctypes, place) and end - start > 2:
+        title = b" ".join(os.fsencode(word) for word in words)[: end - start - 2] + b"\0"
+        # When the last byte is not NUL, the kernel takes all up to the first NUL for a title.
+        ctypes.memmove(start, title.ljust(end - start, b" "), end - start)
+
+
+def _set_places(ctypes: Any, place: Any) -> bool:
+    """Tell the kernel where what it shows of this process is; False when it does not listen."""
+    library = ctypes.CDLL(None)
+    library.sbrk.restype = ctypes.c_void_p
+    library.sbrk.argtypes = [ctypes.c_ssize_t]
+    change = library.prctl
+    change.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    address, size = ctypes.addressof(place), ctypes.sizeof(place)
+    while True:
+        # It sets the end of the heap as well, which must be the true one.
+        before = library.sbrk(0)
+        place[5] = before
+        if change(_PR_SET_MM, _PR_SET_MM_MAP, address, size, 0) != 0:
+            return False
+        if library.sbrk(0) == before:
+            return True
 
 
 def _full_name(script: str) -> str:
@@ -166,4 +215,5 @@ if __name__ == "__main__":
     if stacks_file is not None:
         arm(stacks_file)
     arrange_path(sys.argv[2], sys.path, sys.argv[1])
+    show_command([sys.executable, *sys.argv[2:]])
     run_script(sys.argv[2], sys.argv[3:])

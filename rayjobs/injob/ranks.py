@@ -191,6 +191,7 @@ def _set_up(
     os.setsid()
     detach.point_output(plan.log_of(item.rank))
     os.chdir(plan.work)
+    os.umask(plan.umask)  # the host's own is for files that are the user's alone
     armed = None if plan.stall_timeout_s is None else plan.stacks_of(item.rank)
     if plan.kind == "command":
         assert plan.command is not None
@@ -204,6 +205,7 @@ def _set_up(
         _replace([plan.python, bootstrap, plan.injob_path, script, *arguments], env, setup)
     assert warm is not None
     startup.refresh(env)
+    rank.show_command([plan.python, *plan.argv[:1], *arguments])
     rank.arrange_path(plan.argv[0], warm.base_path, plan.injob_path)
     startup.close_descriptors(keep=warm.descriptors)  # closes `setup` too: the host sees success
     if armed is not None:

@@ -92,6 +92,7 @@ def refresh(env: Mapping[str, str]) -> None:
     kernel.set_name("python")
     gc.enable()
     _renew_main_thread()
+    _renew_logging()
     _reseed()
     _renew_multiprocessing()
     _set_thread_counts(env)
@@ -105,6 +106,15 @@ def _renew_main_thread() -> None:
     renew = getattr(threading and threading.main_thread(), "_set_native_id", None)
     if renew is not None:
         renew()  # some versions keep the thread id of the process that was forked
+
+
+def _renew_logging() -> None:
+    """Let `relativeCreated` of log records count from now, as from the import of `logging`."""
+    logging = sys.modules.get("logging")
+    if logging is not None:
+        # Nanoseconds since 3.13.
+        is_in_ns = isinstance(logging.__dict__["_startTime"], int)
+        logging.__dict__["_startTime"] = time.time_ns() if is_in_ns else time.time()
 
 
 def _reseed() -> None:

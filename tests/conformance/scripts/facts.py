@@ -94,9 +94,17 @@ facts = {
     "timezone": time.tzname,
     "affinity": sorted(os.sched_getaffinity(0)),
 }
+import logging  # noqa: E402
+
 import psutil  # noqa: E402
 
 process = psutil.Process()
+record = logging.makeLogRecord({})
+# A second and a half: the kernel's time of a start is rounded.
+facts["logging_began_with_us"] = (
+    record.created - record.relativeCreated / 1000 > process.create_time() - 1.5
+)
+facts["oom_score_adj"] = open("/proc/self/oom_score_adj").read()
 facts["psutil"] = [
     process.pid == os.getpid(),
     process.status(),
@@ -104,5 +112,6 @@ facts["psutil"] = [
     len(process.children()),
     process.cwd(),
     process.name(),
+    process.cmdline(),
 ]
 json.dump(facts, sys.stdout, sort_keys=True, indent=1)

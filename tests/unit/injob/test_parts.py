@@ -5,16 +5,18 @@ from __future__ import annotations
 import ast
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import rayjobs.injob
-from rayjobs.injob import cgroups, exitrecord, kernel
+from rayjobs.injob import cgroups, exitrecord, kernel, startup
 from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
 from rayjobs.injob.logcap import LogCap
 from rayjobs.injob.processes import descendants, has_marker
@@ -178,3 +180,45 @@ def test_reserve_is_given_up_when_the_disk_is_full(
     exitrecord.write(str(tmp_path), {"outcome": "failed"})
     assert calls == [[".reserve"], []]
     assert exitrecord.read(str(tmp_path)) == {"outcome": "failed"}
+
+
+RENAMES = """
+import subprocess, sys
+sys.path.insert(0, sys.argv[1])
+from rayjobs.injob import rank
+if sys.argv[2] == "as a title":
+    rank._set_places = lambda ctypes, place: False
+rank.show_command(["python", "train.py", "a b", sys.argv[3]])
+print(open("/proc/self/cmdline", "rb").read())
+print(b"PLACE=here" in open("/proc/self/environ", "rb").read().split(b"\\0"))
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "shown"),
+    [("exactly", b"python\0train.py\0a b\0"), ("as a title", b"python train.py a b ")],
+)
+def test_the_shown_command_line_is_replaced(way: str, shown: bytes) -> None:
+    """The old one is long here, and so is the last word of the new one: longer than all of it."""
+    long = "x" * 20_000
+    done = subprocess.run(
+        [sys.executable, "-c", RENAMES, str(INJOB.parents[1]), way, long],
+        env={"PLACE": "here"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    line, environment = done.stdout.decode().splitlines()
+    found = ast.literal_eval(line)
+    assert found.startswith(shown + b"xxx") and environment == "True"
+    if way == "exactly":
+        assert found == shown + long.encode() + b"\0"
+
+
+def test_log_records_count_from_the_start_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for began in (1.0, 1_000_000_000):  # seconds, and the nanoseconds of later versions
+        monkeypatch.setattr(logging, "_startTime", began)
+        before = time.time()
+        startup._renew_logging()
+        now = getattr(logging, "_startTime")  # noqa: B009
+        assert type(now) is type(began)
+        assert before <= (now / 1e9 if isinstance(now, int) else now) <= time.time()

@@ -87,3 +87,9 @@ def test_unreadable_plan_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "plan.json", tmp_path / "none.json"):
         with pytest.raises(PlanError, match=path.name):
             load(str(path))
+
+
+def test_a_umask_is_as_chmod_has_it() -> None:
+    assert parse(values()).umask == 0o022 and parse(values(umask=0o077)).umask == 0o077
+    with pytest.raises(PlanError, match="umask is 512"):
+        parse(values(umask=0o1000))
