@@ -25,6 +25,8 @@ OutputMode = Literal["upload", "mount"]
 ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 # May begin with a digit: the name of a reference without one is made of hexadecimal digits.
 INPUT_NAME = r"^[A-Za-z0-9_]+$"
+UMASK = r"^[0-7]{3}$"
+DEFAULT_UMASK = "022"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
@@ -232,6 +234,7 @@ class JobSpec(Model):
         grace_s: Seconds between SIGTERM and SIGKILL.
         stall_timeout_s: End the attempt when nothing is heard for so long; None never.
         preemptible: May be stopped and queued again for a job of higher priority.
+        umask: Permissions that new files lack, in octal ("022"); None: that of whoever submits.
         array: Makes it many jobs, one an index, which each rank finds in RAYJOBS_ARRAY_INDEX.
     """
 
@@ -267,6 +270,7 @@ class JobSpec(Model):
     target: str = "local"
     preemptible: bool = False
     cold: bool = False
+    umask: Annotated[str, Field(pattern=UMASK)] | None = None
     log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
 
     @model_validator(mode="after")

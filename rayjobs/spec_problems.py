@@ -86,6 +86,7 @@ _UNITS: Mapping[str, str] = {
     "grace_s": "seconds between SIGTERM and SIGKILL",
     "memory_gib": 'GiB per process; `memory: "8GiB"` says the same',
     "log_cap_mib": "MiB per rank",
+    "umask": 'three octal digits in quotes, such as "022"',
     "cpus": "a number of CPUs per process",
     "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
 }

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.errors import NotFoundError, Problem, RayjobsError, SpecError, UsageError
 from rayjobs.paths import home as default_home
 from rayjobs.records import Job
-from rayjobs.spec import JobSpec
+from rayjobs.spec import DEFAULT_UMASK, JobSpec
 
 if TYPE_CHECKING:
     from rayjobs.capacity import Capacity
@@ -92,7 +92,7 @@ def submit(
         digest, packed_warnings = snapshot, ()
         check_snapshot(workspace, snapshot)
     warnings = [*checked.warnings, *packed_warnings]
-    ready = pack_start(workspace, checked.spec)
+    ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
             raise UsageError("a trial is no array: take `array` out of its job")
@@ -194,6 +194,25 @@ def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
             f"the source directory anew; `--resume-from JOB` goes on from a job's checkpoint",
             snapshot=digest,
         )
+
+
+def _with_umask(spec: JobSpec) -> JobSpec:
+    """Return a spec whose ranks make files as its submitter does; a usual umask is not noted."""
+    own = _own_umask()
+    if spec.umask is not None or own == int(DEFAULT_UMASK, 8):
+        return spec
+    return spec.model_copy(update={"umask": f"{own & 0o777:03o}"})
+
+
+def _own_umask() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
+        return next(int(line[6:], 8) for line in lines if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        # Elsewhere it can only be read by setting it; meanwhile, no file is too open.
+        own = os.umask(0o077)
+        os.umask(own)
+        return own
 
 
 def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:

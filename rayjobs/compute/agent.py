@@ -12,7 +12,7 @@ from typing import Any
 
 import rayjobs
 from rayjobs.clock import SystemClock
-from rayjobs.compute import nodewatch, versions
+from rayjobs.compute import nodewatch, standing, versions
 from rayjobs.compute.actor import NAMESPACE, set_up_logging
 from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
@@ -43,6 +43,7 @@ class NodeAgent:
         self._target = target
         settings = NodeSettings.read(target)
         self._node_id = node_id
+        standing.take_over()
         self._node = Node(target, Path(home), settings)
         self.linger = Linger(settings.linger_s, SystemClock().monotonic_s)
         self._leaving: asyncio.Task[None] | None = None

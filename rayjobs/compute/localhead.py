@@ -14,6 +14,7 @@ from typing import Any
 
 import rayjobs
 from rayjobs.compute.machine import LocalSettings
+from rayjobs.compute.standing import HEAD_ENVIRONMENT
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
 from rayjobs.injob.processes import all_pids, descendants
@@ -190,6 +191,7 @@ def head_environment(
         "RAY_memory_monitor_refresh_ms": "0",
         # Ranks are given their devices by us; Ray must not hide them from a process without.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **HEAD_ENVIRONMENT,
         **auth_environment(token_path),
     }
 

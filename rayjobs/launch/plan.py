@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from rayjobs.paths import NodePaths, short_socket
 from rayjobs.records import Job
-from rayjobs.spec import JobSpec
+from rayjobs.spec import DEFAULT_UMASK, JobSpec
 
 # What a rank inherits from the node's own environment: nothing else, so that neither Ray's
 # token nor a user's credentials reach a script by accident.
@@ -136,6 +136,7 @@ def host_plan(
         "log_cap_bytes": None if spec.log_cap_mib is None else int(spec.log_cap_mib * 2**20),
         "threads": max(1, int(spec.resources.cpus)) if spec.resources.cpus else None,
         "injob_path": context.injob_path,
+        "umask": int(spec.umask or DEFAULT_UMASK, 8),
     }
 
 
