@@ -24,25 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 COMMAND = Path(sys.executable).with_name("rayjobs")
 PATIENCE_S = 300.0  # a wait that takes longer is a fault, not slowness
 
-SWEEP = """\
-name: digits
-job:
-  script: train.py
-  source_directory: SOURCE
-  arguments: [--epochs, "3", --data-dir, $AZUREML_DATAREFERENCE_data]
-  inputs: {data: "dataset:digits"}
-sampling:
-  type: random
-  seed: 7
-  parameters:
-    --lr: {loguniform: [-7, -1]}
-    --batch-size: {choice: [32, 64, 128]}
-policy: {type: bandit, slack_factor: 0.1, delay_evaluation: 1}
-metric: accuracy
-goal: maximize
-limits: {total: TRIALS, concurrent: 2}
-register_as: digits
-"""
+SWEEP = ROOT / "examples" / "sweep" / "sweep.yaml"
 
 
 def tell(text: str) -> None:
@@ -135,7 +117,11 @@ def sweep(results: Path, trials: int) -> None:
     tell(f"3. A sweep: {trials} settings, hopeless ones stopped early, the best model registered")
     file = results / "sweep.yaml"
     source = os.path.relpath(ROOT / "examples" / "mnist", results)
-    text = SWEEP.replace("SOURCE", source).replace("TRIALS", str(trials))
+    kept = SWEEP.read_text().splitlines(keepends=True)
+    text = "".join(line for line in kept if not line.startswith("#"))
+    for old, new in (("../mnist", source), ("total: 8", f"total: {trials}")):
+        expect(old in text, f"{SWEEP} was to have {old!r}")
+        text = text.replace(old, new)
     file.write_text(text)
     print(text, flush=True)
     type_("sweep", "create", "-f", str(file), "--attach")
