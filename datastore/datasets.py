@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from datastore.absent import AbsentOfFileDataset
 from datastore.backends import StoredFile, open_backend
 from datastore.catalogue import (
     Catalogue,
@@ -78,6 +79,11 @@ class AbstractDataset(ABC):
     def tags(self) -> Mapping[str, str]:
         """The tags of the registered version."""
         return dict(self._registered.tags) if self._registered else {}
+
+    @property
+    def partition_keys(self) -> list[str]:
+        """Azure ML's name: the columns that `partition_format` makes of paths; none are made."""
+        return []
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -195,7 +201,7 @@ class AbstractDataset(ABC):
         return f"{type(self).__name__}({title}; {where})"
 
 
-class FileDataset(AbstractDataset):
+class FileDataset(AbsentOfFileDataset, AbstractDataset):
     """A set of files, of any format."""
 
     kind = "file"

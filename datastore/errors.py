@@ -7,6 +7,8 @@
     ├── DatastoreInUse          it cannot be forgotten: the workspace or a dataset needs it
     ├── DatasetNotFound         no dataset, or no such version of it
     ├── DatasetExists           the name is taken and create_new_version was not asked for
+    ├── DataExists              other bytes are there already and overwrite was not asked for
+    ├── NotSupported            Azure ML has it, this package has not (also NotImplementedError)
     ├── DataNotFound            the storage answered: no such path, bucket or folder
     ├── AccessDenied            the storage answered: not with these credentials
     ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
@@ -50,6 +52,14 @@ class DatasetNotFound(DatastoreError, LookupError):
 
 class DatasetExists(DatastoreError):
     """A dataset of that name is registered already."""
+
+
+class DataExists(DatastoreError):
+    """Where files were to be stored are others, and overwriting them was not asked for."""
+
+
+class NotSupported(DatastoreError, NotImplementedError):
+    """Azure ML has this, and this package has not; the message says what to do instead."""
 
 
 class DataNotFound(DatastoreError, LookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import filecmp
+import tempfile
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,25 @@ def compare(backend: Backend, stored: StoredFile, local: Path) -> str:
         return "content"
     except OSError:  # one of them went, or may not be read: nothing is known, nothing was lost
         return ""
+
+
+def is_same(backend: Backend, stored: StoredFile, local: Path) -> bool:
+    """Whether a stored file has the bytes of a local one; fetched where nothing else can tell.
+
+    Raises:
+        DatastoreError, OSError: one of them cannot be read.
+    """
+    if local.stat().st_size != stored.size:
+        return False
+    if stored.digest:
+        return digest_of_file(local) == stored.digest
+    here = backend.local_path(stored.path)
+    if here is not None:
+        return filecmp.cmp(here, local, shallow=False)
+    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
+        fetched = Path(folder) / "stored"
+        backend.fetch(stored, fetched)
+        return filecmp.cmp(fetched, local, shallow=False)
 
 
 def tally(moved: int, found: list[str]) -> Tally:

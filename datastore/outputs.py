@@ -5,23 +5,29 @@ Source: Azure ML SDK v1, `azureml.data.OutputFileDatasetConfig` and `DataReferen
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datastore.backends import open_backend
+from datastore.absent import AbsentOfOutput
+from datastore.backends import Backend, open_backend
 from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
-from datastore.errors import InvalidReference
+from datastore.errors import DataExists, InvalidReference
+from datastore.kept import is_same
 from datastore.progress import ProgressCallback
 from datastore.refs import DataPath, DataReference, check_mode, check_name, clean_path
 from datastore.sources import glob_pattern
 from datastore.stores import Datastore
-from datastore.transfer import Moved, Upload, files_below, upload
+from datastore.transfer import Moved, Upload, files_below, for_each, upload
 
 DEFAULT_DESTINATION = "dataset/{run-id}/{output-name}"
 MODES = ("mount", "upload")
+MOST_NAMED = 5
 _FIELD = re.compile(r"\{([^{}]*)\}")
 
 
@@ -79,29 +85,85 @@ class DataOutput:
         )
 
 
-def prepare(output: DataOutput, into: Path, *, working_directory: Path | None = None) -> Path:
-    """Make the empty local folder the job writes to and return it.
+def prepare(output: DataOutput, into: Path) -> Path:
+    """Make the empty folder that the job's files are written to, below `into`, and return it.
 
     Raises:
-        InvalidReference: `path_on_compute` names something that is no empty folder.
+        InvalidReference: something is there already.
     """
     folder = into / output.name
-    if output.path_on_compute:
-        folder = (working_directory or into) / Path(output.path_on_compute).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidReference(
-            f"output {output.name!r} should be written to {folder}, but something is there. Choose "
-            "another path_on_compute; what is there was not touched."
+            f"output {output.name!r} should be written to {folder}, but something is there. What "
+            "is there was not touched."
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
-def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None = None) -> Moved:
-    """Store what the job wrote to `folder`; files that are stored already are kept unless
-    `overwrite`. Doing it again stores only what is missing.
+def show(
+    output: DataOutput,
+    folder: Path,
+    *,
+    working_directory: Path,
+    may_replace: Callable[[Path], bool] = lambda _folder: False,
+) -> Path:
+    """Return where the job finds `folder`: a link to it at `path_on_compute`, if one is wanted.
+
+    A link is what another attempt can tell from the files of a user, and replace.
+
+    Args:
+        folder: From `prepare`.
+        working_directory: What a relative `path_on_compute` is relative to. An empty folder in it
+            gives way; one elsewhere is a user's, and stays.
+        may_replace: Whether a link to this folder, which exists, may be replaced. Links that lead
+            nowhere always are: they were left by jobs that are gone.
 
     Raises:
+        InvalidReference: something else is at `path_on_compute`.
+    """
+    if not output.path_on_compute:
+        return folder
+    wanted = working_directory / Path(output.path_on_compute).expanduser()
+    if wanted.is_symlink():
+        before = Path(os.path.realpath(wanted))
+        if before == folder.resolve():
+            return wanted
+        if before.exists() and not may_replace(before):
+            raise InvalidReference(
+                f"output {output.name!r} should be written to {wanted}, but that is a link to "
+                f"{before}, which is in use or not of a job. Choose another path_on_compute, or "
+                "let the job that uses it end; nothing was touched."
+            )
+        wanted.unlink()
+    elif os.path.lexists(wanted):
+        is_private = wanted.resolve().is_relative_to(working_directory.resolve())
+        if not (is_private and wanted.is_dir() and not any(wanted.iterdir())):
+            raise InvalidReference(
+                f"output {output.name!r} should be written to {wanted}, but something is there. "
+                "Choose another path_on_compute, or move it away; what is there was not touched."
+            )
+        wanted.rmdir()
+    wanted.parent.mkdir(parents=True, exist_ok=True)
+    wanted.symlink_to(folder)
+    return wanted
+
+
+def hide(shown: Path, folder: Path) -> None:
+    """Take away the link that `show` has made, unless it leads elsewhere by now."""
+    with contextlib.suppress(OSError):  # gone, or no link any more
+        if shown != folder and shown.readlink() == folder:
+            shown.unlink()
+
+
+def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None = None) -> Moved:
+    """Store what the job wrote to `folder`. Doing it again stores only what is missing.
+
+    Without `overwrite` files that are stored already are kept, and must have these very bytes.
+
+    Raises:
+        DataExists: others are stored there; looked for first, so nothing was stored unless
+            somebody else stored meanwhile.
         DatastoreError: a file could not be stored; `folder` still has everything.
     """
     files = files_below(folder)
@@ -117,11 +179,41 @@ def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None
         for file in files
     ]
     backend = open_backend(output.record)
-    return upload(backend, uploads, overwrite=output.overwrite, progress=progress)
+    known = set() if output.overwrite else _there_already(output, backend, uploads)
+    moved = upload(backend, uploads, overwrite=output.overwrite, progress=progress)
+    late = set(moved.kept) - known
+    _there_already(output, backend, [item for item in uploads if item.path in late])
+    return moved
+
+
+def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Upload]) -> set[str]:
+    """Return the paths of files that are stored already. Raises DataExists: one has other bytes."""
+    same: set[str] = set()
+    others: list[str] = []
+
+    def look(item: Upload, _stop: threading.Event) -> None:
+        before = backend.stat(item.path)
+        if before is not None:
+            if is_same(backend, before, item.source):
+                same.add(item.path)
+            else:
+                others.append(item.path)
+
+    for_each(uploads, look)
+    if not others:
+        return same
+    named = ", ".join(sorted(others)[:MOST_NAMED]) + (" …" if len(others) > MOST_NAMED else "")
+    is_one = len(others) == 1
+    raise DataExists(
+        f"in datastore {output.record.name!r} {'is' if is_one else 'are'} already {named} with "
+        f"other bytes ({len(others)} file{'' if is_one else 's'}), and overwriting was not asked "
+        "for: what is stored there was kept. Store to a destination with {run-id}, or ask for it "
+        "(as_upload(overwrite=True), in a job file overwrite: true)."
+    )
 
 
 @dataclass(frozen=True, eq=False)
-class OutputFileDatasetConfig:
+class OutputFileDatasetConfig(AbsentOfOutput):
     """An output as a job's argument: a folder the script writes to, stored at `destination`.
 
     `destination` is (datastore, path); in the path `{run-id}` and `{output-name}` are filled in.

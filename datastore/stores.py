@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from datastore.absent import AbsentOfDatastore
 from datastore.backends import Backend, Folder, StoredFile, open_backend
 from datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
 from datastore.errors import DataNotFound, InvalidReference
@@ -42,7 +43,7 @@ def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
     raise InvalidReference(f"{workspace!r} is not a workspace: it has no catalogue of data.")
 
 
-class Datastore:
+class Datastore(AbsentOfDatastore):
     """A registered storage, looked up by name; the default one without a name.
 
     Raises:

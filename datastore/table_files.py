@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from pyarrow import csv, json, parquet
+from pyarrow import compute, csv, json, parquet
 
 from datastore.errors import InvalidReference
 from datastore.tabular import TableUnreadable, TabularOptions
 
 PATH_COLUMN = "Path"
+_NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 
 
 def read_table(files: Sequence[tuple[str, Path]], options: TabularOptions) -> Any:
@@ -46,6 +47,39 @@ def read_table(files: Sequence[tuple[str, Path]], options: TabularOptions) -> An
     for step, value in options.steps:
         whole = _do(whole, step, value)
     return whole
+
+
+def with_nanoseconds(table: Any, *, fail: bool) -> Any:
+    """Return the table with its columns of dates and times in nanoseconds, as pandas has them.
+
+    Args:
+        fail: Refuse what nanoseconds cannot hold, rather than make it null.
+
+    Raises:
+        TableUnreadable: a column has such a value.
+    """
+    for at, column in enumerate(table.schema):
+        kind = column.type
+        if not (pa.types.is_date(kind) or pa.types.is_timestamp(kind)):
+            continue
+        values, zone = table.column(at), getattr(kind, "tz", None)
+        if pa.types.is_date(kind):
+            values = values.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
+        unit = values.type.unit
+        # The largest whole number of each unit, either side of 1970, that 64 bits of ns hold.
+        most = (2**63 - 1) // _NS[unit]
+        numbers = values.cast(pa.int64())
+        fits = compute.and_(
+            compute.greater_equal(numbers, -most), compute.less_equal(numbers, most)
+        )
+        if fail and compute.all(fits).as_py() is False:
+            raise TableUnreadable(
+                f"column {column.name!r} has a date that 64 bits of nanoseconds cannot hold (1677 "
+                f"to 2262); give out_of_range_datetime='null', or use to_arrow_table()."
+            )
+        held = compute.if_else(fits, values, pa.scalar(None, values.type))
+        table = table.set_column(at, column.name, held.cast(pa.timestamp("ns", zone)))
+    return table
 
 
 def _read(shown: str, path: Path, options: TabularOptions) -> Any:

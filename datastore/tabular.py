@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from datastore.absent import AbsentOfTables, AbsentOfTabularDataset
 from datastore.catalogue import DatasetRecord, DatastoreRecord
 from datastore.datasets import (
     AbstractDataset,
@@ -72,7 +73,7 @@ class TabularOptions:
         return cls(**given)
 
 
-class TabularDataset(AbstractDataset):
+class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
     """A table; nothing is read before its rows are asked for."""
 
     kind = "tabular"
@@ -153,16 +154,22 @@ class TabularDataset(AbstractDataset):
     def to_pandas_dataframe(
         self, on_error: str = "null", out_of_range_datetime: str = "null"
     ) -> pandas.DataFrame:
-        """Read the table as a pandas data frame.
+        """Read the table as a pandas data frame; dates and times become datetime64[ns].
 
-        Raises: as `to_arrow_table`.
+        Args:
+            out_of_range_datetime: What becomes of a date that 64 bits of nanoseconds cannot hold
+                (before 1677 or after 2262): null, or fail.
+
+        Raises:
+            TableUnreadable: a date is out of range, with "fail"; and as `to_arrow_table`.
         """
+        from datastore.table_files import with_nanoseconds
+
         for value in (on_error, out_of_range_datetime):
             if value not in ("null", "fail"):
                 raise InvalidReference(f"{value!r} must be 'null' or 'fail'.")
-        return self.to_arrow_table().to_pandas(
-            timestamp_as_object=False, safe=out_of_range_datetime == "fail"
-        )
+        table = with_nanoseconds(self.to_arrow_table(), fail=out_of_range_datetime == "fail")
+        return table.to_pandas(date_as_object=False)
 
     def to_csv_files(self, folder: str | Path) -> FileDataset:
         """Write the table as one CSV file to a local folder; return the dataset of it."""
@@ -189,7 +196,7 @@ class TabularDataset(AbstractDataset):
             yield from batch.to_pylist()
 
 
-class TabularDatasetFactory:
+class TabularDatasetFactory(AbsentOfTables):
     """Makes tables; reached as `Dataset.Tabular`."""
 
     @staticmethod

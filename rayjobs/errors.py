@@ -158,15 +158,23 @@ class SnapshotError(RayjobsError):
 class PrepareError(RayjobsError):
     """A node could not prepare an attempt; `failure_class` says whose fault it is.
 
-    `lines` are those of a log that matter, oldest first.
+    `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer.
     """
 
     def __init__(
-        self, message: str, *, failure_class: str = "system", lines: Sequence[str] = ()
+        self,
+        message: str,
+        *,
+        failure_class: str = "system",
+        lines: Sequence[str] = (),
+        is_outage: bool = False,
     ) -> None:
-        super().__init__(message, failure_class=failure_class, lines=tuple(lines))
+        super().__init__(
+            message, failure_class=failure_class, lines=tuple(lines), is_outage=is_outage
+        )
         self.failure_class = failure_class
         self.lines = tuple(lines)
+        self.is_outage = is_outage
 
 
 class JobFailedError(RayjobsError):

@@ -33,6 +33,7 @@ class Failure:
         exit_code: Of that rank; None when it died of a signal.
         signal: Number of that signal.
         lines: The lines of the log that matter, oldest first.
+        is_outage: A storage of the job's data did not answer: a later attempt may find it back.
     """
 
     failure_class: FailureClass
@@ -41,6 +42,7 @@ class Failure:
     exit_code: int | None = None
     signal: int | None = None
     lines: tuple[str, ...] = field(default=())
+    is_outage: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
@@ -56,6 +58,7 @@ class Failure:
             exit_code=data.get("exit_code"),
             signal=data.get("signal"),
             lines=tuple(data.get("lines", ())),
+            is_outage=bool(data.get("is_outage", False)),
         )
 
 

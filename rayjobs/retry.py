@@ -1,6 +1,7 @@
 """What becomes of a job whose attempt failed: tried again, held, or given up. Pure.
 
-Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles. A job that
+Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles; a storage that
+does not answer is waited for with longer ones. A job that
 takes its attempt host, or a whole node, down with it again and again is poison: others lose their
 work by it. It is held back in the queue, with the reason, until somebody releases it.
 """
@@ -16,6 +17,10 @@ from rayjobs.records import Attempt
 from rayjobs.spec import Retries
 
 LONGEST_PAUSE_S = 60.0
+# A storage that is restarted is back in seconds, one that is upgraded in minutes: the pauses
+# between so many retries add up to five minutes.
+OUTAGE_RETRIES = 8
+OUTAGE_FIRST_PAUSE_S = 5.0
 # So many attempts one after the other that lost their host or node, each so soon after its start.
 # A node that is lost after hours of work is a node's fault, not a script's.
 POISON_AFTER = 3
@@ -72,11 +77,15 @@ def decide(
             f"{failure.message}. Look at what it does there (`rayjobs logs`), then let it be "
             f"started again by `rayjobs update ID --release`, or cancel it",
         )
+    budget = retries.budget(failure.failure_class)
+    if failure.is_outage and budget:
+        return _wait_for_storage(failure, _outages_in_a_row(attempts[:-1]), budget)
     used = sum(
-        one.failure is not None and one.failure.failure_class == failure.failure_class
+        one.failure is not None
+        and one.failure.failure_class == failure.failure_class
+        and not one.failure.is_outage
         for one in attempts[:-1]
     )
-    budget = retries.budget(failure.failure_class)
     if used >= budget:
         return GiveUp()
     if failure.failure_class is FailureClass.PREEMPTED:
@@ -91,6 +100,31 @@ def decide(
 def pause_s(used: int) -> float:
     """Return the pause before a retry, in seconds, when so many of its class came before it."""
     return float(min(LONGEST_PAUSE_S, 2.0 ** min(used, 16)))
+
+
+def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveUp:
+    """Outages have a count of their own: the job did nothing wrong, and needs only patience.
+
+    A budget of 0 still means that nothing is tried again, a larger one that more is.
+    """
+    most = max(budget, OUTAGE_RETRIES)
+    if used >= most:
+        return GiveUp()
+    return Retry(
+        f"tries again ({used + 1} of {most}) since a storage does not answer: {failure.message}",
+        float(min(LONGEST_PAUSE_S, OUTAGE_FIRST_PAUSE_S * 2.0 ** min(used, 16))),
+    )
+
+
+def _outages_in_a_row(before: Sequence[Attempt]) -> int:
+    count = 0
+    for attempt in reversed(before):
+        if attempt.outcome == "preempted":
+            continue  # says nothing about it
+        if attempt.failure is None or not attempt.failure.is_outage:
+            break
+        count += 1
+    return count
 
 
 def _lost_in_a_row(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal as signals
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rayjobs import tracebacks
@@ -129,7 +130,10 @@ def diagnose(
         cause = _data_cause(said, tails.get(int(rank["rank"]), b""), data)
         if cause:
             message = f"{cause} ({_message(record, rank, said)})"
-            return outcome, _failure(FailureClass.DATA, message, rank, said)
+            troubles = [one for node in data for one in node["troubles"]]
+            is_outage = any(one.get("is_outage") for one in troubles)
+            failure = _failure(FailureClass.DATA, message, rank, said)
+            return outcome, replace(failure, is_outage=is_outage)
     return outcome, _failure(failure_class, _message(record, rank, said), rank, said)
 
 

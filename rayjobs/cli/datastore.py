@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.output import facts, print_json, table
-from rayjobs.cli.params import ParamType
+from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import Settings, common_options, json_option
 
 EPILOG = """\b
@@ -63,6 +63,9 @@ def datastore() -> None:
 @click.option("--access-key-env", metavar="VAR", default="", help="Variable with the access key.")
 @click.option("--secret-key-env", metavar="VAR", default="", help="Variable with the secret key.")
 @click.option("--session-token-env", metavar="VAR", default="", help="Variable with the token.")
+@click.option("--attempts", type=click.IntRange(min=1), help="How often a request is tried; 4.")
+@click.option("--connect-timeout", "connect_timeout_s", type=Duration(), help="Limit; 10 s.")
+@click.option("--read-timeout", "read_timeout_s", type=Duration(), help="Of an answer; 30 s.")
 @click.option("--create", is_flag=True, help="Make the folder if it does not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace a datastore of this name.")
 @click.option("--default", "as_default", is_flag=True, help="Make it the default datastore.")
@@ -94,7 +97,8 @@ def add(
                 raise click.UsageError(f"{folder} is not a folder; give --create to make it")
             if any(s3.values()):
                 option = next(key for key, value in s3.items() if value)
-                raise click.UsageError(f"--{option.replace('_', '-')} is for buckets (s3://…)")
+                name_of = option.removesuffix("_s").replace("_", "-")
+                raise click.UsageError(f"--{name_of} is for buckets (s3://…)")
             store = Datastore.register_folder(
                 workspace,
                 name,

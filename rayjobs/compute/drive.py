@@ -99,7 +99,12 @@ class Drive(DriveEnds):
             await self._check_ours()  # another actor that ended the attempt has it refused here
             # A host that was late to answer, or one on another node, may run all the same.
             proven = await self._settle_all()
-            failure = Failure(FailureClass(error.failure_class), str(error), lines=error.lines)
+            failure = Failure(
+                FailureClass(error.failure_class),
+                str(error),
+                lines=error.lines,
+                is_outage=error.is_outage,
+            )
             await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()
 

@@ -44,12 +44,21 @@ class DriveEnds(DriveBase):
         facts = [one["data"] for one in collected if one.get("data")]
         outcome, failure = rootcause.diagnose(exits, tails, data=facts)
         proven = all(record["leftovers"]["proven_dead"] for record in exits)
-        if failure is None and outcome == "completed" and problems:
-            kept = self.orders[0]["plan"]["root"]
+        refused = [sentence for one in facts for sentence in one.get("refused", ())]
+        kept = self.orders[0]["plan"]["root"]
+        if failure is None and outcome == "completed" and refused:
+            failure = Failure(
+                FailureClass.DATA,
+                f"the script ended well, but its outputs were not stored: {refused[0]} What it "
+                f"wrote is still in {kept}/written.",
+            )
+            # Not retried: another attempt would find the same files there.
+            await self._finish(JobState.FAILED, outcome="not_stored", failure=failure)
+        elif failure is None and outcome == "completed" and problems:
             failure = Failure(
                 FailureClass.STORAGE,
                 f"the script ended well, but its files could not be stored: {problems[0]} "
-                f"They are still in {kept}/work.",
+                f"They are still in {kept} (work, and written for outputs).",
             )
             # Not retried: the training is done, only its files are not in the store.
             await self._finish(JobState.FAILED, outcome="not_stored", failure=failure)
@@ -61,7 +70,7 @@ class DriveEnds(DriveBase):
             models = await self._models(collected)
             await self._finish(JobState.COMPLETED, outcome=outcome, models=models)
         await self._give_back(proven=proven)
-        if not problems:
+        if not problems and not refused:
             await self._clean()
 
     async def _models(

@@ -18,11 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import DatastoreError
+from datastore.errors import DatastoreError, DatastoreUnavailable
 from datastore.processes import ProcessIdentity, boot_id
 from datastore.progress import Progress, human_bytes, line_of
 from rayjobs import jobdata
+from rayjobs.compute import datarecord
 from rayjobs.compute.nodefolders import Reaches, check_folders
+from rayjobs.compute.nodeoutputs import Note, Outputs
 from rayjobs.errors import PrepareError
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.paths import AttemptPaths
@@ -38,8 +40,6 @@ log = logging.getLogger(__name__)
 THREADS = 32
 PROGRESS_EVERY_S = 10.0
 CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
-Note = Callable[[str, str, Mapping[str, Any]], None]
-"""Writes a line into the job's history: its kind, the text, and data."""
 
 
 class StoppedError(DatastoreError):
@@ -55,6 +55,7 @@ class NodeData:
         self._stopped: set[str] = set()
         self._lock = threading.Lock()
         self._is_started = False
+        self._outputs = Outputs()
 
     # -- before the launch -----------------------------------------------------------------------
     def bring(
@@ -78,11 +79,11 @@ class NodeData:
         paths = AttemptPaths(Path(order["plan"]["root"]))
         if not inputs and not outputs:
             return {}
-        record: dict[str, Any] = {"inputs": {}, "outputs": {}, "held": [], "stored": []}
+        record = datarecord.new(order)
         variables: dict[str, str] = {}
         try:
             for name, fields in outputs.items():
-                shown = self._make_output(order, workspace, name, fields, paths, record, reaches)
+                shown = self._outputs.make(order, workspace, name, fields, record, reaches)
                 variables |= output_variables(name, shown)
             for name, fields in inputs.items():
                 self._check_stopped(order)
@@ -93,7 +94,11 @@ class NodeData:
             self._check_stopped(order)
         except (DatastoreError, OSError) as error:
             self.release(paths.root)
-            raise PrepareError(_sentence(error), failure_class="data") from error
+            raise PrepareError(
+                datarecord.sentence_of(error),
+                failure_class="data",
+                is_outage=isinstance(error, DatastoreUnavailable),
+            ) from error
         except BaseException:
             self.release(paths.root)
             raise
@@ -136,7 +141,7 @@ class NodeData:
         if held.how == "direct":
             entry["definition"] = _write_definition(source, paths.inputs)
         record["inputs"][name] = entry
-        _write(paths.data, record)
+        datarecord.write(paths.data, record)
         took_s = time.monotonic() - began_s
         if int(order["plan"].get("node", 0)) == 0:
             note(
@@ -158,41 +163,6 @@ class NodeData:
         for sentence in held.said:
             note("data", sentence, {"name": name})
         return held.path
-
-    def _make_output(
-        self,
-        order: Mapping[str, Any],
-        workspace: OpenWorkspace,
-        name: str,
-        fields: Mapping[str, Any],
-        paths: AttemptPaths,
-        record: dict[str, Any],
-        reaches: Reaches,
-    ) -> str:
-        from datastore.outputs import DataOutput, prepare
-
-        store, _, path = str(fields["destination"]).partition("/")
-        path = path.replace("{run-id}", order["plan"]["job"]).replace("{output-name}", name)
-        output = DataOutput(
-            name,
-            workspace.catalogue.datastore(store),
-            path,
-            overwrite=bool(fields["overwrite"]),
-            source_globs=tuple(fields["source_globs"]),
-            path_on_compute=fields["path_on_compute"],
-        )
-        try:
-            check_folders((output.record,), reaches)
-        except DatastoreError as error:
-            raise type(error)(f"output {name!r}: {error}") from error
-        folder = prepare(output, paths.written, working_directory=paths.work)
-        record["outputs"][name] = {
-            "path": str(folder),
-            "output": output.to_json(),
-            "register_as": fields["register_as"],
-        }
-        _write(paths.data, record)
-        return str(folder)
 
     def _start(self) -> None:
         """Take away what dead processes left, once in this agent's life."""
@@ -248,7 +218,7 @@ class NodeData:
     def credentials(self, root: Path) -> dict[str, str]:
         """Return what a script needs to read its direct inputs; kept nowhere."""
         found: dict[str, str] = {}
-        for entry in _read(AttemptPaths(root).data).get("inputs", {}).values():
+        for entry in datarecord.read(AttemptPaths(root).data).get("inputs", {}).values():
             if "definition" not in entry:
                 continue
             for record in json.loads(Path(entry["definition"]).read_text())["records"]:
@@ -264,11 +234,18 @@ class NodeData:
         """Return what tells whether an attempt failed for its data.
 
         Keys: mounted (names of inputs), paths (of all inputs), troubles ({name, message} of what
-        went wrong while they were read).
+        went wrong while they were read, and is_outage: the storage did not answer), refused
+        (sentences: outputs that would have replaced other files, and were not stored).
         """
         from datastore.materialise import trouble
 
-        facts: dict[str, Any] = {"mounted": [], "paths": [], "troubles": []}
+        refused = datarecord.read(AttemptPaths(root).data)["refused"]
+        facts: dict[str, Any] = {
+            "mounted": [],
+            "paths": [],
+            "troubles": [],
+            "refused": [*refused.values()],
+        }
         for held in self._held(root):
             facts["paths"].append(held.path)
             if not held.mount_folder:
@@ -278,65 +255,24 @@ class NodeData:
                 continue  # taken away after the end of all who held it: nobody knows any more
             error = trouble(held)
             if error is not None:
-                facts["troubles"].append({"name": held.name, "message": _sentence(error)})
+                facts["troubles"].append(
+                    {
+                        "name": held.name,
+                        "message": datarecord.sentence_of(error),
+                        "is_outage": isinstance(error, DatastoreUnavailable),
+                    }
+                )
         return facts
 
     def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
-        """Store what the script wrote to its outputs; return the problems. Repeatable."""
-        from datastore.outputs import DataOutput, store
-
-        path = AttemptPaths(root).data
-        record = _read(path)
-        problems = []
-        for name, entry in record.get("outputs", {}).items():
-            if name in record["stored"]:
-                continue
-            output = DataOutput.from_json(entry["output"])
-            try:
-                moved = store(output, Path(entry["path"]))
-                said = self._register(workspace, entry, output) if moved.files else ""
-            except (DatastoreError, OSError) as error:
-                problems.append(f"output {name}: {_sentence(error)}")
-                continue
-            record["stored"].append(name)
-            _write(path, record)
-            kept = f", {len(moved.kept)} were there already and kept" if moved.kept else ""
-            note(
-                "output",
-                f"output {name}: {len(moved.files)} files in {output.record.name}/{output.path}"
-                f"{kept}{said}",
-                {
-                    "name": name,
-                    "datastore": output.record.name,
-                    "path": output.path,
-                    "files": len(moved.files),
-                    "bytes": sum(file.size for file in moved.files),
-                },
-            )
-        return problems
-
-    @staticmethod
-    def _register(workspace: OpenWorkspace, entry: Mapping[str, Any], output: Any) -> str:
-        wanted = entry["register_as"]
-        if not wanted:
-            return ""
-        from datastore.dataset_factory import Dataset
-        from datastore.stores import Datastore
-
-        place = (Datastore.from_record(output.record), output.path)
-        dataset = Dataset.File.from_files(place).register(
-            workspace.catalogue,
-            wanted["name"],
-            wanted["description"],
-            wanted["tags"],
-            create_new_version=True,
-        )
-        return f"; registered as {dataset.name}:{dataset.version}"
+        """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
+        return self._outputs.store(root, workspace, note=note)
 
     def release(self, root: Path) -> None:
-        """Let an attempt's inputs go. Doing it twice is harmless."""
+        """Let an attempt's data go. Doing it twice is harmless."""
         from datastore.materialise import release
 
+        self._outputs.release(root)
         for held in self._held(root):
             try:
                 release(held)
@@ -351,21 +287,9 @@ class NodeData:
     def _held(root: Path) -> list[Materialised]:
         from datastore.materialise import Materialised
 
-        return [Materialised.from_json(one) for one in _read(AttemptPaths(root).data)["held"]]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    empty: dict[str, Any] = {"inputs": {}, "outputs": {}, "held": [], "stored": []}
-    try:
-        return {**empty, **json.loads(path.read_text())}
-    except FileNotFoundError:
-        return empty
-
-
-def _write(path: Path, record: Mapping[str, Any]) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record))
-    draft.replace(path)
+        return [
+            Materialised.from_json(one) for one in datarecord.read(AttemptPaths(root).data)["held"]
+        ]
 
 
 def _write_definition(source: DataInput, folder: Path) -> str:
@@ -386,7 +310,3 @@ def _input_text(held: Materialised, fields: Mapping[str, Any], took_s: float) ->
     if held.files is not None and held.bytes is not None:
         size = f" ({held.files} files, {human_bytes(held.bytes)})"
     return f"input {held.name}: {held.how} {fields['source']}{size} in {took_s:.1f} s"
-
-
-def _sentence(error: Exception) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

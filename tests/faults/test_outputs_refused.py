@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from rayjobs import retry
 from rayjobs.compute import drivebase
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.errors import PrepareError
 from rayjobs.failures import FailureClass
 from rayjobs.states import JobState
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
@@ -106,5 +108,53 @@ def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_go
         after = here.submit()
         await here.state(after, JobState.FAILED)  # its turn comes after the first one's clean-up
         assert ("clean", job.id, 1) not in here.agent.calls  # its files are kept
+
+    play(scene, tmp_path)
+
+
+def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
+    tmp_path: Path,
+) -> None:
+    said = "output y: in datastore 'st' is already made/res.txt with other bytes."
+
+    async def scene(here: World) -> None:
+        async def collect(order: dict[str, Any]) -> dict[str, Any]:
+            facts = {"mounted": [], "paths": [], "troubles": [], "refused": [said]}
+            return {"tails": {0: b""}, "problems": [], "data": facts}
+
+        here.agent.collect = collect  # type: ignore[assignment,method-assign]
+        here.agent.instant = 0
+        job = here.submit(retries={"data": 3})
+        failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.failure_class is FailureClass.DATA
+        assert said in failed.failure.message
+        assert "/written" in failed.failure.message
+        assert failed.attempt == 1
+        await here.state(here.submit(), JobState.FAILED)  # after the first one's clean-up
+        assert ("clean", job.id, 1) not in here.agent.calls
+
+    play(scene, tmp_path)
+
+
+def test_a_storage_that_is_restarted_costs_its_jobs_only_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "OUTAGE_FIRST_PAUSE_S", 0.001)
+
+    async def scene(here: World) -> None:
+        away = PrepareError("photos refused", failure_class="data", is_outage=True)
+        here.agent.prepare_error = away
+        here.agent.instant = 0
+        job = here.submit()
+        await here.until(lambda: here.store.job(job.id).attempt > 2)
+        here.agent.prepare_error = None
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt > 2  # more than the budget of the class
+        failure = here.store.attempts(job.id)[0].failure
+        assert failure is not None
+        assert failure.is_outage
+        reasons = [event.message for event in here.store.events(job.id)]
+        assert any("tries again (2 of 8) since a storage does not answer" in one for one in reasons)
 
     play(scene, tmp_path)

@@ -81,7 +81,12 @@ def test_an_input_is_mounted_told_and_let_go(
     assert (kind, facts["how"], facts["files"], facts["bytes"]) == ("input", "mounted", 2, 2000)
     assert facts["version"].startswith("sha256:")
     assert "mounted photos/data (2 files" in text
-    assert data.facts(tmp_path / "a1") == {"mounted": ["data"], "paths": [folder], "troubles": []}
+    assert data.facts(tmp_path / "a1") == {
+        "mounted": ["data"],
+        "paths": [folder],
+        "troubles": [],
+        "refused": [],
+    }
     point = Path(held_of(tmp_path / "a1").mount_folder) / "files"
     data.release(tmp_path / "a1")
     data.release(tmp_path / "a1")

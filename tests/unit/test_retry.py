@@ -8,7 +8,16 @@ import pytest
 
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Attempt
-from rayjobs.retry import POISON_AFTER, GiveUp, Hold, Retry, decide, pause_s
+from rayjobs.retry import (
+    LONGEST_PAUSE_S,
+    OUTAGE_RETRIES,
+    POISON_AFTER,
+    GiveUp,
+    Hold,
+    Retry,
+    decide,
+    pause_s,
+)
 from rayjobs.spec import Retries
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -120,3 +129,49 @@ def test_what_was_before_a_release_does_not_count() -> None:
     assert after(made, "node_lost", released_at=released) == GiveUp()
     generous = Retries(node_lost=9)
     assert isinstance(after(made, "node_lost", released_at=released, retries=generous), Retry)
+
+
+AWAY = Failure(FailureClass.DATA, "s3://photos does not answer", is_outage=True)
+
+
+def test_a_storage_that_is_away_is_waited_for_some_minutes() -> None:
+    pauses = []
+    for number in range(1, OUTAGE_RETRIES + 1):
+        made = attempts(*["not_prepared"] * number, failure=AWAY)
+        decision = after(made, "not_prepared", failure=AWAY)
+        assert isinstance(decision, Retry)
+        assert decision.reason == (
+            f"tries again ({number} of {OUTAGE_RETRIES}) since a storage does not answer: "
+            f"{AWAY.message}"
+        )
+        pauses.append(decision.pause_s)
+    assert pauses == sorted(pauses)
+    assert pauses[0] >= 5.0
+    assert pauses[-1] <= LONGEST_PAUSE_S  # a longer one is taken for a clock that was set
+    assert 180.0 <= sum(pauses) <= 600.0
+    made = attempts(*["not_prepared"] * (OUTAGE_RETRIES + 1), failure=AWAY)
+    assert after(made, "not_prepared", failure=AWAY) == GiveUp()
+    made.insert(-1, attempts("preempted", "")[0])  # says nothing about the storage
+    assert after(made, "not_prepared", failure=AWAY) == GiveUp()
+
+
+def test_an_outage_costs_nothing_of_the_budget_for_data_and_is_not_waited_for_without_one() -> None:
+    gone = Failure(FailureClass.DATA, "there is nothing at 'x'")
+    made = attempts("not_prepared", "not_prepared", failure=AWAY)
+    decision = after(made, "not_prepared", failure=gone)
+    assert isinstance(decision, Retry)
+    assert decision.pause_s == 1.0
+    made = attempts("not_prepared", "not_prepared", failure=gone)
+    assert after(made, "not_prepared", failure=gone) == GiveUp()
+    assert isinstance(after(made, "not_prepared", failure=AWAY), Retry)
+    made = attempts("not_prepared", failure=AWAY)
+    assert after(made, "not_prepared", failure=AWAY, retries=Retries(data=0)) == GiveUp()
+    many = attempts(*["not_prepared"] * (OUTAGE_RETRIES + 1), failure=AWAY)
+    patient = Retries(data=OUTAGE_RETRIES + 1)
+    assert isinstance(after(many, "not_prepared", failure=AWAY, retries=patient), Retry)
+
+
+def test_a_stored_failure_still_says_that_it_was_an_outage() -> None:
+    assert Failure.from_dict(AWAY.to_dict()) == AWAY
+    older = {key: value for key, value in LOST.to_dict().items() if key != "is_outage"}
+    assert Failure.from_dict(older) == LOST

@@ -232,3 +232,23 @@ def test_a_dry_run_shows_the_pinned_version(
     shown = terminal.type("submit", "train.py", "--input", "a=dataset:src:download", "--dry-run")
     assert shown.code == 0, shown.err
     assert "dataset:src:1 (download)" in shown.out
+
+
+def test_a_bucket_takes_limits_and_a_folder_refuses_them(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    add = ("datastore", "add", "photos", "s3://bucket", "--no-check", "--json")
+    limits = ("--attempts", "7", "--connect-timeout", "2s", "--read-timeout", "1m")
+    done = terminal.type(*add, *limits)
+    assert done.code == 0
+    settings = json.loads(done.out)["settings"]
+    assert {name: settings[name] for name in settings if name != "bucket"} == {
+        "attempts": "7",
+        "connect_timeout_s": "2",
+        "read_timeout_s": "60",
+    }
+    done = terminal.type("datastore", "add", "here", str(folder), "--connect-timeout", "2s")
+    assert done.code == 2
+    assert "--connect-timeout is for buckets" in done.err
+    assert terminal.type(*add, "--attempts", "0").code == 2

@@ -89,3 +89,11 @@ def test_the_scripts_own_faults_stay_its_own(log: str, known: dict[str, Any]) ->
     _, failure = diagnose([FAILED], {0: log.encode()}, data=[known])
     assert failure is not None
     assert failure.failure_class is FailureClass.USER
+
+
+@pytest.mark.parametrize("is_outage", [False, True])
+def test_a_storage_that_went_away_while_it_was_read_is_told_as_an_outage(is_outage: bool) -> None:
+    known = facts() | {"troubles": [TROUBLE | {"is_outage": is_outage}]}
+    _, failure = diagnose([FAILED], {0: UNREADABLE.encode()}, data=[known])
+    assert failure is not None
+    assert failure.is_outage is is_outage

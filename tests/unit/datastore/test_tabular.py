@@ -3,10 +3,19 @@
 import datetime
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
-from datastore import Dataset, Datastore, MemoryCatalogue, TabularDataset
-from datastore.errors import DataChanged, DataNotFound, InvalidReference
+from datastore import (
+    Dataset,
+    Datastore,
+    FileDataset,
+    MemoryCatalogue,
+    OutputFileDatasetConfig,
+    TabularDataset,
+)
+from datastore.errors import DataChanged, DataNotFound, InvalidReference, NotSupported
 from datastore.tabular import TableUnreadable
 
 
@@ -152,3 +161,72 @@ def test_a_table_is_only_used_directly(table: TabularDataset) -> None:
     assert table.as_named_input("scores").mode == "direct"
     with pytest.raises(InvalidReference, match="mount mode"):
         table.as_named_input("scores").as_mount()
+
+
+def test_dates_and_times_are_datetime64_in_nanoseconds(tmp_path: Path) -> None:
+    table = pyarrow.table(
+        {
+            "day": pyarrow.array([datetime.date(2026, 3, 1), datetime.date(9999, 1, 1), None]),
+            "ms": pyarrow.array([datetime.date(2026, 3, 1), None, None], pyarrow.date64()),
+            "at": pyarrow.array([1_772_323_200, 2**40, None], pyarrow.timestamp("s")),
+            "zoned": pyarrow.array([0, None, None], pyarrow.timestamp("us", "UTC")),
+            "n": [1, 2, 3],
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    made = Dataset.Tabular.from_parquet_files(tmp_path / "t.parquet")
+    frame = made.to_pandas_dataframe()
+    assert [str(frame[name].dtype) for name in frame] == [
+        "datetime64[ns]",
+        "datetime64[ns]",
+        "datetime64[ns]",
+        "datetime64[ns, UTC]",
+        "int64",
+    ]
+    assert frame["day"].isna().tolist() == [False, True, True]
+    for name in ("day", "ms", "at"):
+        assert (frame[name][0].year, frame[name].dt.day.tolist()[0]) == (2026, 1)
+    with pytest.raises(TableUnreadable, match="column 'day' has a date"):
+        made.to_pandas_dataframe(out_of_range_datetime="fail")
+    (tmp_path / "t.csv").write_text("day,n\n2026-03-01,1\n2026-03-02,2\n")
+    frame = Dataset.Tabular.from_delimited_files(tmp_path / "t.csv").to_pandas_dataframe(
+        out_of_range_datetime="fail"
+    )
+    assert str(frame["day"].dtype) == "datetime64[ns]"
+    assert frame["day"].dt.day.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "instead"),
+    [
+        (TabularDataset, "filter", "to_pandas_dataframe"),
+        (TabularDataset, "with_timestamp_columns", "to_pandas_dataframe"),
+        (TabularDataset, "time_before", "to_pandas_dataframe"),
+        (TabularDataset, "time_after", "to_pandas_dataframe"),
+        (TabularDataset, "time_between", "to_pandas_dataframe"),
+        (TabularDataset, "time_recent", "to_pandas_dataframe"),
+        (TabularDataset, "partition_by", "to_pandas_dataframe"),
+        (TabularDataset, "to_dask_dataframe", "to_parquet_files"),
+        (TabularDataset, "update", "create_new_version"),
+        (FileDataset, "filter", "glob"),
+        (FileDataset, "update", "create_new_version"),
+        (Dataset.Tabular, "from_sql_query", "CSV or Parquet"),
+        (Datastore, "register_azure_blob_container", "register_s3"),
+        (Datastore, "register_azure_file_share", "register_folder"),
+        (OutputFileDatasetConfig, "as_input", "register_on_complete"),
+        (OutputFileDatasetConfig, "read_delimited_files", "from_delimited_files"),
+        (OutputFileDatasetConfig, "read_parquet_files", "from_parquet_files"),
+    ],
+)
+def test_what_only_azure_ml_has_is_refused_in_one_sentence(
+    owner: type, name: str, instead: str
+) -> None:
+    with pytest.raises(NotSupported, match=rf"\.{name} is not supported; .*{instead}") as refused:
+        getattr(owner, name)("anything", at=1)
+    assert isinstance(refused.value, NotImplementedError)
+
+
+def test_a_table_refuses_a_filter_and_has_no_partitions(table: TabularDataset) -> None:
+    with pytest.raises(NotSupported, match=r"TabularDataset\.filter"):
+        table.filter(1)
+    assert table.partition_keys == []

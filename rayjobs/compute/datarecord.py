@@ -1,0 +1,39 @@
+"""The file in an attempt's folder that says where its data is and what is held for it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def new(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the record of an attempt that has nothing yet."""
+    plan = order["plan"]
+    return {"job": plan["job"], "attempt": int(plan["attempt"]), **_empty()}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what an attempt's record says; one without data has none."""
+    try:
+        return {**_empty(), **json.loads(path.read_text())}
+    except FileNotFoundError:
+        return _empty()
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Write the record, whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(record))
+    draft.replace(path)
+
+
+def sentence_of(error: Exception) -> str:
+    """Return what people are told of an error met while data was brought or stored."""
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _empty() -> dict[str, Any]:
+    return {"inputs": {}, "outputs": {}, "held": [], "stored": [], "refused": {}}

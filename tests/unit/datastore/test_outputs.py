@@ -1,0 +1,124 @@
+"""Outputs: nobody's bytes are lost without a word, and where a job finds its folder."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from datastore import Datastore, MemoryCatalogue
+from datastore.errors import DataExists, InvalidReference
+from datastore.outputs import DataOutput, hide, prepare, show, store
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> DataOutput:
+    made = Datastore.register_folder(
+        MemoryCatalogue(), "st", tmp_path / "st", create_if_not_exists=True
+    )
+    return DataOutput("feat", made.record, "features")
+
+
+def written(output: DataOutput, into: Path, **files: str) -> Path:
+    folder = prepare(output, into)
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_text(text)
+    return folder
+
+
+def test_other_bytes_are_refused_before_anything_is_stored(
+    features: DataOutput, tmp_path: Path
+) -> None:
+    assert store(features, written(features, tmp_path / "1", res="one", same="same")).moved == 2
+    second = written(features, tmp_path / "2", res="two", same="same", new="new")
+    with pytest.raises(DataExists, match=r"already features/res\.txt with other bytes \(1 file\)"):
+        store(features, second)
+    stored = tmp_path / "st" / "features"
+    assert sorted(path.name for path in stored.iterdir()) == ["res.txt", "same.txt"]
+    assert (stored / "res.txt").read_text() == "one"
+    assert (second / "res.txt").read_text() == "two"
+    with pytest.raises(DataExists, match="overwrite=True"):  # of another size, too
+        store(features, written(features, tmp_path / "3", res="three, longer"))
+    asked = replace(features, overwrite=True)
+    assert store(asked, second).moved == 3
+    assert (stored / "res.txt").read_text() == "two"
+    assert len(store(features, second).kept) == 3  # said again, it is all there
+
+
+def test_who_stores_at_the_same_moment_is_seen_too(
+    features: DataOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datastore import outputs
+
+    real = outputs.upload
+
+    def late(*given: object, **more: object) -> object:
+        (tmp_path / "st" / "features").mkdir()
+        (tmp_path / "st" / "features" / "res.txt").write_text("one")
+        return real(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(outputs, "upload", late)
+    with pytest.raises(DataExists, match=r"res\.txt"):
+        store(features, written(features, tmp_path / "2", res="two"))
+
+
+def test_a_job_finds_its_folder_by_a_link_where_it_wants_it(
+    features: DataOutput, tmp_path: Path
+) -> None:
+    place = tmp_path / "deep" / "out"
+    output = replace(features, path_on_compute=str(place))
+    folder = prepare(output, tmp_path / "1")
+    shown = show(output, folder, working_directory=tmp_path)
+    assert (shown, shown.resolve()) == (place, folder.resolve())
+    other = prepare(output, tmp_path / "2")
+    with pytest.raises(InvalidReference, match="in use"):
+        show(output, other, working_directory=tmp_path)
+    asked: list[Path] = []
+    show(
+        output,
+        other,
+        working_directory=tmp_path,
+        may_replace=lambda path: not asked.append(path),  # type: ignore[func-returns-value]
+    )
+    assert asked == [folder]
+    hide(place, folder)  # the first one's end takes nothing from the second
+    assert place.resolve() == other.resolve()
+    shutil.rmtree(other)  # a job that is gone
+    assert show(output, folder, working_directory=tmp_path).resolve() == folder.resolve()
+    hide(place, folder)
+    hide(place, folder)
+    assert not place.is_symlink()
+    assert folder.is_dir()
+
+
+def test_a_relative_place_is_in_the_working_directory_where_empty_folders_give_way(
+    features: DataOutput, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    (work / "made").mkdir(parents=True)
+    output = replace(features, path_on_compute="made")
+    folder = prepare(output, tmp_path / "1")
+    assert show(output, folder, working_directory=work) == work / "made"
+    assert (work / "made").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["empty", "full", "file"])
+def test_what_a_user_has_there_is_refused_and_not_touched(
+    features: DataOutput, tmp_path: Path, kind: str
+) -> None:
+    place = tmp_path / "theirs"
+    if kind == "file":
+        place.write_text("mine")
+    else:
+        place.mkdir()
+    if kind == "full":
+        (place / "a").write_text("mine")
+    output = replace(features, path_on_compute=str(place))
+    folder = prepare(output, tmp_path / "1")
+    with pytest.raises(InvalidReference, match="something is there"):
+        show(output, folder, working_directory=tmp_path / "work", may_replace=lambda _folder: True)
+    assert not place.is_symlink()
+    assert place.read_text() == "mine" if kind == "file" else place.is_dir()
+    assert (place / "a").exists() == (kind == "full")
