@@ -123,7 +123,7 @@ def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
 def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rayjobs.compute import raycluster
+    from rayjobs.compute import raycluster, raygroups
     from rayjobs.compute.cluster import NotPlacedError
     from rayjobs.policy import Shape
 
@@ -137,9 +137,9 @@ def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
 
     group = Group()
     monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
-    monkeypatch.setattr(raycluster, "placement_group", lambda *_given, **_more: group)
-    monkeypatch.setattr(raycluster, "placement_group_table", lambda _group: {})
-    monkeypatch.setattr(raycluster, "remove_placement_group", removed.append)
+    monkeypatch.setattr(raygroups, "placement_group", lambda *_given, **_more: group)
+    monkeypatch.setattr(raygroups, "placement_group_table", lambda _group: {})
+    monkeypatch.setattr(raygroups, "remove_placement_group", removed.append)
     cluster = raycluster.RayCluster("t", tmp_path)
     made = cluster.create_group("g", Shape(), [str(table.row["NodeID"])], timeout_s=1e9)
     with pytest.raises(NotPlacedError, match="was lost before"):
