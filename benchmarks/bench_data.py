@@ -1,24 +1,29 @@
-"""Eight files from a real S3 server: downloaded and read through a mount, beside two clients."""
+"""Eight files from a real S3 server: downloaded, mounted, and shared by eight trials on a node."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shutil
 import time
 from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, median
 from benchmarks.head import own_folder, until
 from datastore import Datastore, MemoryCatalogue
-from datastore.inputs import resolve_input
+from datastore.inputs import DataInput, resolve_input
 from datastore.materialise import materialise, release
 from rayjobs.compute.localhead import command_of
 from rayjobs.injob.processes import all_pids
 from tests.storage import server as s3
+from tests.storage.proxy import Proxy
 
 FILES = 8
+TRIALS = 8
+MOST_SHARED_MIB = 64  # bytes are counted, not seconds: more would tell nothing more
 CHUNK = 1024 * 1024
 
 
@@ -27,7 +32,10 @@ def measure(*, rounds: int, mib: int) -> list[Figure]:
     with own_folder() as folder:
         running = s3.acquire(folder)
         try:
-            return _measure(running, folder, rounds, mib)
+            return [
+                *_measure(running, folder, rounds, mib),
+                _shared(running, folder, min(mib, MOST_SHARED_MIB)),
+            ]
         finally:
             s3.release()
 
@@ -37,12 +45,7 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
     catalogue = MemoryCatalogue()
     catalogue.add_datastore(record)
     store = Datastore.from_record(record)
-    source = folder / "source"
-    source.mkdir()
-    for number in range(FILES):
-        (source / f"{number}.bin").write_bytes(os.urandom(mib * CHUNK // FILES))
-    store.upload(source, "data", show_progress=False)
-    shutil.rmtree(source)
+    _upload(store, folder, mib)
     prefix = f"{s3.BUCKET}/{record.settings['prefix']}/data"
     reference = store.path("data", "bench")
 
@@ -99,6 +102,55 @@ def _measure(running: s3.S3Server, folder: Path, rounds: int, mib: int) -> list[
         ),
         Figure("to mount it: keeper started, mount served", "s", median(mounting[1:])),
     ]
+
+
+def _upload(store: Datastore, folder: Path, mib: int) -> None:
+    """Store `mib` MiB of random bytes, which nothing can compress, in files under ``data``."""
+    source = folder / "source"
+    source.mkdir()
+    for number in range(FILES):
+        (source / f"{number}.bin").write_bytes(os.urandom(mib * CHUNK // FILES))
+    store.upload(source, "data", show_progress=False)
+    shutil.rmtree(source)
+
+
+def _shared(running: s3.S3Server, folder: Path, mib: int) -> Figure:
+    """Count what the storage sends to eight processes of one node that begin at once."""
+    with Proxy(running.port) as proxy:
+        record = running.record("shared", endpoint=proxy.endpoint)
+        catalogue = MemoryCatalogue()
+        catalogue.add_datastore(record)
+        store = Datastore.from_record(record)
+        _upload(store, folder, mib)
+        source = resolve_input(store.path("data", "shared"), catalogue, mode="download")
+        spawn = multiprocessing.get_context("spawn")  # this process has threads
+        begin = spawn.Barrier(TRIALS)
+        places = [folder / f"trial-{number}" for number in range(TRIALS)]
+        trials = [
+            spawn.Process(target=_trial, args=(source, folder / "shared-node", place, begin))
+            for place in places
+        ]
+        proxy.sent = 0
+        for trial in trials:
+            trial.start()
+        for trial in trials:
+            trial.join()
+        sent = proxy.sent
+    failed = [trial.exitcode for trial in trials if trial.exitcode]
+    if failed:
+        raise SystemExit(f"{len(failed)} of {TRIALS} trials could not read their data")
+    name = f"{TRIALS} trials at once on one data set of {mib} MiB: bytes sent / its size"
+    return Figure(name, "×", sent / (mib * CHUNK), most=1.05)
+
+
+def _trial(source: DataInput, node: Path, into: Path, begin: Barrier) -> None:
+    """Read the data set as a trial on this node does."""
+    begin.wait(timeout=60.0)  # all have imported; where one has died, none waits for it
+    done = materialise(source, "download", node, into=into)
+    try:
+        _read_all(Path(done.path))
+    finally:
+        release(done)
 
 
 def _is_served(folder: Path) -> bool:

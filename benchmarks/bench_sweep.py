@@ -23,6 +23,8 @@ from typing import Any
 REPORTS = 5
 DEADLINE_S = 300.0
 SCRIPT = """
+import time
+began = time.monotonic()
 import argparse
 import torch
 from rayjobs import Run
@@ -32,6 +34,7 @@ x = torch.tensor(parser.parse_args().x)
 run = Run.get_context()
 for step in range(5):
     run.log("score", float(x * (step + 1)), step=step)
+run.log("took_s", time.monotonic() - began)
 """
 
 
@@ -78,7 +81,17 @@ def ours(folder: Path, trials: int, at_once: int) -> dict[str, Any]:
             assert job.properties["best_run"], job.reason
             completed = len(workspace.store.trials(job.id))
             assert job.reason.startswith(f"{trials} completed"), (job.reason, completed)
-            return {"seconds": seconds, "first_use_s": first_s}
+            took = [
+                point.value
+                for trial in workspace.store.jobs(parent=job.id)
+                for point in workspace.store.metrics(trial.id)
+                if point.name == "took_s"
+            ]
+            assert len(took) == trials, took
+            # What a place is taken for, but for the script's own lines: each of the places
+            # is taken for the whole of the sweep.
+            overhead_s = (seconds * at_once - sum(took)) / trials
+            return {"seconds": seconds, "first_use_s": first_s, "overhead_s": overhead_s}
     finally:
         targets.stop_target(force=True, home=home)
 
@@ -187,12 +200,15 @@ def main() -> None:
         "faster_than_tune": round(found["tune"]["seconds"] / mine, 2),
         "of_tune_reuse": round(mine / found["tune-reuse"]["seconds"], 2),
         "per_trial_s": round(mine / given.trials, 3),
+        "overhead_per_trial_s": round(found["ours"]["overhead_s"], 3),
     }
     if given.json:
         print(json.dumps(report))
         return
     print(f"{given.trials} trials x {REPORTS} reports, {given.at_once} at a time")
     print(f"  ours                {report['ours_s']:7.2f} s  ({report['per_trial_s']} s a trial)")
+    overhead_s = report["overhead_per_trial_s"]
+    print(f"  overhead of a trial {overhead_s:7.3f} s  (a place's time, less the script's)")
     print(f"  Ray Tune            {report['tune_s']:7.2f} s  (goal: ours 8x faster)")
     print(f"  Tune, reuse_actors  {report['tune_reuse_s']:7.2f} s  (goal: ours 1.5x at most)")
     print(f"  ours is {report['faster_than_tune']}x faster, {report['of_tune_reuse']}x of reuse")
