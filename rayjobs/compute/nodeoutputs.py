@@ -68,7 +68,8 @@ class Outputs:
             raise type(error)(f"output {name!r}: {error}") from error
         folder = prepare(output, paths.written)
         entry: dict[str, Any] = {
-            "path": str(folder),
+            "path": str(folder),  # where the script finds it
+            "folder": str(folder),
             "output": output.to_json(),
             "register_as": fields["register_as"],
         }
@@ -82,7 +83,7 @@ class Outputs:
                 working_directory=paths.work,
                 may_replace=partial(_is_over, record),
             )
-        entry["shown"] = str(shown)
+        entry["path"] = str(shown)
         datarecord.write(paths.data, record)
         return str(shown)
 
@@ -101,7 +102,7 @@ class Outputs:
                 continue
             output = DataOutput.from_json(entry["output"])
             try:
-                moved = store(output, Path(entry["path"]))
+                moved = store(output, _folder(entry))
                 said = _register(workspace, entry, output) if moved.files else ""
             except DataExists as error:
                 record["refused"][name] = f"output {name}: {error}"
@@ -133,7 +134,7 @@ class Outputs:
 
         for entry in datarecord.read(AttemptPaths(root).data)["outputs"].values():
             with self._links:
-                hide(Path(entry.get("shown", entry["path"])), Path(entry["path"]))
+                hide(Path(entry["path"]), _folder(entry))
 
 
 def _is_over(ours: Mapping[str, Any], folder: Path) -> bool:
@@ -147,11 +148,16 @@ def _is_over(ours: Mapping[str, Any], folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     outputs = theirs["outputs"].values()
-    if str(folder) not in (os.path.realpath(entry["path"]) for entry in outputs):
+    if str(folder) not in (os.path.realpath(_folder(entry)) for entry in outputs):
         return False
     if theirs.get("job") == ours["job"] and int(theirs["attempt"]) < int(ours["attempt"]):
         return True
     return paths.exit.exists()
+
+
+def _folder(entry: Mapping[str, Any]) -> Path:
+    # A release that made no links wrote no folder: the script's path was the folder itself.
+    return Path(entry.get("folder", entry["path"]))
 
 
 def _register(workspace: OpenWorkspace, entry: Mapping[str, Any], output: DataOutput) -> str:

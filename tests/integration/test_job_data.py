@@ -10,6 +10,7 @@ from datastore import Dataset, Datastore
 from rayjobs import Experiment, OutputFileDatasetConfig, ScriptRunConfig, Workspace
 from rayjobs.failures import FailureClass
 from rayjobs.jobdata import inputs_read
+from rayjobs.records import Job
 from rayjobs.spec import Input, Output, Registration
 from rayjobs.states import JobState
 from tests.jobs import Jobs, until
@@ -154,3 +155,54 @@ def test_data_that_is_gone_at_the_start_is_a_failure_of_class_data(
     assert "a.txt" in failed.failure.message
     root = Path(jobs.attempt(job).hosts[0]["root"])
     until(lambda: not root.exists(), "the attempt's folder is gone")
+
+
+WRITES = """
+import os, signal, sys
+from rayjobs import Run
+run = Run.get_context()
+folder = run.output_datasets["feat"]
+assert folder == sys.argv[1], folder
+assert os.listdir(folder) == [], (os.path.realpath(folder), os.listdir(folder))
+with open(os.path.join(folder, "res.txt"), "w") as file:
+    file.write(sys.argv[2])
+if sys.argv[3] == "killed" and not os.path.exists(sys.argv[4]):
+    open(sys.argv[4], "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_retry_and_another_job_write_to_one_place_and_lose_nothing(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    store = Datastore.get_default(jobs.workspace)
+    place = tmp_path / "compute" / "feat"
+
+    def submit(text: str, how: str = "well", **more: bool) -> Job:
+        output = Output(
+            destination=f"{store.name}/features",
+            path_on_compute=str(place),
+            register_as=Registration(name="features"),
+            **more,
+        )
+        arguments = (str(place), text, how, str(tmp_path / "was-killed"))
+        return jobs.submit(
+            WRITES, arguments=arguments, outputs={"feat": output}, retries={"user": 1, "data": 1}
+        )
+
+    first = jobs.wait(submit("one", "killed"), JobState.COMPLETED)
+    assert first.attempt == 2
+    second = jobs.wait(submit("two"), JobState.FAILED)
+    assert second.failure is not None
+    assert second.failure.failure_class is FailureClass.DATA
+    assert "features/res.txt" in second.failure.message
+    assert second.attempt == 1
+    written = Path(jobs.attempt(second).hosts[0]["root"]) / "written" / "feat" / "res.txt"
+    assert str(written.parents[1]) in second.failure.message
+    assert written.read_text() == "two"
+    assert Dataset.get_by_name(jobs.workspace, "features").version == 1
+    jobs.wait(submit("one"), JobState.COMPLETED)  # the same bytes
+    jobs.wait(submit("three", overwrite=True), JobState.COMPLETED)
+    stored = Path(store.record.settings["root"], "features/res.txt")
+    assert stored.read_text() == "three"
+    until(lambda: not place.is_symlink(), "the link is gone")

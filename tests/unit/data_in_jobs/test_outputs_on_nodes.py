@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def test_an_attempt_takes_the_place_of_the_one_before_and_a_job_that_of_an_ended
     place = tmp_path / "compute" / "out"
     killed = Attempt(node, workspace, tmp_path, "one")
     assert killed.bring(path_on_compute=str(place)) == place
+    record = json.loads((killed.root / "data.json").read_text())
+    assert record["outputs"]["feat"]["path"] == str(place)  # what `run.output_datasets` says
     (place / "res.txt").write_text("half")
     other = Attempt(node, workspace, tmp_path, "other")
     with pytest.raises(PrepareError, match="in use") as refused:
