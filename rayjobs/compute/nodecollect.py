@@ -11,6 +11,7 @@ from typing import Any
 
 from rayjobs import modelrequests
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
+from rayjobs.collectcheckpoints import CheckpointPublisher
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import record_of
 from rayjobs.compute.nodeworkspaces import Workspaces
@@ -102,13 +103,14 @@ class Collecting:
         if publisher is None:
             workspace = self._workspaces.of(order)
             job, attempt = order["plan"]["job"], int(order["plan"]["attempt"])
-            publisher = Publisher(
+            publisher = CheckpointPublisher(
                 Path(order["plan"]["root"]),
                 order["plan"],
                 blobs=workspace.blobs,
                 publish=lambda files: workspace.store.publish_files(
                     job, attempt=attempt, files=files
                 ),
+                drop=lambda names: workspace.store.drop_files(job, attempt=attempt, names=names),
             )
             self._publishers[key] = publisher
         return publisher

@@ -336,6 +336,13 @@ class Store(QueueStore, Protocol):
         """
         ...
 
+    def drop_files(self, job_id: str, *, attempt: int, names: Sequence[str]) -> bool:
+        """Take files that `attempt` published out of the job's, as `publish_files` guards it.
+
+        Those of other attempts stay, whatever their name. The bytes go with the next prune.
+        """
+        ...
+
     def files(self, job_id: str) -> list[StoredFile]:
         """Return a run's visible files by name."""
         ...

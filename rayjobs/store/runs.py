@@ -134,6 +134,18 @@ class RunsPart(Part):
             )
         return True
 
+    def drop_files(self, job_id: str, *, attempt: int, names: Sequence[str]) -> bool:
+        """See `Store.drop_files`. Raises NotFoundError."""
+        with self._database.write() as connection:
+            job = self._row(connection, job_id)
+            if job["attempt"] != attempt or JobState(job["state"]).is_final:
+                return False
+            connection.executemany(
+                "DELETE FROM files WHERE job = ? AND attempt = ? AND name = ?",
+                [(job_id, attempt, name) for name in names],
+            )
+        return True
+
     def files(self, job_id: str) -> list[StoredFile]:
         """See `Store.files`. Raises NotFoundError."""
         with self._database.read() as connection:

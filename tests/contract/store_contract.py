@@ -667,6 +667,20 @@ class StoreContract:
         assert store.publish_files(job.id, attempt=2, files=[stored("outputs/m.pt", 2)])
         assert store.files(job.id) == [longer, stored("outputs/m.pt", 2)]
 
+    def test_an_attempt_drops_its_own_files_while_it_is_the_newest(self, store: Store) -> None:
+        job = submit(store)
+        bring(store, job, S.RUNNING)
+        first = [stored("outputs/a", 1), stored("outputs/b", 1)]
+        assert store.publish_files(job.id, attempt=1, files=first)
+        store.requeue(job.id, attempt=1, reason="lost", outcome="lost")
+        bring(store, job, S.RUNNING)
+        assert not store.drop_files(job.id, attempt=1, names=["outputs/a"])
+        assert store.publish_files(job.id, attempt=2, files=[stored("outputs/b", 2)])
+        assert store.drop_files(job.id, attempt=2, names=["outputs/a", "outputs/b", "absent"])
+        assert store.files(job.id) == first[:1]
+        with pytest.raises(NotFoundError):
+            store.drop_files("nope", attempt=1, names=[])
+
     # -- the store itself ------------------------------------------------------------------------
 
     def test_claims_of_a_target_grow(self, store: Store) -> None:

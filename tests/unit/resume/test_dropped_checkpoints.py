@@ -1,0 +1,123 @@
+"""What `keep` drops in the job's folder leaves its stored files, but never the last whole one."""
+
+from __future__ import annotations
+
+import shutil
+from typing import Any
+
+import pytest
+
+from rayjobs import checkpoint, checkpoints
+from rayjobs.collectcheckpoints import CheckpointPublisher, superseded
+from rayjobs.errors import StoreError
+from rayjobs.paths import AttemptPaths
+from rayjobs.records import Job
+from tests.unit.resume.conftest import Trainer
+
+AT = "outputs/checkpoints/"
+
+
+def publisher(
+    trainer: Trainer, job: Job, paths: AttemptPaths, **changes: Any
+) -> CheckpointPublisher:
+    store, number = trainer.workspace.store, int(paths.root.name[1:])
+    given = {
+        "blobs": trainer.workspace.blobs,
+        "publish": lambda files: store.publish_files(job.id, attempt=number, files=files),
+        "drop": lambda names: store.drop_files(job.id, attempt=number, names=names),
+        **changes,
+    }
+    return CheckpointPublisher(paths.root, {"attempt": number, "ranks": [{"rank": 0}]}, **given)
+
+
+def save(paths: AttemptPaths, step: int, keep: int = 2) -> None:
+    directory = paths.work / "outputs" / "checkpoints"
+    checkpoint.save(step, {"m.pt": b"%d" % step}, keep=keep, directory=str(directory))
+
+
+def steps(trainer: Trainer, job: Job) -> list[int]:
+    found = checkpoints.whole(trainer.workspace.store, trainer.workspace.blobs, job.id)
+    return [one.step for one in found]
+
+
+def test_what_keep_dropped_is_stored_no_more(trainer: Trainer) -> None:
+    job = trainer.submit()
+    paths = trainer.start(job)
+    publishing = publisher(trainer, job, paths)
+    (paths.work / "outputs" / "model.pt").write_bytes(b"weights")
+    for step in (1, 2, 3, 4, 5):
+        save(paths, step)
+        assert publishing.finish() == []
+    assert steps(trainer, job) == [5, 4]
+    names = [one.name for one in trainer.workspace.store.files(job.id)]
+    assert "outputs/model.pt" in names
+    assert not any("step-000000000003" in name for name in names)
+
+
+def test_nothing_goes_before_a_newer_one_is_stored_whole(trainer: Trainer) -> None:
+    job = trainer.submit()
+    paths = trainer.start(job)
+    store = trainer.workspace.store
+    refused: list[str] = []
+
+    def publish(files: Any) -> bool:
+        if refused:
+            raise StoreError(refused[0])
+        return store.publish_files(job.id, attempt=1, files=files)
+
+    publishing = publisher(trainer, job, paths, publish=publish)
+    for step in (1, 2):
+        save(paths, step, keep=5)
+    assert publishing.finish() == []
+    refused.append("the store is away")
+    save(paths, 3, keep=1)
+    assert publishing.finish() != []
+    assert steps(trainer, job) == [2, 1]
+    refused.clear()
+    assert publishing.finish() == []
+    assert steps(trainer, job) == [3]
+
+
+def test_a_folder_that_was_emptied_takes_nothing_along(trainer: Trainer) -> None:
+    job = trainer.submit()
+    paths = trainer.start(job)
+    publishing = publisher(trainer, job, paths)
+    for step in (1, 2):
+        save(paths, step)
+    assert publishing.finish() == []
+    shutil.rmtree(paths.work / "outputs" / "checkpoints")
+    assert publishing.finish() == []
+    assert steps(trainer, job) == [2, 1]
+    save(paths, 0)  # begun anew: what is older than the stored ones replaces none of them
+    assert publishing.finish() == []
+    assert steps(trainer, job) == [2, 1, 0]
+
+
+def test_what_an_earlier_attempt_stored_stays(trainer: Trainer) -> None:
+    job = trainer.submit()
+    first = trainer.start(job)
+    before = publisher(trainer, job, first)
+    save(first, 1)
+    assert before.finish() == []
+    trainer.requeue(job)
+    paths = trainer.start(job)
+    publishing = publisher(trainer, job, paths)
+    for step in (2, 3, 4):
+        save(paths, step)
+        assert publishing.finish() == []
+    assert steps(trainer, job) == [4, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("present", "gone"),
+    [
+        ({"step-000000000002/manifest.json": True, "step-000000000002/m": True}, True),
+        ({"step-000000000002/manifest.json": True, "step-000000000002/m": False}, False),
+        ({"step-000000000002/m": True}, False),
+        ({}, False),
+    ],
+)
+def test_only_a_whole_newer_one_supersedes(present: dict[str, bool], gone: bool) -> None:
+    stored = [f"{AT}step-000000000001/m", "outputs/m", "outputs/step-000000000001/m"]
+    found = superseded(stored, {AT + name: is_stored for name, is_stored in present.items()})
+    assert found == stored[:1] * gone
