@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -35,6 +36,8 @@ LOGS_TO_QUOTE = ("gcs_server.err", "raylet.err", "dashboard.err", "gcs_server.ou
 LINES_TO_QUOTE = 100
 LINE_LIMIT = 300
 LOOK_EVERY_S = 0.5
+# No start takes this long; Ray's own calls may wait for ever once their cluster is gone.
+LIFE_S = 900.0
 
 
 class LateError(TargetError):
@@ -226,6 +229,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     paths = TargetPaths.of(options.target, under=options.home)
     progress = Progress(paths.progress, options.start)
+    told = _end_at_last(progress)
     with _failures_told(progress, is_head=options.what == "head") as outcome:
         if options.what == "head":
             start_head(options.home, options.target, progress.stage)
@@ -245,7 +249,26 @@ def main(argv: list[str] | None = None) -> int:
             start_actor(options.target, options.home, progress.stage)
             progress.ready()
         outcome.append(0)
+    told.set()
     return outcome[0] if outcome else 1
+
+
+def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
+    """End this process after `life_s`, whatever it waits for then.
+
+    Returns what to set once the outcome was told: what may hang then is Ray's own leaving.
+    """
+    told = threading.Event()
+
+    def end() -> None:
+        if not told.is_set():
+            progress.failed(f"the start had not come to its end after {life_s:g} s")
+        os._exit(0 if told.is_set() else 1)
+
+    timer = threading.Timer(life_s, end)
+    timer.daemon = True
+    timer.start()
+    return told
 
 
 @contextlib.contextmanager

@@ -165,3 +165,18 @@ def wait_for_comm(pid: int, name: str) -> None:
 )
 def test_only_slowness_is_worth_another_try(error: BaseException, is_late: bool) -> None:
     assert raylaunch.is_late(error) == is_late
+
+
+def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
+    source = (
+        "import sys, time; from pathlib import Path\n"
+        "from rayjobs.compute import progress, raylaunch\n"
+        "raylaunch._end_at_last(progress.Progress(Path(sys.argv[1]), 'one'), life_s=0.1)\n"
+        "time.sleep(600)\n"
+    )
+    said = tmp_path / "progress"
+    ended = subprocess.run([sys.executable, "-c", source, str(said)], timeout=120, check=False)
+    assert ended.returncode == 1
+    (line,) = progress.read(said)
+    assert (line.kind, line.start) == ("failed", "one")
+    assert "had not come to its end after 0.1 s" in line.text
