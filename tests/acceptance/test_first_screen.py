@@ -49,7 +49,8 @@ def test_the_first_screen_names_files_that_are_kept_and_commands_that_are_there(
     for words in commands:
         # Parsed to the last word, and not run.
         group: click.Command = main
-        context = click.Context(main)
+        # With the settings of `main`: click keeps a command's help option once it was made.
+        context = main.make_context("rayjobs", [*words])
         rest = words
         while isinstance(group, click.Group):
             command = group.get_command(context, rest[0])

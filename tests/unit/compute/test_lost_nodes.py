@@ -223,7 +223,14 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
         here.cluster.raylets_gone.add(node)
         here.cluster.agents[node].end(job.id, 1, outcome=outcome, exit_code=1)
         await here.until(lambda: here.store.job(job.id).attempt == 2, "it is tried again")
-        (again,) = here.store.allocations("local")[0].nodes
+
+        def place() -> tuple[str, ...]:
+            name = here.store.attempts(job.id)[-1].allocation
+            rows = here.store.allocations("local", released=True)
+            return next((tuple(row.nodes) for row in rows if row.name == name), ())
+
+        await here.until(lambda: bool(place()), "it has its place")
+        (again,) = place()
         # A job that failed by itself is no reason to doubt its node.
         assert (again != node) == (outcome == "lease_lost")
         assert here.cluster.doubted == ([node] if outcome == "lease_lost" else [])
