@@ -16,7 +16,9 @@ from rayjobs.workspace_files import locate, open_workspace
 from tests.autoscaling import TARGET, FakeCloud, fake_cloud, node_type
 from tests.jobs import Jobs, until
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+# Minutes on a busy machine; what the queue does with nodes that may start is tested without Ray in
+# tests/unit/compute/test_engine_grows.py.
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TWO = Distribution(nodes=2, backend="gloo")
 
