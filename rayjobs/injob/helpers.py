@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Mapping, Sequence
 
 from rayjobs.injob import detach, kernel, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.waitstatus import WaitStatus
 
 if TYPE_CHECKING:
     from rayjobs.injob.host import Host
@@ -17,32 +18,13 @@ _NOT_STARTED = 127
 
 
 @dataclass
-class Helper:
+class Helper(WaitStatus):
     """A program that was started; `status` is its wait status once it has ended."""
 
     name: str
     identity: Identity
     status: int | None = None
     ended_at: float | None = None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its wait status is known."""
-        return self.status is not None
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, or None."""
-        if self.status is None or not os.WIFSIGNALED(self.status):
-            return None
-        return os.WTERMSIG(self.status)
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, None while it runs or when a signal ended it."""
-        if self.status is None or not os.WIFEXITED(self.status):
-            return None
-        return os.WEXITSTATUS(self.status)
 
     def send(self, number: int) -> None:
         """Send it a signal, unless it has ended."""

@@ -13,10 +13,11 @@ from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.logcap import LogCap
 from rayjobs.injob.plan import Plan, RankPlan, expand
 from rayjobs.injob.tree import Tree
+from rayjobs.injob.waitstatus import WaitStatus
 
 
 @dataclass
-class Rank:
+class Rank(WaitStatus):
     """A started rank; `status` is the wait status once it has ended."""
 
     plan: RankPlan
@@ -30,25 +31,6 @@ class Rank:
     max_rss_bytes: int | None = None
     out_of_memory: bool = False
     setup_error: bytes = field(default=b"")
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether its wait status is known."""
-        return self.status is not None
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code, None while it runs or when a signal ended it."""
-        if self.status is None or not os.WIFEXITED(self.status):
-            return None
-        return os.WEXITSTATUS(self.status)
-
-    @property
-    def signal(self) -> int | None:
-        """The signal that ended it, or None."""
-        if self.status is None or not os.WIFSIGNALED(self.status):
-            return None
-        return os.WTERMSIG(self.status)
 
     @property
     def has_failed(self) -> bool:
