@@ -18,6 +18,7 @@ from rayjobs.compute.driveends import AGENT_PAUSE_S, DriveEnds
 from rayjobs.compute.driveorders import orders_of
 from rayjobs.compute.group import (
     GroupEnd,
+    drop,
     end_when_all_are_silent,
     exit_record_of_lost_node,
     node_name,
@@ -222,10 +223,13 @@ class Drive(DriveEnds):
         listening = asyncio.ensure_future(
             end_when_all_are_silent(self.parts.cluster, self.orders, self.job.spec.stall_timeout_s)
         )
+        followed = [asyncio.ensure_future(self._follow_one(order, end)) for order in self.orders]
         try:
-            exits = await asyncio.gather(*(self._follow_one(order, end) for order in self.orders))
+            exits = await asyncio.gather(*followed)
         finally:
             listening.cancel()
+            for one in followed:
+                drop(one)  # no host is kept alive for an attempt that is given up
         await self.finalise(list(exits))
 
     async def _follow_one(self, order: dict[str, Any], end: GroupEnd) -> Mapping[str, Any]:
@@ -252,8 +256,7 @@ class Drive(DriveEnds):
                 finally:
                     ending.cancel()
                     renewing.cancel()
-                    if not following.done():
-                        following.cancel()
+                    drop(following)  # an agent that dies fails it and the stop: one is raised
             except AgentLostError as error:
                 lost = await self._lost_with_node(order, end)
                 if lost is not None:
@@ -318,5 +321,5 @@ class Drive(DriveEnds):
             await self.parts.allocations.release(self.held)
             raise CanceledEarlyError(f"{self.job.id} was to end while it waited for its place")
         finally:
-            doing.cancel()
+            drop(doing)
             asyncio.ensure_future(canceling).cancel()

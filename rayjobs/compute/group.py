@@ -30,6 +30,12 @@ async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
     return [one for one in results if not isinstance(one, BaseException)]
 
 
+def drop(work: asyncio.Future[Any]) -> None:
+    """End work whose outcome nobody asks for any more, even if it has failed already."""
+    if not work.cancel() and not work.cancelled():
+        work.exception()  # else asyncio reports an error that nobody has looked at
+
+
 class GroupEnd:
     """When, and why, what still runs of an attempt is to end."""
 

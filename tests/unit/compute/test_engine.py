@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rayjobs.compute import drivebase, engine
-from rayjobs.compute.cluster import NotPlacedError
+from rayjobs.compute.cluster import AgentLostError, NotPlacedError
 from rayjobs.errors import PrepareError
 from rayjobs.policy import Rule
 from rayjobs.records import AllocationState
 from rayjobs.spec import Dependency, Distribution, Resources, Retries
 from rayjobs.states import JobState
-from tests.fakes.cluster import exit_record
+from tests.fakes.cluster import FakeAgent, exit_record
 from tests.fakes.world import World, play
 
 
@@ -180,8 +183,6 @@ def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
         await here.launched(job)
         old = here.agent
         old.lost = True
-        from rayjobs.compute.cluster import AgentLostError
-
         old.ends[(job.id, 1)].set_exception(AgentLostError("gone"))
         del old.ends[(job.id, 1)]
         await here.until(lambda: here.agent is not old)
@@ -189,6 +190,37 @@ def test_a_lost_agent_does_not_end_its_attempt(tmp_path: Path) -> None:
         here.agent.end(job.id, 1, exit_code=0)
         done = await here.state(job, JobState.COMPLETED)
         assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_an_agent_that_is_lost_while_it_is_told_to_stop_leaves_no_error_unseen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = FakeAgent.stop
+    lost: list[FakeAgent] = []
+
+    async def stop(self: FakeAgent, order: Any, **more: Any) -> None:
+        if not lost:
+            lost.append(self)
+            self.lost = True
+            key = (order["plan"]["job"], order["plan"]["attempt"])
+            self.ends.pop(key).set_exception(AgentLostError("gone while it was followed"))
+            await asyncio.sleep(0.01)  # the following has failed by now
+            raise AgentLostError("gone while it was told to stop")
+        await heard(self, order, **more)
+
+    monkeypatch.setattr(FakeAgent, "stop", stop)
+    unseen: list[dict[str, Any]] = []
+
+    async def scene(here: World) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, one: unseen.append(one))
+        job = here.submit(grace_s=0.0)
+        await here.launched(job)
+        here.store.request_cancel(job.id)
+        await here.state(job, JobState.CANCELED)
+        gc.collect()
+        assert lost and not unseen
 
     play(scene, tmp_path)
 
