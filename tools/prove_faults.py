@@ -131,13 +131,13 @@ class Copy:
         if not report.exists():
             print(done.stdout.decode(errors="replace")[-2000:], flush=True)
             return {}
-        return _read(report)
+        return _read(report, self.root)
 
 
-def _read(report: Path) -> dict[str, str]:
+def _read(report: Path, root: Path) -> dict[str, str]:
     found = {}
     for case in ElementTree.parse(report).getroot().iter("testcase"):
-        test = f"{case.get('file')}::{case.get('name')}"
+        test = f"{_place_of(str(case.get('classname')), root)}::{case.get('name')}"
         kinds = {child.tag for child in case}
         # A failed call counts whatever its fixtures say afterwards.
         outcome = next(
@@ -145,6 +145,19 @@ def _read(report: Path) -> dict[str, str]:
         )
         found[test] = "failed" if outcome == "failure" else outcome
     return found
+
+
+def _place_of(dotted: str, root: Path) -> str:
+    """Return ``folder/file.py::Class`` of a dotted name.
+
+    A report's own file is the one in which a test is written: not where a class has inherited it.
+    """
+    parts = dotted.split(".")
+    for count in range(len(parts), 0, -1):
+        file = Path(*parts[:count]).with_suffix(".py")
+        if (root / file).is_file():
+            return "::".join((file.as_posix(), *parts[count:]))
+    return dotted
 
 
 def of(outcomes: dict[str, str], test: str) -> str:
