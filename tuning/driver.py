@@ -33,7 +33,12 @@ from tuning.trials import TrialRecord, TrialState
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.05
+# How often a driver asks whether anything was written (microseconds), and after how long it looks
+# all the same, since limits of time pass without anybody's writing.
+POLL_S = 0.005
+LOOK_S = 0.25
+# Of a driver's time, so much at most goes into rounds, however much is written elsewhere.
+MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
@@ -89,10 +94,11 @@ class Driver:
                 if self._claim is None and not self.take_up():
                     break
                 while not stopped():
+                    began_s, change = self._clock.monotonic_s(), self._store.change()
                     ended = self.turn()
                     if ended is not None:
                         return ended
-                    time.sleep(POLL_S)
+                    self._wait(change, took_s=self._clock.monotonic_s() - began_s)
             except StoreError as error:
                 # What was decided may not be written: begin again with what is.
                 log.warning("sweep %s waits for its store: %s", self.id, error)
@@ -102,6 +108,13 @@ class Driver:
                 log.info("sweep %s has another driver now", self.id)
                 break
         return self._store.job(self.id).state
+
+    def _wait(self, change: tuple[int, int], *, took_s: float) -> None:
+        """Wait until something is written after `change`; a place stays empty meanwhile."""
+        until_s = self._clock.monotonic_s() + LOOK_S
+        time.sleep(max(POLL_S, took_s * (1 / MOST_BUSY - 1)))
+        while self._store.change() == change and self._clock.monotonic_s() < until_s:
+            time.sleep(POLL_S)
 
     def take_up(self) -> bool:
         """Claim the sweep, and repeat what an earlier driver may not have done; False if ended."""

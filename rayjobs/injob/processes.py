@@ -43,6 +43,21 @@ def descendants(root: int) -> list[ProcessStat]:
     return [stat for stat in found if not stat.is_dead]
 
 
+def children(pid: int) -> list[ProcessStat] | None:
+    """Living children of a process; None where this kernel does not list them.
+
+    An empty list is true at its moment; a longer one may lack some while others end (proc(5)).
+    """
+    found = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
+                found += [stat_of(int(word)) for word in file.read().split()]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return [stat for stat in found if stat is not None and not stat.is_dead]
+
+
 def has_marker(pid: int, marker: str) -> bool:
     """Whether the environment block of `pid` names this marker."""
     try:

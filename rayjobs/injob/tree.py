@@ -9,7 +9,7 @@ from typing import Any, Iterable, Sequence
 from rayjobs.injob import cgroups
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, send_signal, stat_of
 from rayjobs.injob.namespace import Namespace, NamespaceRefused
-from rayjobs.injob.processes import descendants, marked
+from rayjobs.injob.processes import children, descendants, marked
 
 CGROUP, NAMESPACE, SCAN = "cgroup", "namespace", "scan"
 LEVELS = (CGROUP, NAMESPACE, SCAN)  # the best first
@@ -143,7 +143,13 @@ class Tree:
         if self._holder is None:
             return True
         others = self._not_members()
-        return not any(stat.pid not in others for stat in descendants(self._holder))
+        # Orphans become children of the holder or of init: a look at these two is enough, however
+        # many processes the machine has.
+        found = [children(pid) for pid in others]
+        listed = [stat for one in found if one is not None for stat in one]
+        if None in found:
+            listed = descendants(self._holder)
+        return all(stat.pid in others for stat in listed)
 
     def signal(self, members: Iterable[ProcessStat], number: int) -> int:
         """Send a signal to exactly these processes; the count of those that were still there."""

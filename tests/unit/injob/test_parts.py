@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import rayjobs.injob
 from rayjobs.injob import cgroups, exitrecord, kernel, startup
 from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
 from rayjobs.injob.logcap import LogCap
-from rayjobs.injob.processes import descendants, has_marker
+from rayjobs.injob.processes import children, descendants, has_marker
 from rayjobs.injob.tree import cgroup_name
 
 INJOB = Path(rayjobs.injob.__file__).parent
@@ -60,6 +61,24 @@ def test_zombie_is_dead() -> None:
     assert child not in {stat.pid for stat in descendants(os.getpid())}
     os.waitpid(child, 0)
     assert stat_of(child) is None
+
+
+def test_children_of_every_thread_are_listed_while_they_live() -> None:
+    found: list[int] = []
+
+    def start() -> None:
+        with subprocess.Popen(["/bin/sleep", "600"]) as process:
+            found.extend([process.pid, *(stat.pid for stat in children(os.getpid()) or ())])
+            process.kill()
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    thread.join()
+    assert found[0] in found[1:]
+    assert found[0] not in {stat.pid for stat in children(os.getpid()) or ()}
+    ended = subprocess.Popen(["/bin/true"])
+    ended.wait()
+    assert children(ended.pid) is None
 
 
 def test_name_with_brackets_and_spaces_is_read(tmp_path: Path) -> None:
