@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayjobs.records import ChildNews, ModelFile, ModelVersion, Sweep, TrialRow
+from rayjobs.records import ChildNews, ModelFile, ModelVersion, StoredFile, Sweep, TrialRow
 
 if TYPE_CHECKING:
     from rayjobs.spec import JobSpec
