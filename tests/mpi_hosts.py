@@ -62,13 +62,13 @@ class MpiAttempt:
                 node_count=nodes,
                 **{"grace_s": 2.0, **changes},
             )
+            attempt.plan["address"] = ADDRESS
             attempt.plan["ranks"] = [
                 {"rank": rank, "local_rank": local, "env": {}} for local, rank in enumerate(ranks)
             ]
             attempt.plan["beside"] = {
                 "kind": "mpi",
                 "socket": str(Path(attempt.plan["socket"]).with_suffix(".mpi")),
-                "address": ADDRESS,
                 "nodes": node_names(nodes),
                 "shares_machine": node > 0,
             }

@@ -14,6 +14,7 @@ from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.launch import network
 from rayjobs.paths import AttemptPaths
 
 
@@ -76,6 +77,8 @@ class Preparing:
             ):
                 folder.mkdir(parents=True, exist_ok=True)
             self._bring_checkpoint(order, paths.resume)
+            if told := network.unknown_interface(order["plan"]):
+                self._workspaces.note(order, "network", told)
         except SnapshotError as error:
             raise PrepareError(str(error), failure_class="environment") from error
         except (StoreError, NotFoundError) as error:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.injob.plan import RankPlan
-
 if TYPE_CHECKING:
     from rayjobs.injob.host import Host
     from rayjobs.injob.ranks import Program
@@ -26,10 +24,6 @@ class Beside:
         Raises:
             OSError: it cannot be done; the attempt then ends.
         """
-
-    def prepared(self, item: RankPlan) -> RankPlan:
-        """The plan of a rank with what is known on its node alone."""
-        return item
 
     def turn(self) -> Program | None:
         """Do what is due; in a rank that was forked for it, return its program."""

@@ -1,46 +1,23 @@
-"""Ranks of Horovod's Gloo controller: each is told which network interface to use, node 0 serves.
+"""Ranks of Horovod's Gloo controller: forked as those of torch.distributed.
 
-The host forks them as those of torch.distributed; beside them, node 0 runs the server where they
-find each other (`gloopoint`).
+Beside them, node 0 runs the server where they find each other (`gloopoint`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import socket
-import struct
 import sys
 from typing import TYPE_CHECKING, Any, Mapping
 
 from rayjobs.injob import gloopoint, helpers
 from rayjobs.injob.beside import Beside
-from rayjobs.injob.plan import RankPlan
 
 if TYPE_CHECKING:
     from rayjobs.injob.host import Host
 
-_SIOCGIFADDR = 0x8915
-_INTERFACE = "HOROVOD_GLOO_IFACE"
 _NAME = "the meeting point of Horovod's ranks"
-
-
-def interface_of(address: str) -> str | None:
-    """The name of the network interface that has an IPv4 address; None when none has it."""
-    if address.startswith("127."):
-        return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            try:
-                found = fcntl.ioctl(
-                    probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15])
-                )
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if socket.inet_ntoa(found[20:24]) == address:
-                return name
-    return None
 
 
 class GlooHelper(Beside):
@@ -50,13 +27,6 @@ class GlooHelper(Beside):
         self._host = host
         self._settings = settings
         self._server: helpers.Helper | None = None
-
-    def prepared(self, item: RankPlan) -> RankPlan:
-        """The plan of a rank with the network interface of its node, unless the job names one."""
-        name = interface_of(str(self._settings["address"]))
-        if name is None or _INTERFACE in self._host.plan.env:
-            return item
-        return RankPlan(item.rank, item.local_rank, {**item.env, _INTERFACE: name})
 
     def start(self) -> None:
         """Start the server, on node 0 alone; ranks may connect as soon as this returns.

@@ -140,7 +140,7 @@ class Host:
             self.ending.begin("host_error", f"what the ranks need cannot be started: {error}")
             return None
         if not self._beside.starts_ranks:
-            program = self.fork(self._beside.prepared(item) for item in self.plan.ranks)
+            program = self.fork(self.plan.ranks)
             if program is not None:
                 return program
             self.let_go([item.rank for item in self.plan.ranks])

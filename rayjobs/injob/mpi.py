@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Mapping
 
 from rayjobs.injob import helpers, kernel, mpistub
 from rayjobs.injob.beside import Beside
+from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.injob.plan import RankPlan
 
@@ -45,6 +46,8 @@ _SETTINGS = {
     # Ranks may be more than cores: one that waits must not keep another from what it waits for.
     "OMPI_MCA_mpi_yield_when_idle": "1",
 }
+_INTERFACES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
+_NO_RANK = RankPlan(-1, -1, {})
 
 
 class MpiStarter(Beside):
@@ -121,17 +124,9 @@ class MpiStarter(Beside):
         )
 
     def _environment(self) -> dict[str, str]:
-        env = self._host.plan.rank_env(RankPlan(-1, -1, {}), {})
-        address = str(self._settings["address"])
-        interfaces = "lo" if address.startswith("127.") else f"{address}/32"
-        if address and ":" not in address:
-            env.setdefault("OMPI_MCA_oob_tcp_if_include", interfaces)
-            env.setdefault("OMPI_MCA_btl_tcp_if_include", interfaces)
-        for variable, value in _SETTINGS.items():
+        env = self._host.plan.rank_env(_NO_RANK, {})
+        for variable, value in {**self._of_this_node(), **_SETTINGS}.items():
             env.setdefault(variable, value)
-        # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
-        # same pid, each in a PID namespace of its own, would take each other's.
-        env.setdefault("OMPI_MCA_btl_vader_backing_directory", env["TMPDIR"])
         # The others learn it from their own host: names and folders differ between nodes.
         env["OMPI_MCA_plm_rsh_pass_environ_mca_params"] = "0"
         if os.getuid() == 0:
@@ -140,6 +135,18 @@ class MpiStarter(Beside):
         env[mpistub.PYTHON_VARIABLE] = sys.executable
         env[mpistub.STUB_VARIABLE] = os.path.abspath(mpistub.__file__)
         return env
+
+    def _of_this_node(self) -> dict[str, str]:
+        """The settings that differ between nodes, as far as the job has none of its own."""
+        plan = self._host.plan
+        # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
+        # same pid, each in a PID namespace of its own, would take each other's.
+        found = {"OMPI_MCA_btl_vader_backing_directory": plan.rank_env(_NO_RANK, {})["TMPDIR"]}
+        name = None if plan.address is None else interface_of(plan.address)
+        if name is not None:
+            # By its name: Open MPI 4.1 takes every address for one of ADDRESS/32.
+            found.update(dict.fromkeys(_INTERFACES, name))
+        return {variable: value for variable, value in found.items() if variable not in plan.env}
 
     def turn(self) -> Program | None:
         """Fork the ranks that were asked for; in such a rank, return its program."""
@@ -191,6 +198,7 @@ class MpiStarter(Beside):
                 rank.plan.rank != item.rank for rank in self._host.ranks
             ):
                 told = {str(name): str(value) for name, value in env.items()}
+                told.update(self._of_this_node())  # mpirun passes on those of its own
                 self._waiting.append(
                     (asker, RankPlan(item.rank, item.local_rank, {**item.env, **told}))
                 )

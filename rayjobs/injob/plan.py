@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Mapping
 
+from rayjobs.injob import interfaces
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
@@ -53,6 +54,7 @@ class Plan:
     threads: int | None
     injob_path: str
     master_port: int | None = None
+    address: str | None = None  # where other nodes reach this one, if ranks meet
     lease_s: float | None = None
     raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
     stall_timeout_s: float | None = None
@@ -84,6 +86,8 @@ class Plan:
         env[MARKER_VARIABLE] = self.marker  # so that a program the rank starts is found too
         env["PWD"] = self.work
         env.setdefault("TMPDIR", os.path.join(self.root, "tmp"))
+        for name, value in interfaces.variables(self.address).items():
+            env.setdefault(name, value)
         if self.threads is not None:
             env.setdefault("OMP_NUM_THREADS", str(self.threads))
         return env
@@ -154,6 +158,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             threads=_optional(values.get("threads"), int),
             injob_path=str(values["injob_path"]),
             master_port=_optional(values.get("master_port"), int),
+            address=_optional(values.get("address"), str),
             lease_s=_optional(values.get("lease_s"), float),
             raylet=_optional(values.get("raylet"), dict),
             stall_timeout_s=_optional(values.get("stall_timeout_s"), float),

@@ -37,7 +37,8 @@ class HorovodGlooLauncher:
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.places[0].address,
         }
-        beside: dict[str, Any] = {"kind": HOROVOD_GLOO, "address": place.address}
+        plan["address"] = place.address
+        beside: dict[str, Any] = {"kind": HOROVOD_GLOO}
         if context.master_port is not None:
             plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
         if place.node == 0:

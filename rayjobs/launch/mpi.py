@@ -10,18 +10,14 @@ from typing import Any
 from rayjobs.injob.beside import MPI
 from rayjobs.injob.mpi import REMOTE
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
-from rayjobs.launch.torch_env import (
-    LOOPBACK,
-    keep_to_loopback,
-    meeting_variables,
-    rank_variables,
-)
+from rayjobs.launch.torch_env import meeting_variables, rank_variables
 from rayjobs.paths import short_socket
 from rayjobs.spec import JobSpec
 
 # What mpirun starts for each rank. On every node the node's own variables say what that is.
 RANK_COMMAND = ("/bin/sh", "-c", 'exec "$RAYJOBS_MPI_PYTHON" -S -E "$RAYJOBS_MPI_STUB" rank')
 FIRST_NODE = "localhost"
+LOOPBACK = "127."
 
 
 class MpiLauncher:
@@ -46,11 +42,10 @@ class MpiLauncher:
         ]
         plan = host_plan(context, place, each)
         plan["env"] |= meeting_variables(context)
-        keep_to_loopback(context, plan["env"])
+        plan["address"] = place.address
         beside: dict[str, Any] = {
             "kind": MPI,
             "socket": sockets[place.node],
-            "address": place.address,
             "nodes": names,
             "shares_machine": shares_machine(context, place),
         }

@@ -7,10 +7,6 @@ from typing import Any
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
 from rayjobs.spec import JobSpec
 
-# On one machine gloo shall not ask for the host's name, which may lead nowhere.
-LOOPBACK = "127."
-LOOPBACK_INTERFACE = "lo"
-
 
 class TorchLauncher:
     """Ranks of torch.distributed over gloo or nccl, numbered node by node."""
@@ -30,16 +26,10 @@ class TorchLauncher:
         ]
         plan = host_plan(context, place, each)
         plan["env"] |= meeting_variables(context)
-        keep_to_loopback(context, plan["env"])
+        plan["address"] = place.address
         if place.node == 0:
             plan["master_port"] = context.master_port
         return plan
-
-
-def keep_to_loopback(context: AttemptContext, environment: dict[str, str]) -> None:
-    """Tell gloo which interface to use where all nodes are on this machine, unless the job does."""
-    if all(one.address.startswith(LOOPBACK) for one in context.places):
-        environment.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE)
 
 
 def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:

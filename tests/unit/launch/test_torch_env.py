@@ -92,20 +92,14 @@ def test_all_ranks_meet_at_the_first_node_whose_host_holds_the_port() -> None:
         assert plan["env"]["MASTER_PORT"] == "29511"
         assert plan["env"]["AZ_BATCHAI_PYTORCH_INIT_METHOD"] == "tcp://10.0.0.0:29511"
         assert plan["env"]["AZ_BATCH_MASTER_NODE"] == "10.0.0.0:29511"
-        assert "GLOO_SOCKET_IFNAME" not in plan["env"]
+    assert [parse(plan).address for plan in plans] == ["10.0.0.0", "10.0.0.1"]
     assert [parse(plan).master_port for plan in plans] == [29_511, None]
 
 
-def test_nodes_that_share_a_machine_have_folders_of_their_own_and_talk_over_loopback() -> None:
+def test_nodes_that_share_a_machine_have_folders_of_their_own() -> None:
     plans = TorchLauncher().plans(context(2, 1, address="127.0.0.1"))
     assert [Path(plan["root"]).name for plan in plans] == ["a2", "a2-n1"]
     assert len({plan["socket"] for plan in plans}) == 2
-    assert [plan["env"]["GLOO_SOCKET_IFNAME"] for plan in plans] == ["lo", "lo"]
-    chosen = {"GLOO_SOCKET_IFNAME": "eth7"}
-    (plan,) = TorchLauncher().plans(
-        context(1, 2, address="127.0.0.1", environment_variables=chosen)
-    )
-    assert plan["env"]["GLOO_SOCKET_IFNAME"] == "eth7"
 
 
 def test_memory_is_that_of_all_ranks_of_a_node() -> None:
