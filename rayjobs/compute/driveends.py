@@ -144,14 +144,7 @@ class DriveEnds(DriveBase):
         self._done = []
         for order in self.orders:
             try:
-                node_id = await self.parts.leases.living_node(order)
-                if node_id is None:
-                    order["is_lost"] = True
-                    proven &= await self.parts.leases.wait_over(order)
-                    continue
-                order["node_id"] = node_id
-                agent = await self.parts.cluster.agent(order["node_id"])
-                settled = await agent.settle(order, end=True)
+                settled = await self._settle(order)
                 proven &= bool(settled["proven"])
                 if settled["state"] == "ended" and not settled.get("ended_now"):
                     self._done.append(settled["exit"])
@@ -159,6 +152,24 @@ class DriveEnds(DriveBase):
                 log.warning("what is left of %s is not known: %s", self.job.id, error)
                 proven = False
         return proven
+
+    async def _settle(self, order: dict[str, Any]) -> Mapping[str, Any]:
+        """End what the order's node has of the attempt, and return what it says of it.
+
+        An agent that dies meanwhile has said nothing: its host may live, or be done.
+        """
+        while True:
+            node_id = await self.parts.leases.living_node(order)
+            if node_id is None:
+                order["is_lost"] = True
+                return {"state": "gone", "proven": await self.parts.leases.wait_over(order)}
+            order["node_id"] = node_id
+            try:
+                agent = await self.parts.cluster.agent(node_id)
+                return await agent.settle(order, end=True)
+            except AgentLostError as error:
+                log.warning("settling %s: %s", self.job.id, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
 
     async def _rescue(self) -> bool:
         """Store the logs, metrics and checkpoints of an attempt that nobody finalised.

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from rayjobs.compute import drive, drivebase, driveends, engine
-from rayjobs.compute.cluster import AgentFaultError, NotPlacedError
+from rayjobs.compute.cluster import AgentFaultError, AgentLostError, NotPlacedError
 from rayjobs.errors import StoreBusyError, StoreFullError
 from rayjobs.policy import Shape
 from rayjobs.records import AllocationState
 from rayjobs.spec import Resources, Retries
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
-from tests.fakes.cluster import FakeAgent
+from tests.fakes.cluster import FakeAgent, exit_record
 from tests.fakes.world import World, play
 
 
@@ -223,6 +223,36 @@ def test_a_cancel_that_its_host_did_not_hear_is_said_again(
         here.store.request_cancel(job.id)
         await here.state(job, JobState.CANCELED)
         assert deaf == 0
+
+    play(scene, tmp_path)
+
+
+def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driveends, "AGENT_PAUSE_S", 0.01)
+    losses = {"launch": 1, "settle": 2}
+
+    async def launch(self: FakeAgent, order: Any) -> Any:
+        losses["launch"] -= 1
+        raise AgentLostError("gone while it launched")
+
+    async def settle(self: FakeAgent, order: Any, *, end: bool) -> Any:
+        if losses["settle"]:
+            losses["settle"] -= 1
+            raise AgentLostError("gone while it looked")
+        plan = order["plan"]
+        record = exit_record(plan["job"], plan["attempt"])
+        return {"state": "ended", "exit": record, "proven": True, "ended_now": False}
+
+    monkeypatch.setattr(FakeAgent, "launch", launch)
+    monkeypatch.setattr(FakeAgent, "settle", settle)
+
+    async def scene(here: World) -> None:
+        job = here.submit(retries={"system": 5})
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert losses == {"launch": 0, "settle": 0}
 
     play(scene, tmp_path)
 
