@@ -25,6 +25,7 @@ from rayjobs.paths import TargetPaths, runtime_dir
 LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LOCAL = "local"
 EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
+SILENT_S = 600  # so long a process of a head may be silent
 RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
 
 # Settings of the user's shell that would change a head shared by all the user's workspaces.
@@ -185,6 +186,10 @@ def head_environment(
         "RAY_gcs_server_port_wait_time_s": str(RAY_UP_S),
         "RAY_agent_register_timeout_ms": str(1000 * RAY_UP_S),
         "RAY_worker_register_timeout_seconds": str(RAY_UP_S),
+        # Ray would give up its only node, with all that runs there, when that is too busy to answer
+        # for a minute. The keeper sees by itself whether one of the two has ended.
+        "RAY_health_check_timeout_ms": str(1000 * SILENT_S),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(SILENT_S),
         # A fixed port by default: the second head of a machine would find it taken.
         "DASHBOARD_METRIC_PORT": str(free_port()),
         # Ray would end workers, which hold nothing, for the memory that ranks take.

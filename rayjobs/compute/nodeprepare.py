@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs import resuming, snapshots
+from rayjobs.compute import nodegpus
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodescratch import Scratch
@@ -46,11 +47,23 @@ class Preparing:
         Raises:
             PrepareError: with its class.
         """
-        made = await asyncio.to_thread(self.make_folder, order)
-        python = await self._environments.bring(order)
-        loop = asyncio.get_running_loop()
-        variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
+        looking = asyncio.ensure_future(self._look_at_gpus(order))
+        try:
+            made = await asyncio.to_thread(self.make_folder, order)
+            python = await self._environments.bring(order)
+            loop = asyncio.get_running_loop()
+            variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
+            await looking
+        finally:
+            looking.cancel()
         return {**made, "variables": variables, "python": python}
+
+    async def _look_at_gpus(self, order: Mapping[str, Any]) -> None:
+        devices = order["plan"]["env"].get("CUDA_VISIBLE_DEVICES", "")
+        told: list[str] = []
+        await nodegpus.wait_until_free([one for one in devices.split(",") if one], told.append)
+        for sentence in told:
+            await asyncio.to_thread(self._workspaces.note, order, "gpu", sentence)
 
     def _bring_data(self, order: Mapping[str, Any]) -> dict[str, str]:
         note = partial(self._workspaces.note, order)

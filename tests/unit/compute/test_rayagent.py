@@ -132,6 +132,7 @@ def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
 
     class Group:
         def wait(self, _timeout_s: float) -> bool:
+            assert table.row["Alive"], "a node that is gone is waited for"
             table.row["Alive"] = False
             return False
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from rayjobs.compute.node import Node
 from rayjobs.injob.interfaces import interface_of, variables
 from rayjobs.injob.plan import parse
 from rayjobs.launch.network import unknown_interface
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.workspace_files import open_workspace
+from tests.preparing import prepared
 from tests.unit.injob.test_plan import values
 
 NOWHERE = "203.0.113.9"  # no machine has it: RFC 5737
@@ -64,38 +58,7 @@ def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others()
     assert unknown_interface({**plan, "env": {"NCCL_SOCKET_IFNAME": "ib0"}}) == ""
 
 
-def test_the_history_says_so(tmp_path: Path) -> None:
-    node = Node("local", tmp_path / "home")
-    shape = {"nodes": 2, "processes_per_node": 1, "backend": "gloo"}
-    with open_workspace(tmp_path / "ws", create=True) as workspace:
-        for number, (address, count) in enumerate(((NOWHERE, 1), ("127.0.0.1", 0))):
-            job, _ = workspace.store.submit(
-                JobSpec.model_validate({"script": "train.py", "distribution": shape}),
-                experiment="net",
-                snapshot=None,
-                user="ada",
-            )
-            assert workspace.store.start(job.id, attempt=0, allocation=str(number)) is not None
-            order = {
-                "workspace": str(workspace.path),
-                "snapshot": None,
-                "resume": None,
-                "plan": host_plan_of(job, address, node.paths.root),
-            }
-            asyncio.run(node.prepare(order))
-            told = [one for one in workspace.store.events(job.id) if one.kind == "network"]
-            assert len(told) == count, address
-
-
-def host_plan_of(job: Job, address: str, root: Path) -> dict[str, Any]:
-    """Return the plan of the first of two nodes."""
-    places = tuple(Place(node, f"n{node}", address, root) for node in range(2))
-    context = AttemptContext(
-        job=job,
-        attempt=1,
-        places=places,
-        markers=("m0", "m1"),
-        workspace_name="ws",
-        workspace_path="",
-    )
-    return launcher_for(job.spec).plans(context)[0]
+@pytest.mark.parametrize(("address", "count"), [(NOWHERE, 1), ("127.0.0.1", 0)])
+def test_the_history_says_so(tmp_path: Path, address: str, count: int) -> None:
+    told = [one for one in prepared(tmp_path, address=address) if one.kind == "network"]
+    assert len(told) == count

@@ -1,0 +1,41 @@
+"""The first node of a job of two is prepared by a real agent's code; what the history then says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from rayjobs.compute.node import Node
+from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.records import Event
+from rayjobs.spec import JobSpec
+from rayjobs.workspace_files import open_workspace
+
+SHAPE = {"nodes": 2, "processes_per_node": 1, "backend": "gloo"}
+
+
+def prepared(
+    folder: Path, *, address: str = "127.0.0.1", gpus: tuple[str, ...] = ()
+) -> list[Event]:
+    """Prepare the node in a new folder; return the job's history."""
+    node = Node("local", folder / "home")
+    with open_workspace(folder / "ws", create=True) as workspace:
+        spec = JobSpec.model_validate({"script": "train.py", "distribution": SHAPE})
+        job, _ = workspace.store.submit(spec, experiment="test", snapshot=None, user="ada")
+        assert workspace.store.start(job.id, attempt=0, allocation="a") is not None
+        context = AttemptContext(
+            job=job,
+            attempt=1,
+            places=tuple(Place(n, f"n{n}", address, node.paths.root, gpus=gpus) for n in range(2)),
+            markers=("m0", "m1"),
+            workspace_name="ws",
+            workspace_path=str(workspace.path),
+        )
+        order = {
+            "workspace": str(workspace.path),
+            "snapshot": None,
+            "resume": None,
+            "plan": launcher_for(spec).plans(context)[0],
+        }
+        asyncio.run(node.prepare(order))
+        return list(workspace.store.events(job.id))
