@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -12,6 +13,7 @@ from rayjobs.compute.allocations import Held
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drive import Drive
+from rayjobs.compute.driveends import AGENT_PAUSE_S
 from rayjobs.compute.unowned import (
     release_idle_on_dead_nodes,
     remove_groups_of_nobody,
@@ -237,9 +239,9 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
         ):
             return
         await _learn_hosts(engine, drive)
-    seen = [await _settle(engine, order, end=False) for order in drive.orders]
+    seen = [await _until_known(engine, order, end=False) for order in drive.orders]
     if any(one["state"] == "gone" for one in seen):
-        ended = [await _settle(engine, order, end=True) for order in drive.orders]
+        ended = [await _until_known(engine, order, end=True) for order in drive.orders]
         if all(one["state"] == "ended" and not one["ended_now"] for one in ended):
             # Started, and done, while it was looked at: its exit record tells the truth.
             if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -294,14 +296,25 @@ async def end_and_requeue(
     drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
     drive.orders = orders
     drive.hold_nothing()
-    engine.adopt(drive, _conclude(engine, drive, settled, why=why))
+    engine.adopt(drive, _conclude(engine, drive, settled, why=why, restarted=restarted))
     return nothing_left
 
 
 async def _conclude(
-    engine: Engine, drive: Drive, settled: list[dict[str, Any]], *, why: str
+    engine: Engine,
+    drive: Drive,
+    settled: list[dict[str, Any]],
+    *,
+    why: str,
+    restarted: bool = False,
 ) -> None:
     job = drive.job
+    settled = [
+        one
+        if one["state"] != "unknown"
+        else await _until_known(engine, order, end=True, restarted=restarted)
+        for one, order in zip(settled, drive.orders, strict=True)
+    ]
     finished = [one["exit"] for one in settled if one["state"] == "ended"]
     is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
     if settled and len(finished) == len(settled) and not any(one["ended_now"] for one in settled):
@@ -333,7 +346,7 @@ async def _settle(
     """Ask the node what became of an attempt.
 
     Of a node that is gone for good nothing is left once the lease of its host is over; `end`
-    waits for that.
+    waits for that. State ``unknown``: its agents die, or cannot be reached.
     """
     gone = {"state": "gone", "proven": False, "ended_now": False}
     leases = engine.parts.leases
@@ -348,7 +361,18 @@ async def _settle(
             return {"ended_now": False, **await agent.settle(order, end=end)}
         except AgentLostError as error:
             log.warning("settling %s: %s", order["plan"]["job"], error)
-    return gone
+    return {**gone, "state": "unknown"}
+
+
+async def _until_known(
+    engine: Engine, order: dict[str, Any], *, end: bool, restarted: bool = False
+) -> dict[str, Any]:
+    """Settle, however long nobody answers: what is not known to have ended is not begun again."""
+    while True:
+        found = await _settle(engine, order, end=end, restarted=restarted)
+        if found["state"] != "unknown":
+            return found
+        await asyncio.sleep(AGENT_PAUSE_S)
 
 
 def _living_node(engine: Engine, node_id: str) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute import drive, drivebase, driveends, engine
+from rayjobs.compute import drive, drivebase, driveends, engine, recovery
 from rayjobs.compute.cluster import AgentFaultError, AgentLostError, NotPlacedError
 from rayjobs.errors import StoreBusyError, StoreFullError
 from rayjobs.policy import Shape
@@ -253,6 +253,39 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
         done = await here.state(job, JobState.COMPLETED)
         assert done.attempt == 1
         assert losses == {"launch": 0, "settle": 0}
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("is_other_cluster", [False, True])
+def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
+) -> None:
+    monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
+    losses = 10  # more than are tried in one turn
+
+    async def settle(self: FakeAgent, order: Any, *, end: bool) -> Any:
+        nonlocal losses
+        if losses:
+            losses -= 1
+            raise AgentLostError("gone while it looked")
+        record = exit_record(order["plan"]["job"], order["plan"]["attempt"])
+        return {"state": "ended", "exit": record, "proven": True, "ended_now": False}
+
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        if is_other_cluster:
+            here.cluster.id = "cluster-2"
+            here.cluster.groups.clear()
+        monkeypatch.setattr(FakeAgent, "settle", settle)
+        here.agent.end(job.id, 1, exit_code=0)
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert losses == 0
+        assert ("launch", job.id, 2) not in here.agent.calls
 
     play(scene, tmp_path)
 
