@@ -1,0 +1,33 @@
+"""Who lives after whose death: all of a job goes with its host or rank, and with nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs import DEADLINE_S, Jobs
+from tests.local_target import LocalTarget
+from tests.soak.survivors import ACTOR, AGENT, HOST, OF_THE_JOB, RANK, WARM, Scene
+
+pytestmark = pytest.mark.ray
+
+
+@pytest.mark.parametrize(
+    ("killed", "end"), [(HOST, "Completed, 2 attempts"), (RANK, "Failed, 1 attempt")]
+)
+def test_a_host_and_a_rank_take_the_whole_job_with_them(
+    jobs: Jobs, local_target: LocalTarget, killed: str, end: str
+) -> None:
+    scene = Scene(jobs, local_target)
+    outcome = scene.killed(killed, DEADLINE_S, lambda living: not living & set(OF_THE_JOB))
+    assert outcome.living == {ACTOR, AGENT, WARM}, outcome.dead_s
+    assert outcome.end == end
+
+
+@pytest.mark.parametrize("killed", [ACTOR, AGENT, WARM])
+def test_whoever_looks_after_a_job_takes_nothing_of_it_along(
+    jobs: Jobs, local_target: LocalTarget, killed: str
+) -> None:
+    scene = Scene(jobs, local_target)
+    outcome = scene.killed(killed, DEADLINE_S, lambda living: killed not in living)
+    assert outcome.living >= set(OF_THE_JOB), outcome.dead_s
+    assert outcome.end == "Completed, 1 attempt"
