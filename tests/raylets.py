@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +64,7 @@ class Cluster:
     home: Path
     address: str
     token: Path
+    checks: Mapping[str, str] = field(default_factory=lambda: FAST_CHECKS)
     nodes: list[Node] = field(default_factory=list)
     number: int = 1
 
@@ -71,7 +72,7 @@ class Cluster:
         """Run `ray start` in the foreground."""
         environment = {
             **localhead.head_environment(self.home, self.token),
-            **FAST_CHECKS,
+            **self.checks,
             "RAYJOBS_SCRATCH": str(scratch),
             "RAYJOBS_SHARES_DISK": "0",
         }
@@ -157,8 +158,16 @@ def end_tree(starter: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def ray_cluster(home: Path) -> Iterator[Cluster]:
-    """Run a head and a node, and a target called `pool` whose actor lives with the head."""
+def ray_cluster(
+    home: Path, *, checks: Mapping[str, str] = FAST_CHECKS, lease_s: float = LEASE_S
+) -> Iterator[Cluster]:
+    """Run a head and a node, and a target called `pool` whose actor lives with the head.
+
+    Args:
+        checks: How soon Ray gives up a node that does not answer.
+        lease_s: Of the target; the shortest that is fair is a minute and a half, which few tests
+            have the time for.
+    """
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="rjc-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -166,7 +175,7 @@ def ray_cluster(home: Path) -> Iterator[Cluster]:
         localhead.write_private(token, secrets.token_hex(32))
         head = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
         address = f"{head}:{localhead.free_port()}"
-        cluster = Cluster(folder, home, address, token)
+        cluster = Cluster(folder, home, address, token, checks)
         stack.callback(end_all, folder)
         starter = cluster.start(
             "--head",
@@ -179,9 +188,8 @@ def ray_cluster(home: Path) -> Iterator[Cluster]:
             scratch=folder / "n1",
         )
         cluster.nodes.append(Node(head, folder / "n1", starter))
-        # The shortest that is fair is a minute and a half, which no test waits for.
         save_target(
-            TargetRecord(TARGET, address=address, token_file=str(token), lease_s=LEASE_S),
+            TargetRecord(TARGET, address=address, token_file=str(token), lease_s=lease_s),
             home=home,
         )
         cluster.begin()  # while the target starts

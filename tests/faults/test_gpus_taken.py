@@ -107,8 +107,8 @@ def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyP
             until(lambda: nodegpus.Holder(other.pid, "", "").is_ending, "it is ending")
             waits = asyncio.ensure_future(nodegpus.wait_until_free(("0",), said.append))
             while len(gpu.asked) < 3:
+                assert not waits.done()
                 await asyncio.sleep(0.01)
-            assert not waits.done()
             other.wait()
             await waits
         return said

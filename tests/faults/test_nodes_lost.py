@@ -90,10 +90,10 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     two = Distribution(nodes=2, processes_per_node=1, backend="gloo")
     raylets.ensure(2)
     job = begin(pool_jobs, told, distribution=two)
-    raylets.ensure(3)
     hosts = pool_jobs.attempt(job).hosts
     lost = raylets.node_at(hosts[1]["address"])
     lost.raylet.kill()
+    raylets.begin()  # the one that takes its place
     done = pool_jobs.wait(job, JobState.COMPLETED)
     first, second = pool_jobs.store.attempts(done.id)
     assert first.failure is not None
