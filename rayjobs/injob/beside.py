@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
 MPI = "mpi"
 HOROVOD_GLOO = "horovod-gloo"
+HEAD_START = "head-start"
 
 
 class Beside:
@@ -24,6 +25,15 @@ class Beside:
         Raises:
             OSError: it cannot be done; the attempt then ends.
         """
+
+    def go_first(self, ranks: list[int]) -> list[int]:
+        """Return which of the node's ranks, all forked now, run at once; it lets the others go."""
+        return ranks
+
+    @property
+    def pause_s(self) -> float | None:
+        """After how many seconds it wants its turn again at the latest; None: it can wait."""
+        return None
 
     def turn(self) -> Program | None:
         """Do what is due; in a rank that was forked for it, return its program."""
@@ -65,6 +75,10 @@ def make(host: Host) -> Beside:
         from rayjobs.injob.glooranks import GlooHelper
 
         return GlooHelper(host, settings)
+    if kind == HEAD_START:
+        from rayjobs.injob.headstart import HeadStart
+
+        return HeadStart(host, settings)
     raise ValueError(
         f"the plan asks for {kind!r} beside its ranks, which this version does not know; use the "
         f"same rayjobs on every node"

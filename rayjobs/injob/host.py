@@ -143,7 +143,7 @@ class Host:
             program = self.fork(self.plan.ranks)
             if program is not None:
                 return program
-            self.let_go([item.rank for item in self.plan.ranks])
+            self.let_go(self._beside.go_first([item.rank for item in self.plan.ranks]))
         self._started_s = boot_clock_s()
         return None
 
@@ -235,6 +235,8 @@ class Host:
 
     def _turn(self) -> Program | None:
         timeout = _ENDING_TICK_S if self.ending.has_begun else _TICK_S
+        if self._beside.pause_s is not None:
+            timeout = min(timeout, self._beside.pause_s)
         left = self.deadline_in_s()
         if left is not None and not self.ending.has_begun:
             timeout = min(timeout, max(left, 0.0))

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from rayjobs.injob.beside import HEAD_START
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
 from rayjobs.spec import JobSpec
+
+# Rank 0 is to listen before the others come. So long they wait at most: a script that imports for
+# longer takes as long in all, since rank 0 then waits for them.
+MOST_S = 0.1
+# On nodes that cannot see whether rank 0 listens.
+ELSEWHERE_S = 0.05
 
 
 class TorchLauncher:
@@ -29,6 +36,13 @@ class TorchLauncher:
         plan["address"] = place.address
         if place.node == 0:
             plan["master_port"] = context.master_port
+        if context.master_port is not None and spec.distribution.world_size > 1:
+            here = place.node == 0
+            plan["beside"] = {
+                "kind": HEAD_START,
+                "port": context.master_port if here else None,
+                "most_s": MOST_S if here else ELSEWHERE_S,
+            }
         return plan
 
 

@@ -1,0 +1,76 @@
+"""Ranks that come to their meeting before rank 0 listens lose half a second: it goes first."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.injob import masterport
+from tests.conformance.hosts import Attempt, warm
+
+__all__ = ["warm"]
+
+pytestmark = pytest.mark.timeout(600)
+
+MEETS = """
+import os, socket, sys, time
+place = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+if os.environ["RANK"] == "0":
+    time.sleep(0.3)
+    meeting = socket.socket()
+    meeting.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    meeting.bind(place)
+    meeting.listen()
+    for _ in range(2):
+        meeting.accept()
+else:
+    socket.create_connection(place, timeout=60)  # refused where nobody listens
+"""
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    held, number = masterport.hold()
+    yield number
+    os.close(held)
+
+
+def attempt_at(folder: Path, port: int, script: str, most_s: float) -> Attempt:
+    return Attempt.make(
+        folder,
+        script,
+        ranks=3,
+        master_port=port,
+        env={"MASTER_PORT": str(port)},
+        beside={"kind": "head-start", "port": port, "most_s": most_s},
+    )
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_the_others_come_when_rank_zero_listens(
+    short_path: Path, port: int, warm: str, is_warm: bool
+) -> None:
+    """Off switch: let all go at once."""
+    attempt = attempt_at(short_path, port, MEETS, 300.0)
+    record = (attempt.start(warm) if is_warm else attempt.start_cold()).wait()
+    said = [attempt.log(rank).decode() for rank in range(3)]
+    assert record["outcome"] == "completed", (record, said)
+
+
+def test_nobody_needs_to_listen(short_path: Path, port: int, warm: str) -> None:
+    record = attempt_at(short_path, port, "print('ran')", 0.1).start(warm).wait()
+    assert record["outcome"] == "completed"
+    assert [one["exit_code"] for one in record["ranks"]] == [0, 0, 0]
+
+
+def test_a_rank_zero_that_fails_first_ends_those_that_wait(
+    short_path: Path, port: int, warm: str
+) -> None:
+    script = "import os, sys\nsys.exit(3 if os.environ['RANK'] == '0' else 0)"
+    record = attempt_at(short_path, port, script, 300.0).start(warm).wait()
+    assert record["outcome"] == "failed"
+    assert record["first_failed_rank"] == 0
+    assert record["leftovers"]["proven_dead"]
