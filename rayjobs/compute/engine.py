@@ -19,8 +19,9 @@ from rayjobs.compute.drivebase import ReplacedError
 from rayjobs.compute.drivers import Drivers
 from rayjobs.compute.forecasts import Forecasts
 from rayjobs.compute.growth import Growth
+from rayjobs.compute.ownership import forsake_removed, look_for_successor, take_up_ownerless
 from rayjobs.compute.queueview import QueueView
-from rayjobs.compute.recovery import end_and_requeue, recover, tidy
+from rayjobs.compute.recovery import recover, tidy
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
 from rayjobs.records import Attempt, Job
@@ -94,7 +95,8 @@ class Engine:
         self.nodes: list[NodeInfo] = []
         # Workspaces whose live jobs were taken over, by path.
         self.recovered: dict[str, Served] = {}
-        self._ownerless: set[tuple[str, int]] = set()
+        # Attempts that were live without a drive at the last look.
+        self.ownerless: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
         self.is_superseded = False
         self._note = note
@@ -190,9 +192,9 @@ class Engine:
     async def turn(self) -> None:
         """Do one round: take over, cancels, decisions, starts, tidying."""
         await self.board.refresh()
-        if await self._look_for_successor():
+        if await look_for_successor(self):
             return
-        self._forsake_removed()
+        forsake_removed(self)
         await recover(self)
         views = [
             view
@@ -201,7 +203,7 @@ class Engine:
         ]
         live = [one for view in views for one in view.live]
         self._pass_on_cancels(live)
-        await self._take_up_ownerless(live)
+        await take_up_ownerless(self, live)
         if self.drivers is not None and not self.is_retired:
             await self.drivers.look(self.board)
         waiting = 0
@@ -366,53 +368,6 @@ class Engine:
             known = self.drives.get(served.key(job.id))
             if known is not None:
                 known[0].canceled.set()
-
-    # -- what nobody looks after -----------------------------------------------------------------
-    async def _look_for_successor(self) -> bool:
-        """Stop for good when a newer actor has claimed a workspace: two must never act."""
-        if self.epoch is None:
-            return False
-        for served in self.board.served:
-            try:
-                claim = await served.ask(served.store.target_epoch, self.target)
-            except StoreError:
-                continue  # what cannot be read cannot be acted upon either
-            if claim is None or claim[1] == self.epoch:
-                continue
-            log.error("another actor of %s serves %s: this one stops", self.target, served.path)
-            drives = [task for _drive, task in self.drives.values()]
-            for task in drives:
-                task.cancel()
-            await asyncio.gather(*drives, return_exceptions=True)
-            self.is_superseded = True
-            self.stop()
-            return True
-        return False
-
-    def _forsake_removed(self) -> None:
-        """End the attempts of workspaces that were removed, or replaced by new ones."""
-        served = {id(one) for one in self.board.served}
-        for drive, _task in self.drives.values():
-            if id(drive.served) not in served and not drive.forsaken:
-                log.warning("the workspace of %s is gone: it is ended", drive.job.id)
-                drive.forsaken = True
-                drive.canceled.set()
-
-    async def _take_up_ownerless(self, live: list[tuple[Served, Job, Attempt]]) -> None:
-        """Queue jobs again whose drive was let go: its store could not be written then.
-
-        Seen in two rounds: what a drive wrote last may be newer than the first look.
-        """
-        seen = set()
-        for served, job, attempt in live:
-            key = served.key(job.id)
-            if key in self.drives or self.recovered.get(served.path) is not served:
-                continue
-            if (key, attempt.number) in self._ownerless:
-                await end_and_requeue(self, served, job, attempt, why="its target lost it")
-            else:
-                seen.add((key, attempt.number))
-        self._ownerless = seen
 
 
 async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:

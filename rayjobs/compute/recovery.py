@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Held
 from rayjobs.compute.board import Served
-from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drive import Drive
-from rayjobs.compute.driveends import AGENT_PAUSE_S
+from rayjobs.compute.settling import living_node, order_of, prove, settle, until_known
 from rayjobs.compute.unowned import (
     release_idle_on_dead_nodes,
     remove_groups_of_nobody,
 )
 from rayjobs.errors import RayjobsError
-from rayjobs.injob.identity import boot_id
 from rayjobs.policy import Shape
 from rayjobs.records import Allocation, AllocationState, Attempt, Job
 from rayjobs.states import JobState
@@ -112,13 +108,13 @@ async def _drop_row(
         if known is not None:
             proven = known
         elif not ended_already or row.state is AllocationState.DRAINING:
-            proven = await _prove(engine, orders, restarted=restarted)
+            proven = await prove(engine, orders, restarted=restarted)
     if proven:
         await engine.cluster.remove_group(row.name)
         await served.ask(served.store.release_allocation, row.name)
         return
     # Its room stays taken, though its group may be gone with the cluster it was made on.
-    nodes = [_living_node(engine, node) for node in row.nodes]
+    nodes = [living_node(engine, node) for node in row.nodes]
     held = replace(_held(row, served, engine.clock), job=None, draining=True)
     held = replace(held, nodes=tuple(node for node in nodes if node), suspects=tuple(orders))
     engine.allocations.know(held)
@@ -151,7 +147,7 @@ async def tidy(engine: Engine) -> None:
     """Look again at drained allocations, and for groups that nobody owns."""
     try:
         for held in engine.allocations.all:
-            if held.draining and await _prove(engine, held.suspects):
+            if held.draining and await prove(engine, held.suspects):
                 log.info("nothing is left on %s: released", held.name)
                 await engine.allocations.release(held)
         await release_idle_on_dead_nodes(engine)
@@ -184,16 +180,6 @@ async def _drop_rows_of_nobody(engine: Engine) -> None:
             if row.name not in known and (row.job, row.attempt) not in attempts:
                 log.info("the place %s belongs to no job", row.name)
                 await _drop_row(engine, served, row, {}, restarted=False)
-
-
-async def _prove(
-    engine: Engine, orders: Iterable[Mapping[str, Any]], *, restarted: bool = False
-) -> bool:
-    """End what is left of hosts, and return whether nothing is, for sure."""
-    settled = [
-        await _settle(engine, dict(order), end=True, restarted=restarted) for order in orders
-    ]
-    return all(one["proven"] for one in settled)
 
 
 def _is_in_use(row: Allocation, live: dict[str, tuple[Job, Attempt]]) -> bool:
@@ -239,9 +225,9 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
         ):
             return
         await _learn_hosts(engine, drive)
-    seen = [await _until_known(engine, order, end=False) for order in drive.orders]
+    seen = [await until_known(engine, order, end=False) for order in drive.orders]
     if any(one["state"] == "gone" for one in seen):
-        ended = [await _until_known(engine, order, end=True) for order in drive.orders]
+        ended = [await until_known(engine, order, end=True) for order in drive.orders]
         if all(one["state"] == "ended" and not one["ended_now"] for one in ended):
             # Started, and done, while it was looked at: its exit record tells the truth.
             if job.state in (JobState.PROVISIONING, JobState.PREPARING):
@@ -264,7 +250,7 @@ async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
 async def _end_late_hosts(engine: Engine, drive: Drive) -> bool:
     """End hosts that the actor before this one recorded after its attempt was first looked at."""
     await _learn_hosts(engine, drive)
-    return await _prove(engine, drive.orders)
+    return await prove(engine, drive.orders)
 
 
 async def _learn_hosts(engine: Engine, drive: Drive) -> None:
@@ -290,7 +276,7 @@ async def end_and_requeue(
     locked must not hold up the others.
     """
     orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
-    settled = [await _settle(engine, order, end=True, restarted=restarted) for order in orders]
+    settled = [await settle(engine, order, end=True, restarted=restarted) for order in orders]
     nothing_left = all(one["proven"] for one in settled)
     ghost = Held("", served, Shape(), (), (), None, engine.clock.monotonic_s())
     drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
@@ -312,7 +298,7 @@ async def _conclude(
     settled = [
         one
         if one["state"] != "unknown"
-        else await _until_known(engine, order, end=True, restarted=restarted)
+        else await until_known(engine, order, end=True, restarted=restarted)
         for one, order in zip(settled, drive.orders, strict=True)
     ]
     finished = [one["exit"] for one in settled if one["state"] == "ended"]
@@ -330,7 +316,7 @@ async def _conclude(
             f"{why} before it started", prove=late, if_without_hosts=not settled
         ):
             await _learn_hosts(engine, drive)
-            found = [await _settle(engine, order, end=True) for order in drive.orders]
+            found = [await settle(engine, order, end=True) for order in drive.orders]
             await _conclude(engine, drive, found, why=why)
     else:
         nothing_left = all(one["proven"] for one in settled)
@@ -338,76 +324,3 @@ async def _conclude(
         outcome = "cluster_lost" if why == CLUSTER_RESTARTED else "node_lost"
         message = f"{why}; whatever had survived was ended first"
         await drive.lost(message, proven=nothing_left, outcome=outcome)
-
-
-async def _settle(
-    engine: Engine, order: dict[str, Any], *, end: bool, restarted: bool = False
-) -> dict[str, Any]:
-    """Ask the node what became of an attempt.
-
-    Of a node that is gone for good nothing is left once the lease of its host is over; `end`
-    waits for that. State ``unknown``: its agents die, or cannot be reached.
-    """
-    gone = {"state": "gone", "proven": False, "ended_now": False}
-    leases = engine.parts.leases
-    for _ in range(3):
-        try:
-            node_id = await leases.living_node(order, restarted=restarted)
-            if node_id is None:
-                order["is_lost"] = True
-                return {**gone, "proven": end and await leases.wait_over(order)}
-            order["node_id"] = node_id
-            agent = await engine.cluster.agent(node_id)
-            return {"ended_now": False, **await agent.settle(order, end=end)}
-        except AgentLostError as error:
-            log.warning("settling %s: %s", order["plan"]["job"], error)
-    return {**gone, "state": "unknown"}
-
-
-async def _until_known(
-    engine: Engine, order: dict[str, Any], *, end: bool, restarted: bool = False
-) -> dict[str, Any]:
-    """Settle, however long nobody answers: what is not known to have ended is not begun again."""
-    while True:
-        found = await _settle(engine, order, end=end, restarted=restarted)
-        if found["state"] != "unknown":
-            return found
-        await asyncio.sleep(AGENT_PAUSE_S)
-
-
-def _living_node(engine: Engine, node_id: str) -> str | None:
-    """Return the node, or one that sees the same processes; None when there is none."""
-    alive = [node.node_id for node in engine.nodes]
-    if node_id in alive:
-        return node_id
-    # All nodes of a local target stand on this machine.
-    return alive[0] if engine.shares_machine and alive else None
-
-
-def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]:
-    """Return an agent's order for a host that was launched earlier, from its record."""
-    return {
-        "workspace": served.path,
-        "target": target,
-        "node_id": host["node_id"],
-        "address": host.get("address"),
-        "boot_id": boot_id(),
-        "snapshot": job.snapshot,
-        "secrets": {},
-        "plan": {
-            "job": job.id,
-            "attempt": host.get("attempt", job.attempt),
-            "node": host["node"],
-            "node_count": job.spec.distribution.nodes,
-            "root": host["root"],
-            "socket": host["socket"],
-            "marker": host["marker"],
-            "ranks": [
-                {"rank": host["node"] * job.spec.distribution.processes_per_node + local}
-                for local in range(job.spec.distribution.processes_per_node)
-            ],
-            "grace_s": job.spec.grace_s,
-            "lease_s": host.get("lease_s"),
-            "watches_raylet": bool(host.get("watches_raylet")),
-        },
-    }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute import drive, drivebase, driveends, engine, recovery
+from rayjobs.compute import drive, drivebase, driveends, engine, settling
 from rayjobs.compute.cluster import AgentFaultError, AgentLostError, NotPlacedError
 from rayjobs.errors import StoreBusyError, StoreFullError
 from rayjobs.policy import Shape
@@ -261,7 +261,7 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
 def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
-    monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(settling, "AGENT_PAUSE_S", 0.01)
     losses = 10  # more than are tried in one turn
 
     async def settle(self: FakeAgent, order: Any, *, end: bool) -> Any:
