@@ -33,8 +33,8 @@ from tuning.trials import TrialRecord, TrialState
 
 log = logging.getLogger(__name__)
 
-# How often a driver asks whether anything was written (microseconds), and after how long it looks
-# all the same, since limits of time pass without anybody's writing.
+# How often a driver asks whether anything was written, which takes microseconds; and after how long
+# it looks all the same, since limits of time pass without anybody's writing.
 POLL_S = 0.005
 LOOK_S = 0.25
 # Of a driver's time, so much at most goes into rounds, however much is written elsewhere.
@@ -112,7 +112,7 @@ class Driver:
     def _wait(self, change: tuple[int, int], *, took_s: float) -> None:
         """Wait until something is written after `change`; a place stays empty meanwhile."""
         until_s = self._clock.monotonic_s() + LOOK_S
-        time.sleep(max(POLL_S, took_s * (1 / MOST_BUSY - 1)))
+        time.sleep(min(max(POLL_S, took_s * (1 / MOST_BUSY - 1)), LOOK_S))
         while self._store.change() == change and self._clock.monotonic_s() < until_s:
             time.sleep(POLL_S)
 
