@@ -28,8 +28,14 @@ TARGET = "pool"
 CPUS = 2
 # Two thirds of it, after which a host that nobody can reach ends its ranks, is 12 s.
 LEASE_S = 18.0
+# Ray's own patience with a node, which is not that of a local head.
+USUAL_CHECKS = {
+    "RAY_health_check_timeout_ms": "10000",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "60",
+}
 # Ray gives up a node after three checks without an answer: some seconds, not a minute.
 FAST_CHECKS = {
+    **USUAL_CHECKS,
     "RAY_health_check_initial_delay_ms": "2000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
