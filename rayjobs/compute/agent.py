@@ -18,6 +18,7 @@ from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.ports import HeldPorts
+from rayjobs.injob.lease import boot_clock_s
 from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
 from rayjobs.paths import TargetPaths
@@ -73,6 +74,7 @@ class NodeAgent:
             "version": rayjobs.__version__,
             "installed": versions.installed(),
             "pid": os.getpid(),
+            "clock_s": boot_clock_s(),
         }
 
     @attended
@@ -141,7 +143,8 @@ class NodeAgent:
     @attended
     async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
         """See `cluster.Agent.renew`."""
-        return await nodewatch.renew(order, stamp)
+        starting = self._node.launching.renew(order["plan"], stamp)
+        return await nodewatch.renew(order, stamp) if starting is None else starting
 
     @attended
     async def silent_s(self, order: Mapping[str, Any]) -> float | None:

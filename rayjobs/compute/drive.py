@@ -169,6 +169,11 @@ class Drive(DriveEnds):
 
     async def _launch(self, agents: Sequence[Agent]) -> list[Mapping[str, Any]]:
         """Start every node's host; the first to run must not lose its lease to a slow one."""
+        if self.parts.leases.lease_s is not None:
+            # From before the order is sent: what arrives late has little of it left, or nothing.
+            greetings = await together(agent.hello() for agent in agents)
+            for order, hello in zip(self.orders, greetings, strict=True):
+                order["plan"]["lease_since_s"] = hello.get("clock_s")
         pairs = list(zip(agents, self.orders, strict=True))
         keeping = []
         for agent, order in pairs:

@@ -17,6 +17,7 @@ from rayjobs.compute.nodeends import KEEP_S, Ends
 from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodehold import NodeHold
 from rayjobs.compute.nodehosts import host_of, read_secrets
+from rayjobs.compute.nodeleases import Launching, require
 from rayjobs.compute.nodeprepare import Preparing
 from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodesettings import NodeSettings
@@ -25,6 +26,7 @@ from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.compute.remoteworkspace import open_remote
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
+from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
@@ -58,6 +60,7 @@ class Node:
         )
         self._collecting = Collecting(self._data, workspaces)
         self._ends = Ends(self.paths.root / "attempts", scratch, self._data)
+        self.launching = Launching()
 
     def warm_up(self) -> None:
         """Begin to start the warm interpreter, unless it is known to be up."""
@@ -78,12 +81,13 @@ class Node:
 
         Raises:
             PrepareError: a secret is missing, the host could not be started, or the attempt was
-                ended meanwhile.
+                ended meanwhile, or may have been.
         """
         async with self._ends.fence.starting(order["plan"]["marker"]):
-            return await self._launch(order)
+            with self.launching.starting(order["plan"]) as lease:
+                return await self._launch(order, lease)
 
-    async def _launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
+    async def _launch(self, order: Mapping[str, Any], lease: Lease) -> dict[str, Any]:
         plan = dict(order["plan"])
         plan["python"] = interpreter.path_of(plan["python"])
         root = Path(plan["root"])
@@ -91,10 +95,8 @@ class Node:
         await asyncio.to_thread(openmpi.require, plan)
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
-        path = AttemptPaths(root).plan
-        await asyncio.to_thread(path.write_text, json.dumps(plan))
         try:
-            host = await self._start_host(plan, path, secrets)
+            host = await self._start_host(plan, lease, secrets)
             await asyncio.to_thread(
                 self._data.share_with_host,
                 root,
@@ -119,11 +121,15 @@ class Node:
         return {**interpreter.variables(plan["python"], plan["env"]), **brought}
 
     async def _start_host(
-        self, plan: Mapping[str, Any], path: Path, secrets: Mapping[str, str]
+        self, plan: dict[str, Any], lease: Lease, secrets: Mapping[str, str]
     ) -> dict[str, Any]:
         socket, reason = None, plan["cold"]
         if reason is None:
             socket, reason = await self._warm.ready(plan)
+        require(lease)
+        plan["lease_since_s"] = lease.since_s
+        path = AttemptPaths(Path(plan["root"])).plan
+        await asyncio.to_thread(path.write_text, json.dumps(plan))
         if socket is not None:
             answer = await hostclient.fork(str(socket), str(path), secrets=secrets)
             if answer.identity is not None:

@@ -134,6 +134,9 @@ class Host:
         if self._port_error is not None:
             self.ending.begin("host_error", self._port_error)
             return None
+        self.watch.check_lease()  # the node may have been frozen since it was told to start this
+        if self.ending.has_begun:
+            return None
         try:
             self._beside.start()
         except OSError as error:

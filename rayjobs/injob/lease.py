@@ -13,7 +13,8 @@ from rayjobs.injob.identity import Identity, is_alive
 
 # Of the lease, after which a host that heard nothing ends its tree; the rest is for that end.
 HOST_SHARE = 2.0 / 3.0
-# From SIGTERM to SIGKILL then: nobody is there to bring a checkpoint away.
+# From SIGTERM to SIGKILL then: nobody is there to bring a checkpoint away. A node that was frozen
+# beyond the whole lease has no such time: its job may run elsewhere by now.
 LOST_GRACE_S = 2.0
 LOST_OUTCOME = "lease_lost"
 
@@ -31,22 +32,31 @@ class Lease:
     a frozen agent or a slow network, prolongs nothing that its sender has given up.
     """
 
-    def __init__(self, lease_s: float | None, raylet: Identity | None = None) -> None:
-        """Grant a first lease from now on.
+    def __init__(
+        self,
+        lease_s: float | None,
+        raylet: Identity | None = None,
+        since_s: float | None = None,
+    ) -> None:
+        """Grant a first lease.
 
         Args:
             lease_s: Seconds that the target waits before it takes the host for ended; None: no
                 lease, the target proves an end in other ways.
             raylet: Ray's process on this node: once it has ended nobody renews any more.
+            since_s: From when on it counts, on `boot_clock_s`; None: from now on.
         """
+        now_s = boot_clock_s()
         self.lease_s = lease_s
         self._raylet = raylet
-        self._since_s = boot_clock_s()
+        self._since_s = now_s if since_s is None else min(since_s, now_s)
 
     @classmethod
-    def of(cls, lease_s: float | None, raylet: Mapping[str, Any] | None) -> Lease:
+    def of(
+        cls, lease_s: float | None, raylet: Mapping[str, Any] | None, since_s: float | None
+    ) -> Lease:
         """Return the lease that a plan's fields describe."""
-        return cls(lease_s, None if raylet is None else Identity.from_dict(raylet))
+        return cls(lease_s, None if raylet is None else Identity.from_dict(raylet), since_s)
 
     def renew(self, stamp_s: float | None) -> float:
         """Prolong the lease to count from `stamp_s`; return the stamp for the next renewal.
@@ -59,11 +69,28 @@ class Lease:
         return now_s
 
     @property
+    def since_s(self) -> float:
+        """From when on it counts by now, on `boot_clock_s`."""
+        return self._since_s
+
+    @property
     def left_s(self) -> float | None:
         """Seconds until the host ends its tree by itself; None without a lease."""
         if self.lease_s is None:
             return None
         return self._since_s + self.lease_s * HOST_SHARE - boot_clock_s()
+
+    def end_grace_s(self, grace_s: float) -> float:
+        """Return the seconds that ranks have to end by themselves once the host may not go on.
+
+        Args:
+            grace_s: What their job allows them at most.
+        """
+        left_s = self.left_s
+        if left_s is None or self.lease_s is None:
+            return grace_s
+        whole_left_s = left_s + self.lease_s * (1.0 - HOST_SHARE)
+        return max(0.0, min(grace_s, LOST_GRACE_S, whole_left_s - LOST_GRACE_S))
 
     def why_over(self) -> str | None:
         """Return why the host is to end its tree now; None while it may go on."""

@@ -56,6 +56,7 @@ class Plan:
     master_port: int | None = None
     address: str | None = None  # where other nodes reach this one, if ranks meet
     lease_s: float | None = None
+    lease_since_s: float | None = None  # on the node's boot clock; None: from the host's start on
     raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
     stall_timeout_s: float | None = None
     beside: Mapping[str, Any] | None = None  # what the host does besides, see `beside.make`
@@ -160,6 +161,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             master_port=_optional(values.get("master_port"), int),
             address=_optional(values.get("address"), str),
             lease_s=_optional(values.get("lease_s"), float),
+            lease_since_s=_optional(values.get("lease_since_s"), float),
             raylet=_optional(values.get("raylet"), dict),
             stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
             beside=_optional(values.get("beside"), dict),

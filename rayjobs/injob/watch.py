@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
 
 from rayjobs.injob import stacks
-from rayjobs.injob.lease import LOST_GRACE_S, LOST_OUTCOME, Lease
+from rayjobs.injob.lease import LOST_OUTCOME, Lease
 from rayjobs.injob.stall import StallWatch
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Watch:
         """Start the lease's clock."""
         plan = host.plan
         self._host = host
-        self.lease = Lease.of(plan.lease_s, plan.raylet)
+        self.lease = Lease.of(plan.lease_s, plan.raylet, plan.lease_since_s)
         self.stall: Optional[StallWatch] = None
         if plan.stall_timeout_s is not None:
             self.stall = StallWatch(plan.stall_timeout_s, is_alone=plan.node_count == 1)
@@ -33,7 +33,7 @@ class Watch:
         """Begin the attempt's end if its lease is over, or hurry one that has begun."""
         why = self.lease.why_over()
         if why is not None:
-            grace_s = min(LOST_GRACE_S, self._host.plan.grace_s)
+            grace_s = self.lease.end_grace_s(self._host.plan.grace_s)
             self._host.ending.begin(LOST_OUTCOME, why, grace_s=grace_s)
 
     def look(self) -> None:

@@ -26,6 +26,7 @@ class Ran:
         start, end: Epoch seconds of its first and last sign of life.
         cpus: What it held while it ran.
         gpus: Names of the GPUs that it saw.
+        frozen_s: For how much of the time nothing at all ran on its machine.
     """
 
     job: str
@@ -35,6 +36,7 @@ class Ran:
     end: float
     cpus: float = 1.0
     gpus: tuple[str, ...] = ()
+    frozen_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -212,8 +212,9 @@ def _durations(evidence: Evidence) -> Iterator[str]:
         job_of = by_job.get(ran.job)
         if job_of is not None and job_of.spec.max_duration_s is not None:
             most = job_of.spec.max_duration_s + job_of.spec.grace_s + SLACK_S
-            if ran.end - ran.start > most:
-                yield f"rank {ran.rank} of {ran.job} was alive {ran.end - ran.start:.1f} s"
+            alive_s = ran.end - ran.start - ran.frozen_s
+            if alive_s > most:
+                yield f"rank {ran.rank} of {ran.job} was alive {alive_s:.1f} s"
 
 
 def _logs(evidence: Evidence) -> Iterator[str]:

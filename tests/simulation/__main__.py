@@ -1,4 +1,4 @@
-"""Plays one seed and tells its story: ``python -m tests.simulation SEED [JOBS]``."""
+"""Plays one seed and tells its story: ``python -m tests.simulation SEED [JOBS] [apart]``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.simulation.test_simulation import JOBS
 from tests.simulation.world import simulate
 
 
-def main(seed: int, jobs: int) -> int:
+def main(seed: int, jobs: int, *, apart: bool) -> int:
     """Print what happened, and of each job that went wrong its history and its hosts."""
     with TemporaryDirectory() as folder:
-        world = simulate(seed, Path(folder), jobs=jobs)
+        world = simulate(seed, Path(folder), jobs=jobs, apart=apart)
         violations = world.violations()
         print("\n".join(world.trace))
         for job in world.store.jobs():
@@ -35,4 +35,5 @@ def main(seed: int, jobs: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else JOBS))
+    numbers = [int(text) for text in sys.argv[1:] if text.isdigit()]
+    sys.exit(main(*(*numbers, JOBS)[:2], apart="apart" in sys.argv))

@@ -1,23 +1,19 @@
-"""A simulated Ray cluster: groups, agents and attempt hosts, which live and die on their own."""
+"""What is true of simulated nodes: groups, agents and attempt hosts, which live and die."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.compute.cluster import NotPlacedError
 from rayjobs.compute.nodefence import Fence
-from rayjobs.compute.nodehosts import exit_record_of_lost_host
-from rayjobs.errors import PrepareError
-from rayjobs.launch.leftovers import Proof
+from rayjobs.injob.lease import Lease
 from rayjobs.policy import Shape
-from rayjobs.rootcause import PLACE_LOST
 from tests.fakes.cluster import exit_record
-
-MEMORY = 2.0**34
 
 
 @dataclass
@@ -29,6 +25,8 @@ class Host:
             leaves no record.
         ended_at: When its last rank ended; None while it lives.
         record: What it left; None while it lives, or when it was killed.
+        lease: Its right to go on, where nodes are machines of their own.
+        frozen_s: For how long its machine has stood still meanwhile.
     """
 
     order: Mapping[str, Any]
@@ -40,6 +38,8 @@ class Host:
     exit_code: int | None
     ended_at: float | None = None
     record: dict[str, Any] | None = None
+    lease: Lease | None = None
+    frozen_s: float = 0.0
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -49,7 +49,17 @@ class Host:
 
 
 class Machine:
-    """What is true, whoever looks: the hosts of all attempts, the groups, the agents' lives."""
+    """What is true, whoever looks: the hosts of all attempts, the groups, the agents' lives.
+
+    All nodes stand on one machine; `machines.Machines` has one for each.
+
+    Attributes:
+        lease_s: How long hosts may go on without a renewal; None: for ever.
+        longest_s: How long a host lasts that nobody ends.
+    """
+
+    lease_s: float | None = None
+    longest_s = 20.0
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, rng: Random, *, nodes: int, cpus: float, gpus: int
@@ -63,39 +73,115 @@ class Machine:
         self.history: list[Host] = []
         # Raised by one whenever the node's agent dies: calls of the old one then fail.
         self.agents = dict.fromkeys(self.sizes, 0)
+        self.doubted: set[str] = set()
         # Outlives an agent here: the real one forgets with its process, in which nothing then
         # starts hosts either.
         self.fence = Fence()
 
+    # -- what is where -------------------------------------------------------------------------
+    @property
+    def shares_machine(self) -> bool:
+        """Whether all nodes stand on one machine."""
+        return True
+
+    def address(self, node: str) -> str:
+        """Return where a node's machine is reached."""
+        return "127.0.0.1"
+
+    def host_on(self, node: str, marker: str) -> Host | None:
+        """Return a host as the node's agent sees it."""
+        return self.hosts.get(marker)
+
+    def gpu_name(self, node: str, index: int) -> str:
+        """Return what a GPU is called, over all nodes."""
+        return f"{node}/{index}"
+
+    def fence_of(self, node: str) -> Fence:
+        """Return what was ended on the node's machine."""
+        return self.fence
+
+    def raylet_is_gone(self, node: str) -> bool:
+        """See `Cluster.raylet_is_gone`."""
+        return False
+
+    def is_doubted(self, node: str) -> bool:
+        """Whether Ray still lists a node of which `Cluster.doubt` was right."""
+        return False
+
+    async def reach(self, node: str) -> None:
+        """Return once the node's processes can be asked. AgentLostError: never again."""
+
+    async def runs(self, node: str) -> bool:
+        """Return once the node's processes go on; False where they are gone."""
+        return True
+
+    async def answered(self, node: str, work: asyncio.Future[Any]) -> Any:
+        """Return what a node's process answers; the work goes on if nobody waits for it."""
+        return await asyncio.shield(work)
+
+    def clock_s(self, node: str) -> float | None:
+        """Return what a node's boot clock shows."""
+        return None
+
+    def starting(self, node: str, plan: Mapping[str, Any]) -> AbstractContextManager[Lease | None]:
+        """Keep the lease of a host while it is being started within."""
+        return nullcontext()
+
+    def renew(self, node: str, plan: Mapping[str, Any], stamp: float | None) -> float | None:
+        """See `Agent.renew`."""
+        raise AssertionError("no lease was granted")
+
+    async def travel(self, node: str, call: str) -> None:
+        """Return when a call has come to a node, which meets what happens there."""
+
+    async def list_agent(self, node: str) -> None:
+        """Return once the node can start an agent. AgentLostError: it is not listed any more."""
+
+    async def places(self, nodes: Sequence[str]) -> None:
+        """Return once a group can be made on the nodes. NotPlacedError: one is not there."""
+
     # -- hosts ---------------------------------------------------------------------------------
-    def begin(self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...]) -> Host:
-        """Start an attempt host, which goes on by itself."""
+    def drawn(self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...]) -> Host:
+        """Return a new attempt host that does by itself what chance wants."""
         rng, now = self.rng, self.loop.time()
         kind = rng.random()
         exit_code = 0 if kind < 0.8 else 1 if kind < 0.93 else None
-        lasts = rng.choice((0.0, 0.05, rng.uniform(0.1, 3.0), rng.uniform(1.0, 20.0)))
+        lasts = rng.choice((0.0, 0.05, rng.uniform(0.1, 3.0), rng.uniform(1.0, self.longest_s)))
         host = Host(order, order["node_id"], shape, gpus, now, now + lasts, exit_code)
         self.hosts[order["plan"]["marker"]] = host
         self.history.append(host)
-        limit = order["plan"].get("max_duration_s")
+        return host
+
+    def begin(
+        self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...], lease: Lease | None
+    ) -> None:
+        """Start an attempt host, which goes on by itself."""
+        host = self.drawn(order, shape, gpus)
+        lasts, limit = host.ends_at - host.began_at, order["plan"].get("max_duration_s")
         if limit is not None and lasts > limit:
             self.loop.call_later(limit, lambda: self.end(host, outcome="time_limit", signal=15))
         else:
-            self.loop.call_later(lasts, lambda: self._by_itself(host))
-        return host
+            self.loop.call_later(lasts, lambda: self.by_itself(host))
 
-    def _by_itself(self, host: Host) -> None:
+    def stop(self, host: Host, *, after_s: float, reason: str) -> None:
+        """Let a host end its ranks in a while."""
+        self.loop.call_later(
+            after_s, lambda: self.end(host, outcome="canceled", signal=15, reason=reason)
+        )
+
+    def by_itself(self, host: Host) -> None:
+        """Let a host end as it would without anybody else."""
         if host.exit_code is None:
             self.kill(host)
         else:
             self.end(host, exit_code=host.exit_code)
 
-    def end(self, host: Host, *, reason: str = "", **more: Any) -> None:
-        """Let a host write its record and leave."""
+    def end(self, host: Host, *, reason: str = "", at_s: float | None = None, **more: Any) -> None:
+        """Let a host write its record and leave; `at_s`: when its ranks ran last, if not now."""
         if not host.is_alive:
             return
         plan = host.order["plan"]
-        host.ended_at = self.loop.time()
+        host.ended_at = self.loop.time() if at_s is None else at_s
         host.record = exit_record(plan["job"], plan["attempt"], node=plan["node"], **more)
         host.record["reason"] = reason
         host.record["started_at"], host.record["ended_at"] = host.began_at, host.ended_at
@@ -129,13 +215,13 @@ class Machine:
         gpus: list[tuple[str, ...]] = []
         taken = {node: self._gpus_of(node) for node in self.sizes}
         for index, node in enumerate(nodes):
-            cpus, total = self.sizes[node]
+            cpus, total = self.sizes.get(node, (0.0, 0.0))
             used_cpus, used_gpus = self.used(node)
             mine = list(nodes[: index + 1]).count(node)
             if used_cpus + mine * shape.cpus > cpus or used_gpus + mine * shape.gpus > total:
                 raise NotPlacedError("no room in time")
-            free = [one for one in range(int(total)) if f"{node}/{one}" not in taken[node]]
-            ids = tuple(f"{node}/{one}" for one in free[: int(shape.gpus)])
+            names = [self.gpu_name(node, one) for one in range(int(total))]
+            ids = tuple([one for one in names if one not in taken[node]][: int(shape.gpus)])
             taken[node] |= set(ids)
             gpus.append(ids)
         self.groups[name] = (shape, tuple(nodes), tuple(gpus))
@@ -148,209 +234,3 @@ class Machine:
                 if where == node:
                     found |= set(ids)
         return found
-
-
-class SimCluster:
-    """The machine as one target actor sees it: every call takes time, and may not come back."""
-
-    def __init__(self, machine: Machine, step: Callable[[str], None]) -> None:
-        """See the machine; `step` is told of each call, and raises when the caller is dead."""
-        self._machine = machine
-        self.step = step
-
-    async def call(self, what: str, *, longest_s: float = 0.02) -> None:
-        """Let a call take its time; the actor may be dead before, or after."""
-        self.step(what)
-        await asyncio.sleep(self._machine.rng.random() * longest_s)
-        self.step(what)
-
-    async def cluster_id(self) -> str:
-        """See `Cluster`."""
-        await self.call("cluster_id")
-        return f"cluster-{self._machine.life}"
-
-    async def nodes(self) -> list[NodeInfo]:
-        """See `Cluster`."""
-        await self.call("nodes")
-        found = []
-        for name, (cpus, gpus) in self._machine.sizes.items():
-            used = self._machine.used(name)
-            free = (cpus - used[0], gpus - used[1], MEMORY)
-            found.append(NodeInfo(name, "127.0.0.1", cpus, gpus, MEMORY, *free))
-        return found
-
-    async def create_group(
-        self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
-    ) -> tuple[str, ...]:
-        """See `Cluster`; the group is made even when its caller has died meanwhile."""
-        self.step("create_group")
-        machine, life = self._machine, self._machine.life
-
-        async def work() -> tuple[str, ...]:
-            await asyncio.sleep(machine.rng.random() * 0.05)
-            if machine.life != life:
-                raise NotPlacedError("the cluster is gone")
-            return machine.make_group(name, shape, nodes)
-
-        made = asyncio.ensure_future(work())
-        made.add_done_callback(_retrieve)
-        chosen = await asyncio.shield(made)
-        self.step("create_group")
-        return chosen
-
-    async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
-        """See `Cluster`."""
-        await self.call("gpu_ids")
-        if name not in self._machine.groups:
-            raise NotPlacedError("the group is gone")
-        return self._machine.groups[name][2]
-
-    async def remove_group(self, name: str) -> None:
-        """See `Cluster`."""
-        await self.call("remove_group")
-        self._machine.groups.pop(name, None)
-
-    async def group_names(self, prefix: str) -> list[str]:
-        """See `Cluster`."""
-        await self.call("group_names")
-        return sorted(name for name in self._machine.groups if name.startswith(prefix))
-
-    def doubt(self, node_id: str) -> None:
-        """See `Cluster`: here all nodes are on one machine, and none is lost."""
-
-    async def agent(self, node_id: str) -> SimAgent:
-        """See `Cluster`."""
-        await self.call("agent")
-        return SimAgent(self, self._machine, node_id)
-
-
-class SimAgent:
-    """A node's agent: loses its calls when it dies; what it had begun may go on without it."""
-
-    def __init__(self, cluster: SimCluster, machine: Machine, node_id: str) -> None:
-        self._cluster = cluster
-        self._machine = machine
-        self._node = node_id
-        self._life = machine.agents[node_id]
-
-    async def _call(self, what: str, *, longest_s: float = 0.02) -> None:
-        self._look()
-        await self._cluster.call(what, longest_s=longest_s)
-        self._look()
-
-    def _look(self) -> None:
-        if self._machine.agents[self._node] != self._life:
-            raise AgentLostError("the agent's process is gone")
-
-    async def hello(self) -> Mapping[str, Any]:
-        """See `Agent`."""
-        await self._call("hello")
-        return {
-            "node_id": self._node,
-            "address": "127.0.0.1",
-            "root": "/nowhere",
-            "environment": {"PATH": "/bin"},
-            "python": "/bin/python",
-            "injob_path": "/nowhere/injob",
-            "version": "0",
-        }
-
-    async def free_port(self) -> int:
-        """See `Agent`."""
-        await self._call("free_port")
-        return 40_000
-
-    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
-        await self._call("prepare", longest_s=0.5)
-        if self._machine.rng.random() < 0.02:
-            raise PrepareError("the data is away", failure_class="data")
-        return {}
-
-    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`; a host may come up although nobody waits for it any more."""
-        self._look()
-        self._cluster.step("launch")
-        machine, plan = self._machine, order["plan"]
-        shape, gpus = _place_of(machine, order)
-
-        async def work() -> None:
-            async with machine.fence.starting(plan["marker"]):
-                await asyncio.sleep(machine.rng.random() * 0.3)
-                if machine.agents[self._node] == self._life or machine.rng.random() < 0.5:
-                    machine.begin(order, shape, gpus)
-
-        launching = asyncio.ensure_future(work())
-        launching.add_done_callback(_retrieve)
-        await asyncio.shield(launching)
-        self._look()
-        self._cluster.step("launch")
-        return {"pid": 1, "start_time": 1, "boot_id": "b", "cold": None}
-
-    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
-        await self._call("follow")
-        host = self._machine.hosts.get(order["plan"]["marker"])
-        while host is not None and host.is_alive:
-            # Looked at now and then: the agent may die meanwhile.
-            try:
-                async with asyncio.timeout(0.7):
-                    await host.over.wait()
-            except TimeoutError:
-                self._look()
-        await self._call("follow")
-        if host is None or host.record is None:
-            return exit_record_of_lost_host(order["plan"], Proof(True, 0, (), "simulated"))
-        return host.record
-
-    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
-        """See `Agent`."""
-        await self._call("stop")
-        host = self._machine.hosts.get(order["plan"]["marker"])
-        if host is not None and host.is_alive:
-            after_s = self._machine.rng.random() * grace_s
-            self._machine.loop.call_later(
-                after_s,
-                lambda: self._machine.end(host, outcome="canceled", signal=15, reason=reason),
-            )
-
-    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
-        await self._call("collect", longest_s=0.2)
-        return {"tails": {0: b""}, "problems": []}
-
-    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
-        """See `Agent`, and `Ends.settle`, which this follows."""
-        await self._call("settle")
-        marker = order["plan"]["marker"]
-        if end:
-            await self._machine.fence.end(marker)
-        host = self._machine.hosts.get(marker)
-        if host is not None and host.is_alive:
-            if not end:
-                return {"state": "running", "proven": False}
-            await asyncio.sleep(self._machine.rng.random() * 2.0)
-            self._machine.end(host, outcome="canceled", signal=15, reason=PLACE_LOST)
-        self._look()
-        if host is not None and host.record is not None:
-            ours = host.record["reason"] == PLACE_LOST
-            return {"state": "ended", "exit": host.record, "proven": True, "ended_now": ours}
-        return {"state": "gone", "proven": True, "ended_now": end}
-
-    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
-        await self._call("clean")
-        return {"proven": True}
-
-
-def _place_of(machine: Machine, order: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
-    """Return what the order's group holds on its node, as the ranks will use it."""
-    plan = order["plan"]
-    gpus = tuple(str(plan["env"].get("CUDA_VISIBLE_DEVICES", "")).split(","))
-    ranks = len(plan["ranks"])
-    return Shape(nodes=1, cpus=float(ranks), gpus=0.0), tuple(one for one in gpus if one)
-
-
-def _retrieve(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()

@@ -1,6 +1,7 @@
 """2,000 lives of jobs under faults in virtual time; `make soak` plays 100,000.
 
-``python -m tests.simulation SEED`` plays a seed that failed again, and tells its story.
+``python -m tests.simulation SEED [JOBS] [apart]`` plays a seed that failed again and tells its
+story; `apart`: nodes are machines of their own.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ LONG = int(os.environ.get("SIMULATION_LIFECYCLES", "100000")) // JOBS
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 
 
-def play(seed: int, folder: Path, *, jobs: int = JOBS, moves_clock: bool = False) -> None:
-    world = simulate(seed, folder, jobs=jobs, moves_clock=moves_clock)
+def play(
+    seed: int, folder: Path, *, jobs: int = JOBS, moves_clock: bool = False, apart: bool = False
+) -> None:
+    world = simulate(seed, folder, jobs=jobs, moves_clock=moves_clock, apart=apart)
     try:
         violations = world.violations()
         assert len(world.made) == jobs
         assert len(world.machine.history) > jobs / 4  # it is jobs that run that are harmed
     finally:
         world.store.close()
-    told = "\n".join(violations)
-    assert not violations, f"python -m tests.simulation {seed} {jobs}   plays it again:\n{told}"
+    told, again = "\n".join(violations), f"{seed} {jobs} {'apart' if apart else ''}"
+    assert not violations, f"python -m tests.simulation {again}   plays it again:\n{told}"
 
 
 @pytest.mark.parametrize("first", range(0, HISTORIES, PART))
@@ -49,10 +52,16 @@ def test_a_wall_clock_that_is_set_forth_and_back_changes_nothing(tmp_path: Path)
         play(seed, tmp_path, jobs=20, moves_clock=True)
 
 
-def test_a_seed_plays_the_same_history_again(tmp_path: Path) -> None:
+def test_machines_that_are_lost_frozen_or_cut_off_never_run_beside_a_retry(tmp_path: Path) -> None:
+    for seed in range(8, 32):
+        play(seed, tmp_path, jobs=12, apart=True)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_seed_plays_the_same_history_again(apart: bool, tmp_path: Path) -> None:
     stories = []
     for _ in range(2):
-        world = simulate(7, tmp_path, jobs=10)
+        world = simulate(7, tmp_path, jobs=10, apart=apart)
         hosts = [(host.began_at, host.ended_at) for host in world.machine.history]
         stories.append((hosts, [line.split(" of ")[0] for line in world.trace]))
         world.store.close()
@@ -65,3 +74,4 @@ def test_a_seed_plays_the_same_history_again(tmp_path: Path) -> None:
 def test_a_hundred_thousand_lives(tmp_path: Path) -> None:
     for seed in range(HISTORIES, HISTORIES + LONG):
         play(seed, tmp_path)
+        play(seed, tmp_path, jobs=12, apart=True)

@@ -18,16 +18,20 @@ from rayjobs import ids
 from rayjobs.compute.board import Board
 from rayjobs.compute.engine import Engine
 from rayjobs.errors import StoreBusyError, StoreFullError
+from rayjobs.injob import lease
 from rayjobs.records import AllocationState, Job
 from rayjobs.spec import Dependency, Distribution, JobSpec, Resources, Retries
 from rayjobs.states import JobState
 from rayjobs.store.sql import SqlStore
 from tests.checker.evidence import Evidence, Ran
 from tests.checker.invariants import Violation, check
+from tests.simulation.cluster import SimCluster
 from tests.simulation.loop import BEGAN, VirtualClock, VirtualLoop
-from tests.simulation.nodes import Machine, SimCluster
+from tests.simulation.machines import LEASE_S, Machines
+from tests.simulation.nodes import Machine
 
 CPUS, GPUS, NODES = 2.0, 1, 2
+APART = 3  # nodes that are machines of their own
 # Faults come in this time; afterwards everything must come to its end.
 STORM_S = 30.0
 CALM_S = 900.0
@@ -57,8 +61,9 @@ class Actor:
             cluster=SimCluster(world.machine, self.step),
             board=board,
             clock=world.clock,
-            shares_machine=True,
+            shares_machine=world.machine.shares_machine,
             epoch=epoch,
+            lease_s=world.machine.lease_s,
         )
         self.task = asyncio.ensure_future(self._run())
 
@@ -113,6 +118,7 @@ class World:
     """Everything of one history.
 
     Attributes:
+        apart: Its nodes are machines of their own, which are lost, frozen and cut off.
         trace: What was done to it, for whoever looks for the cause.
     """
 
@@ -120,6 +126,8 @@ class World:
     folder: Path
     jobs: int
     loop: VirtualLoop
+    apart: bool = False
+    machine: Machine = field(init=False)
     rng: Random = field(init=False)
     trace: list[str] = field(default_factory=list)
     store_away_until: float = 0.0
@@ -131,7 +139,12 @@ class World:
         """Make the machine and the store."""
         self.rng = Random(self.seed)
         self.clock = VirtualClock(self.loop)
-        self.machine = Machine(self.loop, self.rng, nodes=NODES, cpus=CPUS, gpus=GPUS)
+        self.nodes = APART if self.apart else NODES
+        size: dict[str, Any] = {"nodes": self.nodes, "cpus": CPUS, "gpus": GPUS}
+        if self.apart:
+            self.machine = Machines(self.loop, self.rng, **size, calm_at_s=STORM_S, note=self.note)
+        else:
+            self.machine = Machine(self.loop, self.rng, **size)
         self.store = SqlStore(":memory:", clock=self.clock)
 
     def note(self, text: str) -> None:
@@ -194,20 +207,22 @@ class World:
     async def nemesis(self) -> None:
         """Do one harm after another, until the storm is over."""
         rng = self.rng
+        harms = [
+            self._kill_actor,
+            self._kill_actor,
+            self._lose_agent,
+            self._kill_host,
+            self._store_away,
+            self._restart_ray,
+            self._second_actor,
+        ]
+        if self.apart:
+            # Each new actor waits for whole leases: what an old one knows counts in quiet only.
+            is_quiet = rng.random() < 0.5
+            harms = [self._harm_node] * 7 + ([self._lose_agent] if is_quiet else harms)
         while self.loop.time() < STORM_S:
             await asyncio.sleep(rng.random() * 3.0)
-            harm = rng.choice(
-                (
-                    self._kill_actor,
-                    self._kill_actor,
-                    self._lose_agent,
-                    self._kill_host,
-                    self._store_away,
-                    self._restart_ray,
-                    self._second_actor,
-                )
-            )
-            await harm()
+            await rng.choice(harms)()
 
     async def _kill_actor(self) -> None:
         """Kill the actor at one of its next steps; another comes up."""
@@ -231,7 +246,13 @@ class World:
         self.note("a second actor claims the target")
         self._start_actor()
 
+    async def _harm_node(self) -> None:
+        assert isinstance(self.machine, Machines)
+        self.machine.harm()
+
     async def _lose_agent(self) -> None:
+        if not self.machine.agents:
+            return
         node = self.rng.choice(sorted(self.machine.agents))
         self.note(f"the agent of {node} dies")
         self.machine.lose_agent(node)
@@ -281,7 +302,7 @@ class World:
                     self.store.release(job.id)
             if all(state.is_final for state, count in self.store.counts().items() if count):
                 break
-        await asyncio.sleep(QUIET_S)
+        await asyncio.sleep(QUIET_S + (LEASE_S if self.apart else 0.0))
 
     def evidence(self) -> Evidence:
         """Return what the checker judges: the store's records, and what truly ran."""
@@ -301,6 +322,7 @@ class World:
                     self.loop.time() if host.ended_at is None else host.ended_at,
                     cpus=host.shape.cpus,
                     gpus=host.gpus,
+                    frozen_s=host.frozen_s,
                 )
             )
         return Evidence(
@@ -312,8 +334,8 @@ class World:
             keys={key: [job] for key, job in self.made},
             ran=ran,
             alive=alive,
-            total_cpus=CPUS * NODES,
-            total_gpus=float(GPUS * NODES),
+            total_cpus=CPUS * self.nodes,
+            total_gpus=float(GPUS * self.nodes),
         )
 
     def violations(self) -> list[str]:
@@ -334,6 +356,8 @@ class World:
         good: dict[tuple[str, int], int] = {}
         for host in self.machine.history:
             if host.record is not None and host.record["outcome"] == "completed":
+                if isinstance(self.machine, Machines) and not self.machine.was_heard(host):
+                    continue  # nobody could know it: the job was to be done again
                 plan = host.order["plan"]
                 good[plan["job"], plan["attempt"]] = good.get((plan["job"], plan["attempt"]), 0) + 1
         wanted = {job.id: job.spec.distribution.nodes for job in evidence.jobs}
@@ -353,11 +377,14 @@ class World:
         return found
 
 
-def simulate(seed: int, folder: Path, *, jobs: int, moves_clock: bool = False) -> World:
+def simulate(
+    seed: int, folder: Path, *, jobs: int, moves_clock: bool = False, apart: bool = False
+) -> World:
     """Play one history and return it; the same seed gives the same.
 
     Args:
         moves_clock: Somebody sets the wall clock meanwhile.
+        apart: See `World`.
     """
     loop = VirtualLoop(Random(seed + 1))
     names = Random(seed + 2)
@@ -367,8 +394,10 @@ def simulate(seed: int, folder: Path, *, jobs: int, moves_clock: bool = False) -
         wall = SimpleNamespace(time=lambda: BEGAN.timestamp() + loop.time())
         with mock.patch.object(ids, "secrets", seeded), mock.patch.object(ids, "time", wall):
             asyncio.set_event_loop(loop)
-            world = World(seed, folder, jobs, loop)
-            loop.run_until_complete(world.play(moves_clock=moves_clock))
+            world = World(seed, folder, jobs, loop, apart=apart)
+            boot = getattr(world.machine, "boot_clock_s", lease.boot_clock_s)
+            with mock.patch.object(lease, "boot_clock_s", boot):
+                loop.run_until_complete(world.play(moves_clock=moves_clock))
             if world.actor is not None:
                 world.actor.kill()
             left = asyncio.all_tasks(loop)

@@ -82,6 +82,33 @@ def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None
     play(scene, tmp_path, nodes=2)
 
 
+def test_a_lease_counts_from_before_the_order_to_start_its_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greet, launch = FakeAgent.hello, FakeAgent.launch
+    told: list[float] = []
+
+    async def hello(self: FakeAgent) -> Any:
+        told.append(1000.0 + len(told))
+        return {**await greet(self), "clock_s": told[-1]}
+
+    async def starts(self: FakeAgent, order: Any) -> Any:
+        assert order["plan"]["lease_since_s"] == told[-1]
+        told.append(0.0)
+        return await launch(self, order)
+
+    monkeypatch.setattr(FakeAgent, "hello", hello)
+    monkeypatch.setattr(FakeAgent, "launch", starts)
+
+    async def scene(here: World) -> None:
+        with_leases(here, 90.0)
+        job = here.submit()
+        await here.launched(job)
+        assert told == [1000.0, 1001.0, 0.0]  # asked again after what was prepared meanwhile
+
+    play(scene, tmp_path)
+
+
 def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()

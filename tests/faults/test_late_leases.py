@@ -1,0 +1,82 @@
+"""Nodes that were frozen, or cut off, beyond a lease: nothing of theirs runs beside a retry."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute.nodeleases import Launching, require
+from rayjobs.errors import PrepareError
+from rayjobs.injob import lease
+from rayjobs.injob.lease import HOST_SHARE, LOST_GRACE_S, Lease, boot_clock_s
+from tests.conformance.hosts import Attempt, warm
+
+__all__ = ["warm"]
+
+PLAN = {"marker": "m", "lease_s": 90.0, "lease_since_s": 100.0}
+DEAF = """
+import pathlib, signal, time
+signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("heard").touch())
+print("up", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A node's boot clock, which a test turns."""
+    at = [100.0]
+    monkeypatch.setattr(lease, "boot_clock_s", lambda: at[0])
+    return at
+
+
+def test_ranks_that_went_on_after_the_whole_lease_have_no_grace(now: list[float]) -> None:
+    held = Lease(90.0)
+    now[0] += 90.0 * HOST_SHARE
+    assert held.why_over() is not None
+    assert held.end_grace_s(600.0) == LOST_GRACE_S  # the host looked in time
+    assert held.end_grace_s(0.5) == 0.5
+    now[0] += 1000.0  # it was frozen
+    assert held.end_grace_s(600.0) == 0.0
+
+
+def test_ranks_without_grace_are_killed_at_once(short_path: Path, warm: str) -> None:
+    deaf = Attempt.make(short_path, DEAF, lease_s=2.0, grace_s=600.0).start(warm)
+    record = deaf.wait()
+    assert record["outcome"] == "lease_lost"
+    assert record["ranks"][0]["signal"] == signal.SIGKILL
+    assert not (deaf.root / "work" / "heard").exists()
+
+
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_a_host_whose_lease_was_over_before_it_came_up_starts_no_rank(
+    short_path: Path, warm: str, kind: str
+) -> None:
+    late = Attempt.make(short_path, DEAF, lease_s=90.0, lease_since_s=boot_clock_s() - 1000.0)
+    record = (late.start(warm) if kind == "warm" else late.start_cold()).wait()
+    assert record["outcome"] == "lease_lost" and record["ranks"] == []
+
+
+def test_an_order_that_arrives_after_its_lease_starts_nothing(now: list[float]) -> None:
+    launching = Launching()
+    now[0] += 90.0 * HOST_SHARE + 1.0
+    with launching.starting(PLAN) as late, pytest.raises(PrepareError, match="was not started"):
+        require(late)
+
+
+def test_a_start_that_takes_long_is_renewed_meanwhile(now: list[float]) -> None:
+    launching = Launching()
+    with launching.starting(PLAN) as held:
+        now[0] += 50.0
+        stamp = launching.renew(PLAN, None)
+        assert held.left_s == pytest.approx(10.0)  # a first answer only brings a stamp
+        now[0] += 5.0
+        launching.renew(PLAN, stamp)
+        require(held)
+        # The host goes on from there, on the same clock and with the same stamps.
+        assert held.since_s == stamp
+    assert launching.renew(PLAN, stamp) is None
+    assert launching.renew({"marker": "another"}, None) is None

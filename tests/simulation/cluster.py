@@ -1,0 +1,270 @@
+"""A target actor's view of the simulated machines: a cluster and agents whose calls may fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.compute.nodehosts import exit_record_of_lost_host
+from rayjobs.errors import PrepareError
+from rayjobs.launch.leftovers import Proof
+from rayjobs.policy import Shape
+from rayjobs.rootcause import PLACE_LOST
+from tests.simulation.nodes import Machine
+
+MEMORY = 2.0**34
+
+
+class SimCluster:
+    """The machine as one target actor sees it: every call takes time, and may not come back."""
+
+    def __init__(self, machine: Machine, step: Callable[[str], None]) -> None:
+        """See the machine; `step` is told of each call, and raises when the caller is dead."""
+        self._machine = machine
+        self.step = step
+
+    async def call(self, what: str, *, longest_s: float = 0.02) -> None:
+        """Let a call take its time; the actor may be dead before, or after."""
+        self.step(what)
+        await asyncio.sleep(self._machine.rng.random() * longest_s)
+        self.step(what)
+
+    async def cluster_id(self) -> str:
+        """See `Cluster`."""
+        await self.call("cluster_id")
+        return f"cluster-{self._machine.life}"
+
+    async def nodes(self) -> list[NodeInfo]:
+        """See `Cluster`."""
+        await self.call("nodes")
+        found, machine = [], self._machine
+        for name, (cpus, gpus) in machine.sizes.items():
+            used = machine.used(name)
+            free = (cpus - used[0], gpus - used[1], MEMORY)
+            found.append(NodeInfo(name, machine.address(name), cpus, gpus, MEMORY, *free))
+        return [one for one in found if not machine.is_doubted(one.node_id)]
+
+    async def create_group(
+        self, name: str, shape: Shape, nodes: Sequence[str], *, timeout_s: float
+    ) -> tuple[str, ...]:
+        """See `Cluster`; the group is made even when its caller has died meanwhile."""
+        self.step("create_group")
+        machine, life = self._machine, self._machine.life
+
+        async def work() -> tuple[str, ...]:
+            await asyncio.sleep(machine.rng.random() * 0.05)
+            await machine.places(nodes)
+            if machine.life != life:
+                raise NotPlacedError("the cluster is gone")
+            return machine.make_group(name, shape, nodes)
+
+        made = asyncio.ensure_future(work())
+        made.add_done_callback(_retrieve)
+        chosen = await asyncio.shield(made)
+        self.step("create_group")
+        return chosen
+
+    async def gpu_ids(self, name: str, shape: Shape) -> tuple[tuple[str, ...], ...]:
+        """See `Cluster`."""
+        await self.call("gpu_ids")
+        if name not in self._machine.groups:
+            raise NotPlacedError("the group is gone")
+        return self._machine.groups[name][2]
+
+    async def remove_group(self, name: str) -> None:
+        """See `Cluster`."""
+        await self.call("remove_group")
+        self._machine.groups.pop(name, None)
+
+    async def group_names(self, prefix: str) -> list[str]:
+        """See `Cluster`."""
+        await self.call("group_names")
+        return sorted(name for name in self._machine.groups if name.startswith(prefix))
+
+    async def raylet_is_gone(self, node_id: str) -> bool:
+        """See `Cluster`."""
+        await self.call("raylet_is_gone")
+        return self._machine.raylet_is_gone(node_id)
+
+    def doubt(self, node_id: str) -> None:
+        """See `Cluster`."""
+        self._machine.doubted.add(node_id)
+
+    async def agent(self, node_id: str) -> SimAgent:
+        """See `Cluster`."""
+        await self.call("agent")
+        await self._machine.list_agent(node_id)
+        return SimAgent(self, self._machine, node_id)
+
+
+class SimAgent:
+    """A node's agent: loses its calls when it dies; what it had begun may go on without it."""
+
+    def __init__(self, cluster: SimCluster, machine: Machine, node_id: str) -> None:
+        self._cluster = cluster
+        self._machine = machine
+        self._node = node_id
+        self._life = machine.agents[node_id]
+
+    async def _call(self, what: str, *, longest_s: float = 0.02) -> None:
+        self._look()
+        await self._machine.reach(self._node)
+        await self._cluster.call(what, longest_s=longest_s)
+        await self._machine.reach(self._node)
+        self._look()
+
+    @property
+    def _lives(self) -> bool:
+        return self._machine.agents.get(self._node) == self._life
+
+    def _look(self) -> None:
+        if not self._lives:
+            raise AgentLostError("the agent's process is gone")
+
+    async def hello(self) -> Mapping[str, Any]:
+        """See `Agent`."""
+        await self._call("hello")
+        return {
+            "node_id": self._node,
+            "address": self._machine.address(self._node),
+            "root": "/nowhere",
+            "environment": {"PATH": "/bin"},
+            "python": "/bin/python",
+            "injob_path": "/nowhere/injob",
+            "version": "0",
+            "clock_s": self._machine.clock_s(self._node),
+        }
+
+    async def free_port(self) -> int:
+        """See `Agent`."""
+        await self._call("free_port")
+        return 40_000
+
+    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent`."""
+        await self._call("prepare", longest_s=0.5)
+        if self._machine.rng.random() < 0.02:
+            raise PrepareError("the data is away", failure_class="data")
+        return {}
+
+    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent`; a host may come up although nobody waits for it any more."""
+        self._look()
+        self._cluster.step("launch")
+        machine, plan = self._machine, order["plan"]
+        shape, gpus = _place_of(machine, order)
+
+        async def work() -> None:
+            await machine.travel(self._node, "launch")
+            if not await machine.runs(self._node):  # asked, and then frozen or cut off
+                raise AgentLostError("the agent's process is gone")
+            async with machine.fence_of(self._node).starting(plan["marker"]):
+                with machine.starting(self._node, plan) as lease:
+                    await asyncio.sleep(machine.rng.random() * 0.3)
+                    runs = await machine.runs(self._node)
+                    # Of a node that Ray has given up nobody has killed the agent yet.
+                    lives = machine.agents.get(self._node, self._life) == self._life
+                    if runs and (lives or machine.rng.random() < 0.5):
+                        machine.begin(order, shape, gpus, lease)
+
+        launching = asyncio.ensure_future(work())
+        launching.add_done_callback(_retrieve)
+        await self._machine.answered(self._node, launching)
+        self._look()
+        self._cluster.step("launch")
+        return {
+            "pid": 1,
+            "start_time": 1,
+            "boot_id": "b",
+            "cold": None,
+            "watches_raylet": machine.lease_s is not None,
+        }
+
+    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
+        """See `Agent`; a renewal may arrive although nobody waits for its answer any more."""
+        self._look()
+        self._cluster.step("renew")
+        machine, plan = self._machine, order["plan"]
+
+        async def work() -> float | None:
+            await machine.travel(self._node, "renew")
+            if not await machine.runs(self._node):
+                raise AgentLostError("the agent's process is gone")
+            return machine.renew(self._node, plan, stamp)
+
+        renewing = asyncio.ensure_future(work())
+        renewing.add_done_callback(_retrieve)
+        answer = await machine.answered(self._node, renewing)
+        self._look()
+        self._cluster.step("renew")
+        return answer
+
+    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent`."""
+        await self._call("follow")
+        host = self._machine.host_on(self._node, order["plan"]["marker"])
+        while host is not None and host.is_alive:
+            # Looked at now and then: the agent may die meanwhile.
+            try:
+                async with asyncio.timeout(0.7):
+                    await host.over.wait()
+            except TimeoutError:
+                await self._machine.reach(self._node)
+                self._look()
+        await self._call("follow")
+        if host is None or host.record is None:
+            return exit_record_of_lost_host(order["plan"], Proof(True, 0, (), "simulated"))
+        return host.record
+
+    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
+        """See `Agent`."""
+        await self._call("stop")
+        host = self._machine.host_on(self._node, order["plan"]["marker"])
+        if host is not None and host.is_alive:
+            after_s = self._machine.rng.random() * grace_s
+            self._machine.stop(host, after_s=after_s, reason=reason)
+
+    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent`."""
+        await self._call("collect", longest_s=0.2)
+        return {"tails": {0: b""}, "problems": []}
+
+    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
+        """See `Agent`, and `Ends.settle`, which this follows."""
+        await self._call("settle")
+        marker = order["plan"]["marker"]
+        if end:
+            await self._machine.fence_of(self._node).end(marker)
+        host = self._machine.host_on(self._node, marker)
+        if host is not None and host.is_alive:
+            if not end:
+                return {"state": "running", "proven": False}
+            await asyncio.sleep(self._machine.rng.random() * 2.0)
+            if await self._machine.runs(self._node):
+                self._machine.end(host, outcome="canceled", signal=15, reason=PLACE_LOST)
+        await self._machine.reach(self._node)
+        self._look()
+        if host is not None and host.record is not None:
+            ours = host.record["reason"] == PLACE_LOST
+            return {"state": "ended", "exit": host.record, "proven": True, "ended_now": ours}
+        return {"state": "gone", "proven": True, "ended_now": end}
+
+    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+        """See `Agent`."""
+        await self._call("clean")
+        return {"proven": True}
+
+
+def _place_of(machine: Machine, order: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
+    """Return what the order's group holds on its node, as the ranks will use it."""
+    plan = order["plan"]
+    gpus = tuple(str(plan["env"].get("CUDA_VISIBLE_DEVICES", "")).split(","))
+    ranks = len(plan["ranks"])
+    return Shape(nodes=1, cpus=float(ranks), gpus=0.0), tuple(one for one in gpus if one)
+
+
+def _retrieve(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()

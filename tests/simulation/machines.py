@@ -1,0 +1,398 @@
+"""Simulated nodes that are machines of their own: lost, frozen, cut off, and back again."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from rayjobs.compute.cluster import AgentLostError, NotPlacedError
+from rayjobs.compute.nodefence import Fence
+from rayjobs.compute.nodeleases import require
+from rayjobs.injob.lease import LOST_OUTCOME, Lease
+from rayjobs.policy import Shape
+from tests.simulation.boxes import Box
+from tests.simulation.nodes import Host, Machine
+
+Later = Coroutine[Any, Any, None]
+LEASE_S = 20.0
+# How long a machine is away at most, by chance; Ray gives it up before its lease is over.
+AWAY_S = (1.0, 20.0, 60.0, 60.0)
+GIVEN_UP_S = 10.0
+# How many of these calls meet a machine that freezes, or is cut off, while they are on their way.
+MEETS = {"launch": 0.15, "renew": 0.01}
+# A host looks at its clocks so often.
+TICK_S = 0.5
+
+
+class Machines(Machine):
+    """Boxes with a node each, which share nothing but Ray."""
+
+    lease_s = LEASE_S
+    longest_s = 60.0
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        rng: random.Random,
+        *,
+        nodes: int,
+        cpus: float,
+        gpus: int,
+        calm_at_s: float,
+        note: Callable[[str], None],
+    ) -> None:
+        super().__init__(loop, rng, nodes=0, cpus=cpus, gpus=gpus)
+        self._size = (cpus, float(gpus))
+        self.calm_at_s = calm_at_s
+        self._note = note
+        self._ids = 0
+        self._box: Box | None = None  # whose clock is asked
+        self._where: dict[str, tuple[Box, int]] = {}
+        self._at: dict[str, tuple[Box, int]] = {}  # marker → where its host is
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.boxes = [Box(f"10.0.0.{number + 1}", rng.random() * 1e6) for number in range(nodes)]
+        for box in self.boxes:
+            self._join(box)
+
+    def boot_clock_s(self) -> float:
+        """Return the boot clock of the box that asks."""
+        assert self._box is not None
+        return self.loop.time() + self._box.clock_s
+
+    def asks(self, box: Box) -> None:
+        """Say whose clock is asked next."""
+        self._box = box
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- what Ray knows ------------------------------------------------------------------------
+    def _join(self, box: Box) -> None:
+        """Let Ray's process of a box come up, and Ray know it."""
+        box.lives += 1
+        box.raylet = box.lives
+        self._ids += 1
+        box.node = f"node{self._ids}"
+        self._where[box.node] = (box, box.raylet)
+        self.sizes[box.node] = self._size
+        self.agents[box.node] = 0
+        box.change()
+
+    def _delist(self, node: str) -> None:
+        """Let Ray declare a node dead, for ever; it moves its bundles where there is room."""
+        if self.sizes.pop(node, None) is None:
+            return
+        self._note(f"Ray gives up {node}")
+        del self.agents[node]
+        for name, (shape, at, _) in list(self.groups.items()):
+            if node not in at:
+                continue
+            del self.groups[name]
+            kept = [one for one in at if one != node]
+            for other in (*self.sizes, None):
+                try:
+                    self.make_group(name, shape, [*kept, other] if other else kept)
+                    break
+                except NotPlacedError:
+                    continue
+        self._where[node][0].change()
+
+    def _end_raylet(self, box: Box) -> None:
+        """Let Ray's process of a box end, and the agents with it."""
+        box.raylet = 0
+        box.change()
+
+    # -- seen from elsewhere -------------------------------------------------------------------
+    @property
+    def shares_machine(self) -> bool:
+        """See `Machine`."""
+        return False
+
+    def address(self, node: str) -> str:
+        """See `Machine`."""
+        return self._where[node][0].name
+
+    def gpu_name(self, node: str, index: int) -> str:
+        """See `Machine`: of the box, as which node ever Ray knows it."""
+        return f"{self.address(node)}/{index}"
+
+    def fence_of(self, node: str) -> Fence:
+        """See `Machine`."""
+        return self._where[node][0].fence
+
+    def host_on(self, node: str, marker: str) -> Host | None:
+        """See `Machine`: an agent sees what is on its box."""
+        box, _ = self._at.get(marker, (None, 0))
+        return self.hosts.get(marker) if box is self._where[node][0] else None
+
+    def raylet_is_gone(self, node: str) -> bool:
+        """See `Machine`: a box that answers says so."""
+        box, raylet = self._where[node]
+        answers = box.is_up and box.frozen_s is None and not box.is_cut
+        return node not in self.sizes and answers and box.raylet != raylet
+
+    def is_doubted(self, node: str) -> bool:
+        """See `Machine`."""
+        box, raylet = self._where[node]
+        answers = box.is_up and box.frozen_s is None and not box.is_cut
+        return node in self.doubted and answers and box.raylet != raylet
+
+    async def _wait(self, box: Box) -> None:
+        await box.changed.wait()
+
+    async def reach(self, node: str) -> None:
+        """See `Machine`."""
+        box, raylet = self._where[node]
+        while True:
+            if node not in self.sizes or box.raylet != raylet:
+                raise AgentLostError("the node is not there any more")
+            if box.is_sound:
+                return
+            await self._wait(box)
+
+    async def runs(self, node: str) -> bool:
+        """See `Machine`: a node that was given up goes on until Ray's process there learns it."""
+        box, raylet = self._where[node]
+        while box.raylet == raylet:
+            if box.is_sound:
+                return True
+            await self._wait(box)
+        return False
+
+    async def answered(self, node: str, work: asyncio.Future[Any]) -> Any:
+        """See `Machine`."""
+        box, raylet = self._where[node]
+        while not work.done():
+            if node not in self.sizes or box.raylet != raylet:
+                raise AgentLostError("the node is not there any more")
+            changed = asyncio.ensure_future(box.changed.wait())
+            try:
+                await asyncio.wait({work, changed}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                changed.cancel()
+        await self.reach(node)
+        return work.result()
+
+    async def list_agent(self, node: str) -> None:
+        """See `Machine`; of a process that has ended Ray waits until it knows."""
+        box, raylet = self._where[node]
+        while node in self.sizes and not self.is_doubted(node):
+            if box.is_sound and box.raylet == raylet:
+                return
+            await self._wait(box)
+        raise AgentLostError("the node is not among the living")
+
+    async def places(self, nodes: Sequence[str]) -> None:
+        """See `Machine`."""
+        try:
+            async with asyncio.timeout(30.0):
+                for node in nodes:
+                    await self.list_agent(node)
+        except (TimeoutError, AgentLostError) as error:
+            raise NotPlacedError("a node is not there") from error
+
+    # -- hosts ---------------------------------------------------------------------------------
+    def begin(
+        self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...], lease: Lease | None
+    ) -> None:
+        """See `Machine`: the host has a lease, and sees Ray's process on its box."""
+        box, raylet = self._where[order["node_id"]]
+        self._at[order["plan"]["marker"]] = (box, raylet)
+        assert lease is not None
+        self.asks(box)
+        require(lease)
+        if order["node_id"] not in self.sizes:
+            box.troubles.append(self.loop.time())  # it comes up unheard
+        host = self.drawn(order, shape, gpus)
+        host.lease = Lease(lease.lease_s, since_s=lease.since_s)
+        self._spawn(self._live(host, box, raylet))
+
+    async def _live(self, host: Host, box: Box, raylet: int) -> None:
+        """Let a host's ranks run to their end, and its clocks be looked at."""
+        assert host.lease is not None
+        left_s, limit = host.ends_at - host.began_at, host.order["plan"].get("max_duration_s")
+        while host.is_alive:
+            now = self.loop.time()
+            tick_s = min(TICK_S, left_s)
+            if limit is not None:
+                tick_s = min(tick_s, max(0.0, host.began_at + limit - now))
+            await asyncio.sleep(tick_s)
+            ran_s = (box.frozen_s or self.loop.time()) - now
+            frozen_s = await self._thawed(box)
+            host.frozen_s += self.loop.time() - (frozen_s or self.loop.time())
+            left_s -= ran_s
+            if not host.is_alive:
+                return
+            self.asks(box)
+            why = host.lease.why_over()
+            if why is None and box.raylet != raylet:
+                why = "raylet has ended"
+            if why is not None:
+                grace_s = host.lease.end_grace_s(host.order["plan"]["grace_s"])
+                grace_s *= self.rng.random()
+                await asyncio.sleep(grace_s)
+                frozen_s = await self._thawed(box) or (frozen_s if grace_s == 0 else None)
+                self.end(host, at_s=frozen_s, outcome=LOST_OUTCOME, signal=15, reason=why)
+            elif limit is not None and self.loop.time() >= host.began_at + limit:
+                self.end(host, at_s=frozen_s, outcome="time_limit", signal=15)
+            elif left_s <= 1e-6:
+                self.by_itself(host)
+
+    async def _thawed(self, box: Box) -> float | None:
+        """Return once a box runs: since when it did not; None: it did."""
+        since_s = box.frozen_s
+        while box.frozen_s is not None:
+            await self._wait(box)
+        return since_s
+
+    def kill(self, host: Host) -> None:
+        """See `Machine`; what is frozen had not run since."""
+        box, _ = self._at[host.order["plan"]["marker"]]
+        was_alive = host.is_alive
+        super().kill(host)
+        if was_alive and box.frozen_s is not None:
+            host.ended_at = box.frozen_s
+
+    def stop(self, host: Host, *, after_s: float, reason: str) -> None:
+        """See `Machine`."""
+        self._spawn(self._stop(host, after_s, reason))
+
+    async def _stop(self, host: Host, after_s: float, reason: str) -> None:
+        box, _ = self._at[host.order["plan"]["marker"]]
+        await asyncio.sleep(after_s)
+        if await self._thawed(box) is not None:
+            await asyncio.sleep(TICK_S)
+        self.end(host, outcome="canceled", signal=15, reason=reason)
+
+    def clock_s(self, node: str) -> float | None:
+        """See `Machine`."""
+        self.asks(self._where[node][0])
+        return self.boot_clock_s()
+
+    def starting(self, node: str, plan: Mapping[str, Any]) -> AbstractContextManager[Lease | None]:
+        """See `Machine`."""
+        box, _ = self._where[node]
+        self.asks(box)
+        return box.launching.starting(plan)
+
+    def renew(self, node: str, plan: Mapping[str, Any], stamp: float | None) -> float | None:
+        """See `Machine`, and `NodeAgent.renew`, which this follows."""
+        box, _ = self._where[node]
+        self.asks(box)
+        answer = box.launching.renew(plan, stamp)
+        host = self.host_on(node, plan["marker"])
+        if answer is not None or host is None or not host.is_alive:
+            return answer
+        assert host.lease is not None
+        return host.lease.renew(stamp)
+
+    def was_heard(self, host: Host) -> bool:
+        """Whether nothing happened to a host's box from its start on, until its end was known."""
+        box, _ = self._at[host.order["plan"]["marker"]]
+        assert host.ended_at is not None
+        return not any(host.began_at - 5 <= at <= host.ended_at + 30 for at in box.troubles)
+
+    # -- what happens to boxes -----------------------------------------------------------------
+    def harm(self) -> None:
+        """Let something happen to a box that is sound."""
+        sound = [box for box in self.boxes if box.is_sound and box.node in self.sizes]
+        if not sound:
+            return
+        harms = (self._power_off, self._raylet_dies, self._freeze, self._cut_off)
+        self._harm(self.rng.choice(sound), self.rng.choice(harms))
+
+    async def travel(self, node: str, call: str) -> None:
+        """See `Machine`: the call's effect may come when nobody waits for it any more."""
+        box, _ = self._where[node]
+        is_there = box.is_sound and node in self.sizes and self.loop.time() < self.calm_at_s
+        if is_there and self.rng.random() < MEETS[call]:
+            self._harm(box, self.rng.choice((self._freeze, self._cut_off)))
+        await asyncio.sleep(self.rng.random() * 0.02)
+
+    def _harm(self, box: Box, what: Callable[[Box], Later]) -> None:
+        box.troubles.append(self.loop.time())
+        self._note(f"{box.node} at {box.name}: {what.__name__}")
+        later = what(box)
+        box.change()
+        self._give_up(box)
+        self._spawn(later)
+
+    def _give_up(self, box: Box) -> None:
+        node = box.node
+        after_s = self.rng.uniform(0.2, GIVEN_UP_S)
+
+        async def later() -> None:
+            await asyncio.sleep(after_s)
+            if not (box.is_sound and box.node == node):
+                self._delist(node)
+
+        self._spawn(later())
+
+    # Each of these happens at once, and returns what comes of it later.
+    def _power_off(self, box: Box) -> Later:
+        box.is_up = False
+        for host in self.history:
+            if self._at[host.order["plan"]["marker"]][0] is box:
+                self.kill(host)
+        box.fence = Fence()
+        return self._raylet_dies(box)
+
+    def _raylet_dies(self, box: Box) -> Later:
+        self._end_raylet(box)
+        return self._up_again(box)
+
+    async def _up_again(self, box: Box) -> None:
+        await asyncio.sleep(self.rng.uniform(0.5, 30.0))
+        box.is_up = True
+        self._join(box)
+
+    def _freeze(self, box: Box) -> Later:
+        box.frozen_s = self.loop.time()
+        return self._well_again(box)
+
+    def _cut_off(self, box: Box) -> Later:
+        box.is_cut = True
+        return self._well_again(box)
+
+    async def _well_again(self, box: Box) -> None:
+        await asyncio.sleep(self.rng.random() * self.rng.choice(AWAY_S))
+        box.frozen_s, box.is_cut = None, False
+        box.change()
+        await self._back(box)
+
+    async def _back(self, box: Box) -> None:
+        """Let Ray's process learn that it was given up: it ends, and another one comes up."""
+        life = box.raylet
+        if box.node in self.sizes:
+            return
+        await asyncio.sleep(self.rng.random() * 1.5)
+        if box.raylet != life:
+            return  # the whole cluster was restarted meanwhile
+        self._end_raylet(box)
+        await asyncio.sleep(self.rng.uniform(0.5, 5.0))
+        self._join(box)
+
+    def restart_ray(self) -> None:
+        """See `Machine`: each box that runs gets another process of Ray, and another node."""
+        self.life += 1
+        self.groups.clear()
+        for node in list(self.sizes):
+            del self.sizes[node]
+            del self.agents[node]
+            box, raylet = self._where[node]
+            box.troubles.append(self.loop.time())
+            box.change()
+            if box.raylet == raylet:
+                self._spawn(self._rejoin(box))
+
+    async def _rejoin(self, box: Box) -> None:
+        life = box.raylet
+        await asyncio.sleep(self.rng.random() * 3.0)
+        if box.raylet == life and box.is_sound:
+            self._end_raylet(box)
+            self._join(box)
