@@ -175,6 +175,7 @@ class Drive(DriveEnds):
             for order, hello in zip(self.orders, greetings, strict=True):
                 order["plan"]["lease_since_s"] = hello.get("clock_s")
         pairs = list(zip(agents, self.orders, strict=True))
+        self.was_launched = True
         keeping = []
         for agent, order in pairs:
             self.parts.leases.grant(order)

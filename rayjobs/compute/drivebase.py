@@ -71,6 +71,7 @@ class DriveBase:
         canceled: Set when the job's end was asked for.
         preempted: Set when the attempt is to give way, and be tried again.
         forsaken: Its workspace is gone: nothing can be written, all is to be ended.
+        was_launched: Its nodes may have been asked to start hosts.
     """
 
     parts: Parts
@@ -82,6 +83,7 @@ class DriveBase:
     canceled: asyncio.Event = field(default_factory=asyncio.Event)
     preempted: asyncio.Event = field(default_factory=asyncio.Event)
     forsaken: bool = False
+    was_launched: bool = False
     _given_back: bool = False
     # Records of hosts that were done by themselves when they were to be ended.
     _done: list[Mapping[str, Any]] = field(default_factory=list)

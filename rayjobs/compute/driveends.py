@@ -13,7 +13,7 @@ from rayjobs.blobs import FolderBlobs
 from rayjobs.compute import drivebase
 from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.drivebase import DriveBase
-from rayjobs.errors import RayjobsError
+from rayjobs.errors import RayjobsError, UnreachableError
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import ModelDraft, ModelRefusal
 from rayjobs.states import JobState
@@ -156,18 +156,22 @@ class DriveEnds(DriveBase):
     async def _settle(self, order: dict[str, Any]) -> Mapping[str, Any]:
         """End what the order's node has of the attempt, and return what it says of it.
 
-        An agent that dies meanwhile has said nothing: its host may live, or be done.
+        An agent that dies meanwhile has said nothing: its host may live, or be done. So once a
+        launch was asked for, the node is asked until it answers, or is gone for good. Before
+        that an agent that never starts is a reason to try elsewhere.
         """
         while True:
-            node_id = await self.parts.leases.living_node(order)
-            if node_id is None:
-                order["is_lost"] = True
-                return {"state": "gone", "proven": await self.parts.leases.wait_over(order)}
-            order["node_id"] = node_id
             try:
+                node_id = await self.parts.leases.living_node(order)
+                if node_id is None:
+                    order["is_lost"] = True
+                    return {"state": "gone", "proven": await self.parts.leases.wait_over(order)}
+                order["node_id"] = node_id
                 agent = await self.parts.cluster.agent(node_id)
                 return await agent.settle(order, end=True)
-            except AgentLostError as error:
+            except (AgentLostError, UnreachableError) as error:
+                if not self.was_launched:
+                    raise
                 log.warning("settling %s: %s", self.job.id, error)
                 await asyncio.sleep(AGENT_PAUSE_S)
 

@@ -208,7 +208,7 @@ async def _take_over(
     engine: Engine, served: Served, job: Job, attempt: Attempt, held: Held
 ) -> None:
     """Go on with an attempt whose group still stands."""
-    drive = Drive(engine.parts, served, job, held, number=attempt.number)
+    drive = Drive(engine.parts, served, job, held, number=attempt.number, was_launched=True)
     drive.orders = [order_of(served, engine.target, job, host) for host in attempt.hosts]
     if job.cancel_requested_at is not None:
         drive.canceled.set()
@@ -279,7 +279,7 @@ async def end_and_requeue(
     settled = [await settle(engine, order, end=True, restarted=restarted) for order in orders]
     nothing_left = all(one["proven"] for one in settled)
     ghost = Held("", served, Shape(), (), (), None, engine.clock.monotonic_s())
-    drive = Drive(engine.parts, served, job, ghost, number=attempt.number)
+    drive = Drive(engine.parts, served, job, ghost, number=attempt.number, was_launched=True)
     drive.orders = orders
     drive.hold_nothing()
     engine.adopt(drive, _conclude(engine, drive, settled, why=why, restarted=restarted))

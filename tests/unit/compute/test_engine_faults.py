@@ -257,6 +257,24 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
     play(scene, tmp_path)
 
 
+def test_a_node_whose_agents_never_start_keeps_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        async def lost(_node_id: str) -> FakeAgent:
+            raise AgentLostError("it does not start")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(here.cluster, "agent", lost)
+            job = here.submit(retries={"system": 1})
+            failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.failure_class == "system"
+        assert "it does not start" in failed.failure.message
+
+    play(scene, tmp_path)
+
+
 @pytest.mark.parametrize("is_other_cluster", [False, True])
 def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
