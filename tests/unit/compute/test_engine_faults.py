@@ -103,6 +103,24 @@ def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
     play(scene, tmp_path)
 
 
+def test_a_place_whose_release_could_not_be_written_is_released_again(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        await here.restart()
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()  # what else looks for places that nobody has is not there
+        (held,) = here.engine.allocations.all
+        store.failing["release_allocation"] = 1
+        await here.engine.allocations.release(held)
+        assert here.store.allocations("local")[0].state is AllocationState.HELD
+        await here.engine.allocations.release_old()
+        assert not here.store.allocations("local")
+
+    play(scene, tmp_path)
+
+
 @pytest.mark.parametrize("call", ["requeue", "finish", "job", "attempts"])
 def test_a_failure_is_written_once_the_store_takes_it(tmp_path: Path, call: str) -> None:
     async def scene(here: World) -> None:

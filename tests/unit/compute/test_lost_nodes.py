@@ -14,7 +14,7 @@ from rayjobs.compute.drive import Drive
 from rayjobs.compute.leases import Leases
 from rayjobs.failures import FailureClass
 from rayjobs.records import Job
-from rayjobs.rootcause import diagnose
+from rayjobs.rootcause import PLACE_LOST, diagnose
 from rayjobs.states import JobState
 from tests.fakes.cluster import FakeAgent, FakeCluster, exit_record
 from tests.fakes.world import World, play
@@ -217,6 +217,13 @@ def test_a_cluster_that_was_started_again_is_asked_by_the_node_s_address() -> No
     assert asyncio.run(held.living_node(order, restarted=True)) == "node0"
     order["address"] = "10.9.9.9"
     assert asyncio.run(held.living_node(order, restarted=True)) is None
+
+
+def test_a_host_that_was_ended_with_its_place_is_no_cancel() -> None:
+    ended = exit_record("j", 1, outcome="canceled", signal=15, reason=PLACE_LOST)
+    outcome, failure = diagnose([ended], {})
+    assert failure is not None
+    assert (outcome, failure.failure_class) == ("node_lost", FailureClass.NODE_LOST)
 
 
 LOST = {**exit_record("j", 1, outcome="node_lost", node=1, reason="node 1 was lost"), "ranks": []}
