@@ -41,6 +41,12 @@ while os.environ["RANK"] == "0":
     time.sleep(0.05)
 time.sleep(600)
 """
+# Ends by itself, so that a host that would wait for ever is seen in time.
+GOES_ON = """
+import time
+print("up", flush=True)
+time.sleep(20)
+"""
 
 
 @pytest.mark.parametrize("kind", ["warm", "cold"])
@@ -132,10 +138,14 @@ def test_the_odd_one_out(ranks: list[dict[str, Any]], odd: list[int]) -> None:
 # -- leases -----------------------------------------------------------------------------------
 
 
-def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(short_path: Path, warm: str) -> None:
-    alone = Attempt.make(short_path, TALKS, lease_s=1.5).start(warm)
-    record = alone.wait()
+@pytest.mark.parametrize("kind", ["warm", "cold"])
+def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(
+    short_path: Path, warm: str, kind: str
+) -> None:
+    alone = Attempt.make(short_path, GOES_ON, lease_s=1.5)
+    record = (alone.start(warm) if kind == "warm" else alone.start_cold()).wait()
     assert record["outcome"] == "lease_lost" and record["leftovers"]["proven_dead"]
+    assert all(rank["exit_code"] != 0 for rank in record["ranks"])
     outcome, failure = diagnose([record], {})
     assert failure is not None
     assert (outcome, failure.failure_class) == ("node_lost", FailureClass.NODE_LOST)
@@ -145,7 +155,7 @@ def test_a_host_whose_raylet_has_ended_does_not_wait_for_its_lease(
     short_path: Path, warm: str
 ) -> None:
     gone = {**own_identity().as_dict(), "start_time": 1}  # the pid is now somebody else's
-    record = Attempt.make(short_path, TALKS, lease_s=600.0, raylet=gone).start(warm).wait()
+    record = Attempt.make(short_path, GOES_ON, lease_s=600.0, raylet=gone).start(warm).wait()
     assert record["outcome"] == "lease_lost" and "raylet" in record["reason"]
 
 

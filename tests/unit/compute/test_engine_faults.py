@@ -504,6 +504,31 @@ def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
     play(scene, tmp_path)
 
 
+@pytest.mark.parametrize("after_launch", [False, True])
+def test_an_actor_whose_attempt_another_one_has_ended_starts_nothing(
+    tmp_path: Path, after_launch: bool
+) -> None:
+    """It was slow: when it writes where its hosts are, its job has been put back elsewhere."""
+
+    async def scene(here: World) -> None:
+        write = here.store.set_hosts
+
+        def raced(job_id: str, *, attempt: int, **more: Any) -> bool:
+            if attempt == 1 and (("launch", job_id, 1) in here.agent.calls) == after_launch:
+                here.store.requeue(job_id, attempt=1, reason="its actor is gone", outcome="lost")
+            return write(job_id, attempt=attempt, **more)
+
+        here.store.set_hosts = raced  # type: ignore[method-assign]
+        here.agent.instant = 0
+        job = here.submit()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+        first = [what for what, _, attempt in here.agent.calls if attempt == 1]
+        assert first == (["prepare", "launch"] if after_launch else [])
+
+    play(scene, tmp_path)
+
+
 # -- cancels at every moment ----------------------------------------------------------------------
 
 
