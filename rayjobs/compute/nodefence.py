@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -22,7 +23,8 @@ class Fence:
     def __init__(self) -> None:
         """Begin with nothing ended."""
         self._ended: dict[str, None] = {}
-        self._starting: dict[str, asyncio.Lock] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._callers: Counter[str] = Counter()
 
     @asynccontextmanager
     async def starting(self, marker: str) -> AsyncIterator[None]:
@@ -31,25 +33,31 @@ class Fence:
         Raises:
             PrepareError: class ``system``: the attempt was ended already.
         """
-        lock = self._starting.setdefault(marker, asyncio.Lock())
-        try:
-            async with lock:
-                if marker in self._ended:
-                    raise PrepareError(
-                        "the attempt was ended before its host was started: another target actor "
-                        "looks after the job now",
-                        failure_class="system",
-                    )
-                yield
-        finally:
-            self._starting.pop(marker, None)
+        async with self._locked(marker):
+            if marker in self._ended:
+                raise PrepareError(
+                    "the attempt was ended before its host was started: another target actor "
+                    "looks after the job now",
+                    failure_class="system",
+                )
+            yield
 
     async def end(self, marker: str) -> None:
         """Refuse every later start of an attempt; return once one that had begun is through."""
         self._ended[marker] = None
         while len(self._ended) > REMEMBERED:
             del self._ended[next(iter(self._ended))]
-        lock = self._starting.get(marker)
-        if lock is not None:
-            async with lock:
-                return
+        async with self._locked(marker):
+            return
+
+    @asynccontextmanager
+    async def _locked(self, marker: str) -> AsyncIterator[None]:
+        """Hold an attempt's lock, which stays the same one as long as anybody waits for it."""
+        self._callers[marker] += 1
+        try:
+            async with self._locks.setdefault(marker, asyncio.Lock()):
+                yield
+        finally:
+            self._callers[marker] -= 1
+            if not self._callers[marker]:
+                del self._callers[marker], self._locks[marker]

@@ -50,6 +50,37 @@ def test_an_end_waits_for_the_start_that_had_begun() -> None:
     asyncio.run(scene())
 
 
+def test_an_end_waits_for_the_second_of_two_starts_as_well() -> None:
+    async def scene() -> None:
+        fence, told = Fence(), []
+        may_go = [asyncio.Event(), asyncio.Event()]
+
+        async def start(number: int) -> None:
+            async with fence.starting("one"):
+                await may_go[number].wait()
+                told.append(f"started {number}")
+
+        async def end() -> None:
+            await fence.end("one")
+            told.append("ended")
+
+        first, second = (asyncio.ensure_future(start(number)) for number in range(2))
+        await asyncio.sleep(0)
+        may_go[0].set()
+        await first
+        await asyncio.sleep(0)  # the second has begun
+        ending = asyncio.ensure_future(end())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert told == ["started 0"]
+        may_go[1].set()
+        await asyncio.gather(second, ending)
+        assert told == ["started 0", "started 1", "ended"]
+        assert not fence._locks
+
+    asyncio.run(scene())
+
+
 def test_what_is_remembered_is_bounded() -> None:
     async def scene() -> None:
         fence = Fence()
