@@ -98,6 +98,14 @@ class Leases:
                 return node.node_id
         return None
 
+    def is_over(self, order: Mapping[str, Any]) -> bool:
+        """Whether nothing of the order's attempt can run on its lost node any more; see below."""
+        lease_s = order["plan"].get("lease_s")
+        return bool(lease_s) and self._over_s(order, lease_s) <= self._clock.monotonic_s()
+
+    def _over_s(self, order: Mapping[str, Any], lease_s: float) -> float:
+        return self._granted_s.get(str(order["plan"]["marker"]), self._began_s) + lease_s
+
     async def wait_over(self, order: Mapping[str, Any]) -> bool:
         """Return once nothing of the order's attempt can run on its lost node any more.
 
@@ -107,8 +115,7 @@ class Leases:
         lease_s = order["plan"].get("lease_s")
         if not lease_s:
             return False
-        granted_s = self._granted_s.get(str(order["plan"]["marker"]), self._began_s)
-        over_s = granted_s + lease_s
+        over_s = self._over_s(order, lease_s)
         while (left_s := over_s - self._clock.monotonic_s()) > 0:
             if order["plan"].get("watches_raylet") and await self._cluster.raylet_is_gone(
                 str(order["node_id"])

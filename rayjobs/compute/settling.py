@@ -28,12 +28,21 @@ async def prove(
 
 
 async def settle(
-    engine: Engine, order: dict[str, Any], *, end: bool, restarted: bool = False
+    engine: Engine,
+    order: dict[str, Any],
+    *,
+    end: bool,
+    restarted: bool = False,
+    waits: bool = False,
 ) -> dict[str, Any]:
     """Ask the node what became of an attempt.
 
-    Of a node that is gone for good nothing is left once the lease of its host is over; `end`
-    waits for that. State ``unknown``: its agents die, or cannot be reached.
+    State ``unknown``: its agents die, or cannot be reached; or it is gone for good, and the lease
+    of its host is not over yet.
+
+    Args:
+        end: End what lives.
+        waits: Wait, with `end`, for the end of a lease: never in the engine's own turn.
     """
     gone = {"state": "gone", "proven": False, "ended_now": False}
     leases = engine.parts.leases
@@ -42,7 +51,12 @@ async def settle(
             node_id = await leases.living_node(order, restarted=restarted)
             if node_id is None:
                 order["is_lost"] = True
-                return {**gone, "proven": end and await leases.wait_over(order)}
+                if not end:
+                    return gone
+                if waits or not order["plan"].get("lease_s"):
+                    return {**gone, "proven": await leases.wait_over(order)}
+                is_over = leases.is_over(order)
+                return {**gone, "proven": is_over, "state": "gone" if is_over else "unknown"}
             order["node_id"] = node_id
             agent = await engine.cluster.agent(node_id)
             return {"ended_now": False, **await agent.settle(order, end=end)}
@@ -56,7 +70,7 @@ async def until_known(
 ) -> dict[str, Any]:
     """Settle, however long nobody answers: what is not known to have ended is not begun again."""
     while True:
-        found = await settle(engine, order, end=end, restarted=restarted)
+        found = await settle(engine, order, end=end, restarted=restarted, waits=True)
         if found["state"] != "unknown":
             return found
         await asyncio.sleep(AGENT_PAUSE_S)

@@ -320,6 +320,7 @@ class FakeCluster:
         for end in agent.ends.values():
             if not end.done():
                 end.set_exception(AgentLostError(f"the node {node_id} is gone"))
+                end.exception()  # a target that has crashed does not listen
 
     async def agent(self, node_id: str) -> FakeAgent:
         if node_id not in self.sizes:
