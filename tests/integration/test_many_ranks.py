@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from rayjobs.spec import Distribution, Resources
@@ -35,5 +33,5 @@ def test_the_cost_of_a_rank_does_not_grow_with_their_number(jobs: Jobs) -> None:
     costs = {ranks: min(seconds_per_rank(jobs, ranks) for _ in range(3)) for ranks in SIZES}
     told = ", ".join(f"{ranks}: {1000 * cost:.0f} ms" for ranks, cost in costs.items())
     print(f"\nfrom place to end, per rank: {told}")
-    for fewer, more in pairwise(SIZES):
-        assert costs[more] <= costs[fewer] * 1.5, told
+    few, *more = costs.values()
+    assert max(more) <= few * 1.2, told
