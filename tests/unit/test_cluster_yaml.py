@@ -104,3 +104,10 @@ def test_names_the_versions_of_this_checkout(cluster: dict[str, Any]) -> None:
     assert ray_version is not None
     assert f":{ray_version.group(1)}-" in cluster["docker"]["image"]
     assert any(f"=={project['version']}" in command for command in cluster["setup_commands"])
+
+
+def test_every_node_gets_open_mpi(cluster: dict[str, Any]) -> None:
+    (command,) = [one for one in cluster["setup_commands"] if "openmpi-bin" in one]
+    update, install = command.split(" && ")
+    assert update.startswith("sudo apt-get") and update.endswith("update")
+    assert install.startswith("sudo ") and " install -y " in install  # nobody is there to answer
