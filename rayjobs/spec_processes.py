@@ -18,13 +18,17 @@ def check(spec: JobSpec) -> Iterator[Problem]:
 def warnings(spec: JobSpec) -> Iterator[str]:
     """Yield what is allowed but likely not meant."""
     shape, gpus = spec.distribution, spec.resources.gpus
-    if shape.backend in ("gloo", "nccl") and shape.world_size > 1 and gpus > 1:
-        per_node = gpus * shape.processes_per_node
-        yield (
-            f"{shape.processes_per_node} processes per node for {per_node:g} GPUs: a process of "
-            f"torch.distributed uses one GPU as a rule, the others stay idle. "
-            f"`--procs-per-node {per_node:g} --gpus-per-proc 1` uses all"
-        )
+    # A command may start one process per GPU itself.
+    if spec.script is None or gpus <= 1:
+        return
+    processes, per_node = shape.processes_per_node, _even(gpus * shape.processes_per_node)
+    backend = "" if shape.backend != "none" else " --backend nccl"
+    yield (
+        f"{processes} process{'es' if processes > 1 else ''} per node for {per_node:g} GPUs: a "
+        f"process uses one GPU as a rule, the others stay idle. `--procs-per-node {per_node:g} "
+        f"--gpus-per-proc 1{backend}` has one for each; a script that spreads its model over its "
+        f"GPUs itself may ignore this"
+    )
 
 
 def _distribution(spec: JobSpec) -> Iterator[Problem]:

@@ -99,13 +99,21 @@ def test_nccl_needs_a_whole_gpu_for_each_process() -> None:
     assert said(spec(resources={"gpus": 0.5}, distribution={"backend": "nccl"})) == {}
 
 
-def test_idle_gpus_of_a_distributed_job_are_told() -> None:
-    shape = {"nodes": 2, "processes_per_node": 2, "backend": "gloo"}
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "horovod-gloo"])
+def test_idle_gpus_of_a_distributed_job_are_told(backend: str) -> None:
+    shape = {"nodes": 2, "processes_per_node": 2, "backend": backend}
     (told,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
-    assert "2 processes per node for 4 GPUs" in told
-    assert "--procs-per-node 4" in told
+    assert told.startswith("2 processes per node for 4 GPUs")
+    assert "`--procs-per-node 4 --gpus-per-proc 1`" in told
     assert warnings(spec(resources={"gpus": 1}, distribution=shape)) == []
-    assert warnings(spec(resources={"gpus": 2})) == []
+
+
+def test_idle_gpus_of_one_process_are_told() -> None:
+    (told,) = warnings(spec(resources={"gpus": 2}))
+    assert told.startswith("1 process per node for 2 GPUs")
+    assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in told
+    # torchrun may stand in it.
+    assert warnings(spec(command="torchrun train.py", resources={"gpus": 2})) == []
 
 
 @pytest.mark.parametrize(
