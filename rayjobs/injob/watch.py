@@ -67,6 +67,8 @@ class Watch:
         for rank in self._host.ranks:
             if rank.has_ended:
                 continue
+            if self.lease.why_over() is not None:
+                break  # each may take ten seconds, and the ranks have to end in time
             file = self._host.plan.stacks_of(rank.plan.rank)
             dump = stacks.dump(rank.plan.rank, rank.identity, file)
             if dump is not None:
