@@ -14,6 +14,7 @@ from typing import Any
 from rayjobs.capacity import plan_shape
 from rayjobs.cli.output import facts
 from rayjobs.cli.settings import Settings
+from rayjobs.cli.startviews import start_lines
 from rayjobs.compute.targets import TargetView, capacity_of, target_status
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.paths import NodePaths, home
@@ -81,11 +82,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),
-        *[
-            ("Started by", shlex.join(host["beside"]["command"]))
-            for host in placed["hosts"]
-            if (host.get("beside") or {}).get("command")
-        ],
+        *start_lines(spec, placed["hosts"]),
         *[
             (f"Input {name}", f"{one['source']} ({one['mode']})")
             for name, one in spec["inputs"].items()

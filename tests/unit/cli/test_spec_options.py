@@ -174,6 +174,53 @@ def test_a_dry_run_leaves_nothing(project: Path, terminal: Terminal, own_home: P
     assert list(own_home.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("gloo", ("RANK=3 LOCAL_RANK=1 WORLD_SIZE=4", "MASTER_ADDR", "python train.py")),
+        ("horovod-gloo", ("HOROVOD_RANK=3 HOROVOD_SIZE=4", "HOROVOD_CONTROLLER=gloo")),
+    ],
+)
+def test_a_dry_run_shows_what_tells_each_rank_its_number(
+    project: Path,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    backend: str,
+    words: tuple[str, ...],
+) -> None:
+    # What the machine lacks is the affair of other tests.
+    monkeypatch.setattr("rayjobs.mpi_checks.check", no_problem)
+    shape = ("--nodes", "2", "--procs-per-node", "2", "--backend", backend)
+    shown = terminal.type("submit", "--dry-run", *shape, "code/train.py").out
+    assert [line.split()[1] for line in shown.splitlines() if line.startswith("Rank ")] == [
+        *("0", "1", "2", "3")
+    ]
+    assert "the attempt host of each node" in shown
+    for word in words:
+        assert word in shown
+
+
+def no_problem(*_args: object, **_options: object) -> list[object]:
+    return []
+
+
+def test_a_dry_run_shows_what_a_single_process_is(project: Path, terminal: Terminal) -> None:
+    shown = terminal.type("submit", "--dry-run", "code/train.py", "--", "--lr", "a b").out
+    assert "attempt host, once for each process: python train.py --lr 'a b'" in shown
+    assert "Rank 0" not in shown
+    shown = terminal.type("submit", "--dry-run", "--command", "nvidia-smi; ls").out
+    assert "/bin/sh -c 'nvidia-smi; ls'" in shown
+
+
+def test_a_dry_run_of_many_ranks_shows_the_first_and_the_last(
+    project: Path, terminal: Terminal
+) -> None:
+    shape = ("--procs-per-node", "32", "--cpus-per-proc", "0", "--backend", "gloo")
+    shown = terminal.type("submit", "--dry-run", *shape, "code/train.py").out
+    numbers = [line.split()[1] for line in shown.splitlines() if line.startswith("Rank ")]
+    assert numbers == [*map(str, range(7)), "31"]
+
+
 def test_what_can_never_fit_is_refused(project: Path, terminal: Terminal) -> None:
     done = terminal.type("submit", "-d", "--gpus-per-proc", "1000", "code/train.py")
     assert done.code == 4
