@@ -227,7 +227,9 @@ class Drive(DriveEnds):
         """
         end = GroupEnd(self.end_asked)
         listening = asyncio.ensure_future(
-            end_when_all_are_silent(self.parts.cluster, self.orders, self.job.spec.stall_timeout_s)
+            end_when_all_are_silent(
+                self.parts.cluster, self.orders, end, self.job.spec.stall_timeout_s
+            )
         )
         followed = [asyncio.ensure_future(self._follow_one(order, end)) for order in self.orders]
         try:

@@ -44,9 +44,11 @@ class GroupEnd:
         self._asked = asked
         self._failed = asyncio.Event()
         self._reason = ""
+        self._ended_s: dict[int, float] = {}
 
     def note(self, record: Mapping[str, Any]) -> None:
         """Take in a node's exit record: the first that is no success ends the other nodes."""
+        self._ended_s.setdefault(int(record["node"]), asyncio.get_running_loop().time())
         if record["outcome"] != "completed" and not self._failed.is_set():
             why = str(record.get("reason") or record["outcome"])
             self._reason = f"node {record['node']} of the job ended: {why}"
@@ -57,6 +59,11 @@ class GroupEnd:
         if not self._failed.is_set():
             self._reason = f"{node_name(order)} of the job was lost"
             self._failed.set()
+
+    def ended_for_s(self, order: Mapping[str, Any]) -> float | None:
+        """Return how long ago a node's end was taken in; None while it has not ended."""
+        since_s = self._ended_s.get(int(order["plan"]["node"]))
+        return None if since_s is None else asyncio.get_running_loop().time() - since_s
 
     async def asked(self) -> str:
         """Return the reason once the end of all nodes is asked for."""
@@ -100,27 +107,30 @@ def exit_record_of_lost_node(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def end_when_all_are_silent(
-    cluster: Cluster, orders: Sequence[Mapping[str, Any]], timeout_s: float | None
+    cluster: Cluster, orders: Sequence[Mapping[str, Any]], end: GroupEnd, timeout_s: float | None
 ) -> None:
     """End a group of which nothing is heard on any node for `timeout_s`, until cancelled.
 
     A host alone cannot tell: in many scripts only rank 0 logs. A node that cannot be asked counts
-    as heard, since unreachable is not stalled.
+    as heard, since unreachable is not stalled; one that has ended was heard for the last time then.
     """
     if timeout_s is None or len(orders) < 2:
         return
     while True:
         await asyncio.sleep(min(timeout_s / 4, SILENCE_LOOK_S))
+        if any((ago_s := end.ended_for_s(one)) is not None and ago_s < timeout_s for one in orders):
+            continue
+        living = [order for order in orders if end.ended_for_s(order) is None]
         try:
-            agents = [await cluster.agent(order["node_id"]) for order in orders]
-            asked = [agent.silent_s(order) for agent, order in zip(agents, orders, strict=True)]
+            agents = [await cluster.agent(order["node_id"]) for order in living]
+            asked = [agent.silent_s(order) for agent, order in zip(agents, living, strict=True)]
             silent = await asyncio.gather(*asked)
             if any(one is None or one < timeout_s for one in silent):
                 continue
             reason = silence(timeout_s)
             told = [
                 agent.stalled(order, reason=reason)
-                for agent, order in zip(agents, orders, strict=True)
+                for agent, order in zip(agents, living, strict=True)
             ]
             await asyncio.gather(*told)
         except RayjobsError as error:

@@ -11,6 +11,7 @@ import pytest
 
 from rayjobs.compute import group, leases
 from rayjobs.compute.drive import Drive
+from rayjobs.compute.group import GroupEnd
 from rayjobs.compute.leases import Leases
 from rayjobs.failures import FailureClass
 from rayjobs.records import Job
@@ -145,6 +146,58 @@ def test_a_group_that_is_silent_everywhere_has_stalled(
         done = await here.state(job, JobState.FAILED)
         assert done.failure is not None
         assert done.failure.failure_class is FailureClass.STALLED
+
+    play(scene, tmp_path, nodes=2, cpus=1.0)
+
+
+async def pair_of_which_one_has_ended(here: World, *, stall_timeout_s: float) -> Job:
+    """Return a job whose first node completed, and whose other one is silent for long."""
+    job = here.submit(
+        stall_timeout_s=stall_timeout_s,
+        distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
+    )
+    await here.launched(job)
+    first, second = here.cluster.agents["node0"], here.cluster.agents["node1"]
+    first.silent, second.silent = None, 7200.0
+    first.end(job.id, 1, exit_code=0)
+    return job
+
+
+def test_a_node_that_has_ended_keeps_no_silent_group_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "SILENCE_LOOK_S", 0.01)
+
+    async def scene(here: World) -> None:
+        job = await pair_of_which_one_has_ended(here, stall_timeout_s=0.1)
+        done = await here.state(job, JobState.FAILED)
+        assert done.failure is not None
+        assert done.failure.failure_class is FailureClass.STALLED
+        assert ("stalled", job.id, 1) not in here.cluster.agents["node0"].calls
+
+    play(scene, tmp_path, nodes=2, cpus=1.0)
+
+
+def test_the_end_of_a_node_is_a_sign_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group, "SILENCE_LOOK_S", 0.01)
+    looks: list[float] = []
+    ended_for_s = GroupEnd.ended_for_s
+
+    def noted(self: GroupEnd, order: Any) -> float | None:
+        ago_s = ended_for_s(self, order)
+        if ago_s is not None:
+            looks.append(ago_s)
+        return ago_s
+
+    monkeypatch.setattr(GroupEnd, "ended_for_s", noted)
+
+    async def scene(here: World) -> None:
+        job = await pair_of_which_one_has_ended(here, stall_timeout_s=3600.0)
+        await here.until(lambda: len(looks) > 5, "it is looked at again and again")
+        assert ("stalled", job.id, 1) not in here.cluster.agents["node1"].calls
+        assert here.store.job(job.id).state is JobState.RUNNING
 
     play(scene, tmp_path, nodes=2, cpus=1.0)
 
