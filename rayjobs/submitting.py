@@ -270,7 +270,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
 
     if source is None and spec.source_directory is not None:
         source = Path(spec.source_directory).expanduser()
-    problems: list[Problem] = [*_not_yet(spec)]
+    problems: list[Problem] = []
     spec, unknown = _with_known_dependencies(workspace, spec)
     problems += unknown
     if spec.resume_from is not None:
@@ -299,20 +299,6 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     spec = spec if capacity is None else pin_types(spec, capacity)
     notes = plan_shape(spec, capacity).notes if capacity is not None else ()
     return Checked(spec, source, (*spec_checks.warnings(spec), *unsure), notes)
-
-
-def _not_yet(spec: JobSpec) -> list[Problem]:
-    """What the spec can say and this version cannot do yet: refused, never ignored."""
-    problems = []
-    if spec.stall_timeout_s is not None:
-        problems.append(
-            Problem(
-                "stall_timeout_s",
-                "is not kept by this version.",
-                "Leave it out; max_duration_s ends a job that hangs.",
-            )
-        )
-    return problems
 
 
 def _with_known_dependencies(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from rayjobs.cli.main import run
 from rayjobs.logs import Logs
 from rayjobs.spec import Distribution
 from rayjobs.states import JobState
@@ -89,4 +91,25 @@ def test_the_rank_that_raised_is_named_and_its_group_ends(jobs: Jobs) -> None:
     assert "ValueError: bad batch of rank 1" in done.failure.message
     assert str(done.failure.failure_class) == "user"
     assert done.attempt == 1
+    jobs.nothing_left(job)
+
+
+def test_a_submitted_stall_timeout_ends_a_rank_that_sleeps_though_the_other_is_done(
+    jobs: Jobs, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text(
+        "import os, time\n\n"
+        "def sleep_for_ever():\n    time.sleep(3600)\n\n"
+        "if os.environ['RANK'] == '1':\n    sleep_for_ever()\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    distribution = ["--nodes", "2", "--backend", "gloo"]
+    code = run(["submit", *distribution, "--stall-timeout", "2s", "--grace", "1s", "hangs.py"])
+    assert code == 0, capfd.readouterr().err
+    (job,) = jobs.store.jobs()
+    done = jobs.wait(job, JobState.FAILED)
+    assert done.failure is not None
+    assert str(done.failure.failure_class) == "stalled", done.failure
+    kept = [one.name for one in jobs.store.files(job.id) if "stacks/rank-1-" in one.name]
+    assert kept and b"sleep_for_ever" in jobs.file(job, kept[0])
     jobs.nothing_left(job)
