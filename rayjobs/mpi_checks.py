@@ -12,6 +12,7 @@ from rayjobs.spec import JobSpec
 
 _HOROVOD = re.compile(rb"^\s*(import|from)\s+horovod\b", re.MULTILINE)
 _MOST_BYTES = 4 * 2**20
+ON_CPU = "HOROVOD_CPU_OPERATIONS"
 
 
 def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]:
@@ -19,8 +20,9 @@ def check(spec: JobSpec, *, source: Path | None, is_here: bool) -> list[Problem]
 
     Args:
         source: The source directory; None leaves open whether the script uses Horovod.
-        is_here: The job will run on this machine, so what it lacks is known. Elsewhere the node
-            itself refuses what it lacks.
+        is_here: The job will run on this machine, so what it lacks is known. Elsewhere, and of an
+            environment of its own, the node refuses it before ranks start (`openmpi.require`,
+            `horovod.required`).
     """
     backend, gpus = spec.distribution.backend, spec.resources.gpus
     uses_horovod = backend == "horovod-gloo" or imports_horovod(spec, source)
@@ -60,8 +62,13 @@ def imports_horovod(spec: JobSpec, source: Path | None) -> bool:
     """Return whether the entry script itself imports Horovod, as far as its text says."""
     if spec.script is None or source is None:
         return False
+    return names_horovod(source / spec.script)
+
+
+def names_horovod(script: Path) -> bool:
+    """Return whether the text of a script imports Horovod; False too where it cannot be read."""
     try:
-        with (source / spec.script).open("rb") as file:
+        with script.open("rb") as file:
             return _HOROVOD.search(file.read(_MOST_BYTES)) is not None
     except OSError:
         return False
@@ -69,15 +76,15 @@ def imports_horovod(spec: JobSpec, source: Path | None) -> bool:
 
 def keeps_to_cpu(spec: JobSpec) -> bool:
     """Return whether the job says that what it exchanges is on the CPU."""
-    return bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
+    return bool(spec.environment_variables.get(ON_CPU))
 
 
-def no_gpu_operations() -> Problem:
+def no_gpu_operations(which: str = "of the target's environment") -> Problem:
     """Return the refusal of GPUs for a Horovod that exchanges tensors of the CPU alone."""
     return Problem(
         "distribution.backend",
-        "the script uses Horovod on GPUs, and the Horovod of the target's environment was built "
-        "without GPU operations: it refuses tensors that are on a GPU.",
+        f"the script uses Horovod on GPUs, and the Horovod {which} was built without GPU "
+        f"operations: it refuses tensors that are on a GPU.",
         "Two ways out: build it with them where the full CUDA toolkit and NCCL are installed "
         "(`rayjobs horovod install --gpu`), or use torch.distributed (`--backend nccl`). A script "
         "that exchanges its gradients on the CPU says so by HOROVOD_CPU_OPERATIONS=MPI.",

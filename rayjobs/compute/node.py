@@ -26,6 +26,7 @@ from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.compute.remoteworkspace import open_remote
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
+from rayjobs.horovod import required
 from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
@@ -93,6 +94,7 @@ class Node:
         root = Path(plan["root"])
         plan["env"] = self.environment_of(plan)
         await asyncio.to_thread(openmpi.require, plan)
+        await asyncio.to_thread(required.require, plan)
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         try:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-# Named in the library only where Horovod was built with NCCL, as it calls them.
-_NCCL = b"ncclCommInitRank"
-_LIBRARY = "horovod/torch/mpi_lib_v2*.so"
+# Named in the library only where it was built to take tensors that are on a GPU: with NCCL (also
+# AMD's), or with CUDA or HIP alone, where MPI exchanges them.
+_GPU = (b"ncclCommInitRank", b"cudaEventRecord", b"hipEventRecord")
+_LIBRARY = "torch/mpi_lib_v2*.so"
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,21 @@ def of_interpreter(python: Path) -> Build | None:
     """
     prefix = python.absolute().parent.parent  # of a virtual environment: its link is not followed
     for packages in sorted(prefix.glob("lib*/python3*/*-packages")):
-        for library in sorted(packages.glob(_LIBRARY)):
-            changed_ns = library.stat().st_mtime_ns
-            return Build(library, _holds_nccl(library, changed_ns))
+        build = of_package(packages / "horovod")
+        if build is not None:
+            return build
+    return None
+
+
+def of_package(folder: Path) -> Build | None:
+    """Return the Horovod whose package is in a folder; None: it has no part for PyTorch."""
+    for library in sorted(folder.glob(_LIBRARY)):
+        changed_ns = library.stat().st_mtime_ns
+        return Build(library, _takes_gpu_tensors(library, changed_ns))
     return None
 
 
 @lru_cache(maxsize=8)
-def _holds_nccl(library: Path, changed_ns: int) -> bool:
+def _takes_gpu_tensors(library: Path, changed_ns: int) -> bool:
     with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
-        return text.find(_NCCL) >= 0
+        return any(text.find(name) >= 0 for name in _GPU)

@@ -38,7 +38,9 @@ class HorovodGlooLauncher:
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.places[0].address,
         }
         plan["address"] = place.address
-        beside: dict[str, Any] = {"kind": HOROVOD_GLOO}
+        # Read before ours takes its place: so a job says that what it exchanges is on the CPU.
+        on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
+        beside: dict[str, Any] = {"kind": HOROVOD_GLOO, "on_cpu": on_cpu}
         if context.master_port is not None:
             plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
         if place.node == 0:
