@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal as signals
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -27,18 +28,24 @@ _UNREADABLE = (
     "Transport endpoint is not connected",
     "[Errno 107]",
 )
-# What a rank says when another one has left it: a consequence, not a cause.
-_LOST_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Broken pipe",
-    "Connection refused",
+# What a collective says when another rank has left it: a consequence, not a cause. A script's own
+# connections break with the same words, but not in a collective.
+_LEFT = (
     "DistBackendError",
     "DistNetworkError",
     "DistStoreError",
+    "The client socket has",  # c10d, before it had exceptions of its own
     "ncclRemoteError",
     "HorovodInternalError",
+    "MPI_ERR_PROC_FAILED",
 )
+_BROKEN = ("Connection closed by", "Connection reset by", "Broken pipe", "Connection refused")
+_COLLECTIVE = re.compile(
+    r"\bgloo|nccl|c10d|torch\.distributed|TCPStore|ProcessGroup|SocketImpl|horovod|mpi4py"
+    r"|\bMPI_|btl_tcp",
+    re.IGNORECASE,
+)
+_COLLECTIVES_FILE = re.compile(r"-packages/(?:torch/distributed|horovod|mpi4py)/")
 _SIGNALS = {
     signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
     signals.SIGSEGV: "native code read or wrote where it may not",
@@ -67,6 +74,18 @@ PREEMPTED_PREFIX = "preempted: "
 PLACE_LOST = "its place was lost"
 
 
+class _Words(dict[int, tracebacks.Said]):
+    """What each rank's log says about its end, read where it is asked for."""
+
+    def __init__(self, tails: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._tails = tails
+
+    def __missing__(self, rank: int) -> tracebacks.Said:
+        self[rank] = tracebacks.find(self._tails.get(rank, b""))
+        return self[rank]
+
+
 def diagnose(
     exits: Sequence[Mapping[str, Any]],
     tails: Mapping[int, bytes],
@@ -87,10 +106,10 @@ def diagnose(
         return "host_error", Failure(
             FailureClass.SYSTEM, "the attempt left no exit record: its end is unknown"
         )
-    # The node whose part ended first is the cause; the others followed it.
-    record = min(bad, key=_failed_at)
+    words = _Words(tails)
+    record = min(bad, key=lambda one: _blame_order(one, words))
     lost = next((one for one in bad if one.get("outcome") in NODE_LOST), None)
-    if lost is not None and _is_of_a_lost_node(record, tails):
+    if lost is not None and _is_of_a_lost_node(record, words):
         return "node_lost", Failure(FailureClass.NODE_LOST, str(lost.get("reason") or "node lost"))
     outcome = str(record.get("outcome"))
     if outcome == "canceled":
@@ -100,14 +119,14 @@ def diagnose(
         if reason == PLACE_LOST:  # whoever ended it may have died before it could say so
             return "node_lost", Failure(FailureClass.NODE_LOST, f"{reason}; it was ended first")
         return outcome, None
-    rank = _first_rank(record)
+    rank = _own_failure(record, words)
     number = None if rank is None else int(rank["rank"])
-    said = tracebacks.find(tails.get(number, b"")) if number is not None else None
+    said = words[number] if number is not None else None
     if outcome == "stalled":
         return outcome, _stalled(record, bad)
     if outcome == "time_limit":
         number = _any_rank(record) if number is None else number
-        lines = tracebacks.find(tails.get(-1 if number is None else number, b"")).lines[-3:]
+        lines = words[-1 if number is None else number].lines[-3:]
         reason = str(record.get("reason") or "the attempt reached its time limit")
         return outcome, Failure(
             FailureClass.TIME_LIMIT, f"{reason}; raise --max-duration", rank=None, lines=lines
@@ -124,7 +143,7 @@ def diagnose(
         return outcome, Failure(FailureClass.USER, reason)
     assert said is not None
     if _lost_peer(said):
-        record, rank, said = _cause_of(record, rank, said, bad, tails)
+        record, rank, said = _who_was_leaving(bad, words) or (record, rank, said)
     failure_class = _class_of(record, rank, said)
     if failure_class is FailureClass.USER:
         cause = _data_cause(said, tails.get(int(rank["rank"]), b""), data)
@@ -153,14 +172,39 @@ def _failure(
     )
 
 
-def _failed_at(record: Mapping[str, Any]) -> tuple[bool, bool, float]:
-    rank = _first_rank(record)
+def _blame_order(record: Mapping[str, Any], words: _Words) -> tuple[bool, bool, bool, float]:
+    """Return what sorts nodes by blame: one that failed by itself, then the earliest.
+
+    Clocks of two machines need not agree: times decide only where nothing else does. A cancel
+    that one node was given because another failed must not hide that failure, nor must an end
+    that MPI brought to all nodes, nor what a rank elsewhere suffered from it.
+    """
+    outcome = record.get("outcome")
+    rank = _own_failure(record, words)
+    left = outcome == "failed" and rank is not None and _lost_peer(words[int(rank["rank"])])
     ended = None if rank is None else rank.get("ended_at")
     at = ended if ended is not None else record.get("ended_at")
-    # A cancel that one node was given because another failed must not hide that failure, nor must
-    # an end that MPI brought to all nodes; clocks of two machines need not agree.
-    follows = bool(record.get("is_consequence"))
-    return record.get("outcome") == "canceled", follows, float(at or 0.0)
+    return outcome == "canceled", bool(record.get("is_consequence")), left, float(at or 0.0)
+
+
+def _own_failure(record: Mapping[str, Any], words: _Words) -> Mapping[str, Any] | None:
+    """Return the rank that a node's end began with.
+
+    Of those found dead together, one that was not left by another; who ended later may have been
+    asked to.
+    """
+    first = _first_rank(record)
+    if first is None or record.get("outcome") != "failed":
+        return first
+    ended_at = first.get("ended_at")
+    at_once = [one for one in _failed_ranks(record) if one.get("ended_at") == ended_at]
+    own = (one for one in (first, *at_once) if not _lost_peer(words[int(one["rank"])]))
+    return next(own, first)
+
+
+def _failed_ranks(record: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    ranks = record.get("ranks") or ()
+    return [one for one in ranks if one.get("ended_at") is not None and one.get("exit_code") != 0]
 
 
 def _first_rank(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -176,49 +220,44 @@ def _first_rank(record: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _lost_peer(said: tracebacks.Said) -> bool:
-    return any(text in line for text in _LOST_PEER for line in (said.error, *said.lines))
+    told = (said.error, *said.lines)
+    if any(name in line for name in _LEFT for line in told):
+        return True
+    broken = [line for line in told if any(text in line for text in _BROKEN)]
+    # An older torch says no more than these words, but raises them itself.
+    in_collective = _COLLECTIVES_FILE.search(said.raised_in) is not None
+    return any(in_collective or _COLLECTIVE.search(line) for line in broken)
 
 
-def _cause_of(
-    record: Mapping[str, Any],
-    first: Mapping[str, Any],
-    said: tracebacks.Said,
-    bad: Sequence[Mapping[str, Any]],
-    tails: Mapping[int, bytes],
-) -> tuple[Mapping[str, Any], Mapping[str, Any], tracebacks.Said]:
-    """Return the rank that the first one to end was left by, with its record and its words.
+def _who_was_leaving(
+    bad: Sequence[Mapping[str, Any]], words: _Words
+) -> tuple[Mapping[str, Any], Mapping[str, Any], tracebacks.Said] | None:
+    """Return the rank that all failed ones were left by, with its record and its words.
 
     A failing rank closes its connections before it has ended, so that another one may fail by
-    that, and end, before it. Its own traceback tells; without one, only that both were found
-    dead at once does: whatever ended later may have been asked to.
+    that, and end, before it. Only the traceback that it ended with tells: one that it went on
+    after was none of its end, which it was asked for.
     """
-    found: list[tuple[tuple[bool, float, int], Mapping[str, Any], Mapping[str, Any], Any]] = []
-    for one in bad:
-        for rank in one.get("ranks") or ():
-            ended_at = rank.get("ended_at")
-            number = int(rank["rank"])
-            if ended_at is None or rank.get("exit_code") == 0 or number == first["rank"]:
-                continue
-            words = tracebacks.find(tails.get(number, b""))
-            at_once = ended_at == first.get("ended_at")
-            if (words.is_traceback or at_once) and not _lost_peer(words):
-                leaving = words.is_traceback and rank.get("signal") == signals.SIGTERM
-                order = (not words.is_traceback, float(ended_at), number)
-                found.append((order, one, {**rank, "was_leaving": leaving}, words))
-    if not found:
-        return record, first, said
-    _, record, rank, words = min(found, key=lambda item: item[0])
-    return record, rank, words
+    found = []
+    for record in bad:
+        for rank in _failed_ranks(record):
+            said = words[int(rank["rank"])]
+            if said.ends_log and not _lost_peer(said):
+                ended = rank.get("signal") in (signals.SIGTERM, signals.SIGKILL)
+                found.append((record, {**rank, "was_leaving": ended}, said))
+    return min(found, key=lambda one: (one[1]["ended_at"], one[1]["rank"]), default=None)
 
 
-def _is_of_a_lost_node(record: Mapping[str, Any], tails: Mapping[int, bytes]) -> bool:
+def _is_of_a_lost_node(record: Mapping[str, Any], words: _Words) -> bool:
     """Whether an end is that of a lost node, or what a rank elsewhere suffers from it."""
-    rank = _first_rank(record)
+    rank = _own_failure(record, words)
     if rank is None:
         return True
-    said = tracebacks.find(tails.get(int(rank["rank"]), b""))
-    # Gloo, NCCL and MPI may also abort without a word when a peer is gone.
-    return _lost_peer(said) or not said.is_traceback
+    said = words[int(rank["rank"])]
+    # Gloo, NCCL and MPI may also abort without a word when a peer is gone, and a script's own
+    # connections to it break like theirs.
+    is_broken = any(text in line for text in _BROKEN for line in (said.error, *said.lines))
+    return _lost_peer(said) or is_broken or not said.is_traceback
 
 
 def _stalled(record: Mapping[str, Any], bad: Sequence[Mapping[str, Any]]) -> Failure:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rayjobs.terminal import plain_text
 
@@ -27,6 +27,9 @@ _LOUD = re.compile(
 # Before each line of a traceback once a process group is made. Source: torch.distributed's
 # excepthook.
 _RANK = re.compile(r"^\[rank\d+\]: ?")
+# What a process still prints while it leaves: c10d's log lines, warnings, wandb's last words, and
+# what goes on indented, unless that is a progress bar.
+_LEAVING = re.compile(r"^(?:\[?[IWEF]\d{4} |\S+:\d+: \w*Warning: |wandb: |\s(?!\s*\d+%\|)|[|+]|$)")
 _ATTEMPT = re.compile(r"^.*/attempts/.+?/work/")
 _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
 
@@ -40,18 +43,23 @@ class Said:
         at: ``train.py:12 in main``; empty when unknown.
         lines: The lines that matter, oldest first.
         is_traceback: Whether `error` is the final line of a traceback (or a syntax error).
+        ends_log: Whether it is one that the process ended with, as far as its log tells: torch
+            printed it as uncaught, or nothing was printed afterwards but while leaving.
+        raised_in: The file of a traceback's innermost frame; empty when unknown.
     """
 
     error: str
     at: str
     lines: tuple[str, ...]
     is_traceback: bool
+    ends_log: bool = False
+    raised_in: str = ""
 
 
 def find(tail: bytes) -> Said:
     """Return what the end of a log says about its process's failure."""
-    lines = _lines(tail)
-    traceback = _last_traceback(lines)
+    lines, by_torch = _lines(tail)
+    traceback = _last_traceback(lines, by_torch)
     if traceback is not None:
         return traceback
     spoken = [line for line in lines if line.strip()]
@@ -65,19 +73,24 @@ def find(tail: bytes) -> Said:
     return Said("", "", tuple(last), False)
 
 
-def _lines(tail: bytes) -> list[str]:
+def _lines(tail: bytes) -> tuple[list[str], set[int]]:
+    """Return the lines as they are told, and which of them torch printed as a rank's own."""
     text = tail.decode("utf-8", "replace")
-    lines = []
+    lines: list[str] = []
+    by_torch: set[int] = set()
     for line in text.split("\n"):
         # What a progress bar has overwritten was not seen at the end either.
         seen = line.rstrip("\r").rpartition("\r")[2]
-        plain = _RANK.sub("", plain_text(seen)).rstrip()
+        plain, removed = _RANK.subn("", plain_text(seen))
+        if removed:
+            by_torch.add(len(lines))
+        plain = plain.rstrip()
         cut = len(plain) > LONGEST_LINE
         lines.append(plain[:LONGEST_LINE] + "…" if cut else plain)
-    return lines
+    return lines, by_torch
 
 
-def _last_traceback(lines: list[str]) -> Said | None:
+def _last_traceback(lines: list[str], by_torch: set[int]) -> Said | None:
     for start in range(len(lines) - 1, -1, -1):
         line = lines[start]
         if _HEADER.match(line):
@@ -86,7 +99,8 @@ def _last_traceback(lines: list[str]) -> Said | None:
                 continue
             if sum(1 for text in lines[start:] if text.strip()) > SURVIVED_LINES:
                 return None
-            return _block(lines, start + 1)
+            said = _block(lines, start + 1)
+            return replace(said, ends_log=True) if start in by_torch else said
         if _SYNTAX.match(line):
             # A syntax error of the script itself comes without a header.
             first = start
@@ -125,7 +139,25 @@ def _block(lines: list[str], start: int) -> Said:
         more.append(line)
     at, near = _place(lines, frames)
     picked = (*near, final, *more)
-    return Said(final, at, tuple(line for line in picked if line.strip())[:MOST_LINES], True)
+    told = tuple(line for line in picked if line.strip())[:MOST_LINES]
+    deepest = _FRAME.match(lines[frames[-1]]) if frames else None
+    raised_in = "" if deepest is None else deepest["file"]
+    return Said(final, at, told, True, _is_leaving(lines[index + 1 :]), raised_in)
+
+
+def _is_leaving(rest: list[str]) -> bool:
+    """Whether these lines are what a process prints that does not go on any more."""
+    ignored = False
+    for line in rest:
+        if line.startswith("Exception ignored "):
+            ignored = True
+        elif _LEAVING.match(line) or (ignored and _HEADER.match(line)):
+            continue
+        elif ignored:
+            ignored = False  # the exception that was ignored
+        else:
+            return False
+    return True
 
 
 def _ends_group(lines: list[str], index: int, frames: list[int]) -> bool:

@@ -206,4 +206,18 @@ ZOO = (
         ranks=2,
         plan={"grace_s": 0.5},
     ),
+    Broken(
+        "a connection of its own beside a rank that survived an error",
+        "import logging, os, pathlib, time\n"
+        "survived = pathlib.Path('survived')\n"
+        "if os.environ['RANK'] == '1':\n"
+        "    try:\n        raise ValueError('a bad batch')\n"
+        "    except ValueError:\n        logging.exception('left out')\n"
+        "    print('epoch 2', flush=True)\n    survived.touch()\n    time.sleep(600)\n"
+        "while not survived.exists():\n    time.sleep(0.01)\n"
+        "raise ConnectionResetError(104, 'Connection reset by peer')\n",
+        "rank 0 exited with code 1: ConnectionResetError: [Errno 104] Connection reset by peer",
+        ranks=2,
+        plan={"grace_s": 0.5},
+    ),
 )
