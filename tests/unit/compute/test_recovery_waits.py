@@ -1,4 +1,4 @@
-"""A new target actor, and an attempt of a node that is gone: its lease holds up its own job only."""
+"""A new target actor, and a node that is gone: its lease holds up the job it is of, no other."""
 
 from __future__ import annotations
 
