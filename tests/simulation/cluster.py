@@ -12,6 +12,7 @@ from rayjobs.errors import PrepareError
 from rayjobs.launch.leftovers import Proof
 from rayjobs.policy import Shape
 from rayjobs.rootcause import PLACE_LOST
+from tests.simulation.machines import TICK_S
 from tests.simulation.nodes import Machine
 
 MEMORY = 2.0**34
@@ -242,6 +243,12 @@ class SimAgent:
             if not end:
                 return {"state": "running", "proven": False}
             await asyncio.sleep(self._machine.rng.random() * 2.0)
+            loop = asyncio.get_running_loop()
+            asked_s = loop.time()
+            while await self._machine.runs(self._node) and loop.time() > asked_s:
+                # It was frozen: its hosts look at their leases before they hear anybody.
+                await asyncio.sleep(TICK_S)
+                asked_s = loop.time()
             if await self._machine.runs(self._node):
                 self._machine.end(host, outcome="canceled", signal=15, reason=PLACE_LOST)
         await self._machine.reach(self._node)
