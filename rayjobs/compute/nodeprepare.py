@@ -61,7 +61,9 @@ class Preparing:
     async def _look_at_gpus(self, order: Mapping[str, Any]) -> None:
         devices = order["plan"]["env"].get("CUDA_VISIBLE_DEVICES", "")
         told: list[str] = []
-        await nodegpus.wait_until_free([one for one in devices.split(",") if one], told.append)
+        attempts = Path(order["plan"]["root"]).parents[1]
+        given = [one for one in devices.split(",") if one]
+        await nodegpus.wait_until_free(given, attempts, told.append)
         for sentence in told:
             await asyncio.to_thread(self._workspaces.note, order, "gpu", sentence)
 

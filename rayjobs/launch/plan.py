@@ -168,6 +168,9 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
             "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
         }
     )
+    if place.gpus:
+        # The numbers are Ray's, which are the driver's; CUDA's own order may be another one.
+        environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     environment |= array_variables(job)
     if job.spec.resume_from is not None:
         environment |= resume_variables(attempt_paths.resume)

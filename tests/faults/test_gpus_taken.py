@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -14,20 +15,30 @@ from pathlib import Path
 import pytest
 
 from rayjobs.compute import nodegpus
+from rayjobs.injob.identity import identity_of
 from rayjobs.injob.processes import MARKER_VARIABLE
 from tests.conformance.hosts import until
 from tests.preparing import prepared
 
 FOR_EVER_S = 1e9
+NO_ATTEMPTS = Path("/nonexistent")
 
-# Lists the processes of a file as long as they are there; says how it was asked.
+# Lists the processes of a file as long as they are there, unless they are to be hidden ones, and
+# the memory that is used; says how it was asked.
 TOOL = """#!/bin/sh
 echo "$@" >> {folder}/asked
+case "$*" in
+    *query-gpu*)
+        [ -d /proc/$(cat {folder}/holders)/fd ] && cat {folder}/memory_held || cat {folder}/memory
+        exit {code} ;;
+esac
 while read pid; do
-    [ -d /proc/$pid ] && echo "$pid, 30000, /usr/bin/trainer"
+    [ -d /proc/$pid ] && echo "GPU-c, $pid, 30000, /usr/bin/trainer"
 done < {folder}/holders
+cat {folder}/hidden
 exit {code}
 """
+MEMORY = "2, GPU-b, 4\n3, GPU-c, {}\n"
 
 
 class Gpu:
@@ -36,6 +47,8 @@ class Gpu:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "holders").write_text("")
+        (folder / "memory_held").write_text(MEMORY.format(30004))
+        self.hides("", used=4)
         self.answers(0)
 
     def answers(self, code: int) -> None:
@@ -48,11 +61,17 @@ class Gpu:
         """Let a process hold memory as long as it is there."""
         (self.folder / "holders").write_text(f"{pid}\n")
 
+    def hides(self, lines: str, *, used: int) -> None:
+        """Let so much of GPU 3 be used, by nobody but what these lines say."""
+        (self.folder / "hidden").write_text(lines)
+        (self.folder / "memory").write_text(MEMORY.format(used))
+
     @property
     def asked(self) -> list[str]:
-        """How the tool was called, each time."""
+        """How the tool was asked for processes, each time."""
         path = self.folder / "asked"
-        return path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if "compute-apps" in line]
 
 
 @pytest.fixture
@@ -75,11 +94,23 @@ def program(**env: str) -> Iterator[subprocess.Popen[bytes]]:
         running.communicate()
 
 
-def told() -> list[str]:
+def told(attempts: Path = NO_ATTEMPTS) -> list[str]:
     """Return what is told of GPUs 2 and 3."""
     said: list[str] = []
-    asyncio.run(nodegpus.wait_until_free(("2", "3"), said.append))
+    asyncio.run(nodegpus.wait_until_free(("2", "3"), attempts, said.append))
     return said
+
+
+def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
+    """Write down an attempt that was given GPUs, and whose host is this very process."""
+    root = attempts / marker / "a1"
+    root.mkdir(parents=True)
+    plan = {"marker": marker, "env": {"CUDA_VISIBLE_DEVICES": gpus}}
+    (root / "plan.json").write_text(json.dumps(plan))
+    me = identity_of(os.getpid())
+    assert me is not None
+    (root / "host.json").write_text(json.dumps({"socket": "", **me.as_dict()}))
+    return root
 
 
 def test_another_program_is_told_and_not_waited_for(
@@ -89,7 +120,7 @@ def test_another_program_is_told_and_not_waited_for(
     with program() as other:
         gpu.held_by(other.pid)
         (said,) = [one.message for one in prepared(tmp_path, gpus=("2", "3")) if one.kind == "gpu"]
-    assert said.startswith("GPU 2,3 is used by programs that are no jobs")
+    assert said.startswith("GPU 2,3 is used by programs that have no part in it")
     assert f"pid {other.pid} (trainer) holds 30000 MiB" in said
     assert "--id=2,3" in gpu.asked[0]
 
@@ -105,7 +136,9 @@ def test_a_program_that_ends_is_waited_for(gpu: Gpu, monkeypatch: pytest.MonkeyP
             other.send_signal(signal.SIGKILL)
             # It has given its memory back, and is not gone before somebody collects it.
             until(lambda: nodegpus.Holder(other.pid, "", "").is_ending, "it is ending")
-            waits = asyncio.ensure_future(nodegpus.wait_until_free(("0",), said.append))
+            waits = asyncio.ensure_future(
+                nodegpus.wait_until_free(("0",), NO_ATTEMPTS, said.append)
+            )
             while len(gpu.asked) < 3:
                 assert not waits.done()
                 await asyncio.sleep(0.01)
@@ -125,19 +158,85 @@ def test_one_that_never_ends_is_told_in_the_end(gpu: Gpu, monkeypatch: pytest.Mo
         assert len(told()) == 1
 
 
-def test_jobs_may_share_a_gpu(gpu: Gpu) -> None:
+@pytest.mark.parametrize("gpus", ["3", "0,GPU-c"])
+def test_jobs_may_share_a_gpu(gpu: Gpu, tmp_path: Path, gpus: str) -> None:
+    living_attempt(tmp_path, "rj-other-a1", gpus)
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
-        assert told() == []
+        assert told(tmp_path) == []
         assert len(gpu.asked) == 1
 
 
-def test_a_tool_that_cannot_tell_holds_nothing_up(gpu: Gpu) -> None:
+@pytest.mark.parametrize("gpus", [None, "2", ""])
+def test_a_job_that_was_not_given_the_gpu_is_told(
+    gpu: Gpu, tmp_path: Path, gpus: str | None
+) -> None:
+    if gpus is not None:
+        living_attempt(tmp_path, "rj-other-a1", gpus)
+    with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
+        gpu.held_by(other.pid)
+        (said,) = told(tmp_path)
+    assert "of rj-other-a1, which has no part of this GPU) holds 30000 MiB" in said
+
+
+def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) -> None:
+    root = living_attempt(tmp_path, "rj-other-a1", "3")
+    host = json.loads((root / "host.json").read_text())
+    host["start_time"] += 1  # of another process: that one is gone
+    (root / "host.json").write_text(json.dumps(host))
+    with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
+        gpu.held_by(other.pid)
+        assert len(told(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("pid", ["4194999", "[N/A]"])
+def test_a_program_that_cannot_be_seen_is_told_and_not_waited_for(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, pid: str
+) -> None:
+    monkeypatch.setattr(nodegpus, "PATIENCE_S", FOR_EVER_S)
+    monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
+    gpu.hides(f"GPU-c, {pid}, 30000, [Not Found]\n", used=30004)
+    (said,) = told()
+    assert "not visible here) holds 30000 MiB" in said
+    assert len(gpu.asked) == nodegpus.LOOKS
+
+
+def test_memory_that_nobody_holds_who_can_be_seen_is_told(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
+    gpu.hides("", used=70000)
+    (said,) = told()
+    assert said.startswith("GPU 3: 70000 MiB are held by nobody that can be seen here")
+
+
+@pytest.mark.parametrize("code", [6, 9])
+def test_a_tool_that_cannot_tell_is_told_and_holds_nothing_up(gpu: Gpu, code: int) -> None:
     with program() as other:
         gpu.held_by(other.pid)
-        gpu.answers(9)
-        assert told() == []
+        gpu.answers(code)
+        (said,) = told()
+        assert f"GPU 2,3 could not be checked: nvidia-smi ended with {code}" in said
         assert len(gpu.asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "used"), [("No devices were found\n", "4"), ("", "[N/A]"), ("", "[Unknown Error]")]
+)
+def test_an_answer_that_cannot_be_read_is_told(gpu: Gpu, lines: str, used: str) -> None:
+    gpu.hides(lines, used=4)
+    (gpu.folder / "memory").write_text(MEMORY.format(used))
+    (said,) = told()
+    assert "could not be checked: nvidia-smi says" in said
+
+
+def test_a_machine_without_the_tool_is_told(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(short_path))
+    assert told() == [
+        "whether others use GPU 2,3 could not be checked: there is no nvidia-smi in PATH"
+    ]
 
 
 def test_nobody_asks_for_a_job_without_gpus(gpu: Gpu, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -111,3 +112,15 @@ def test_a_plan_without_a_port_names_none() -> None:
     (plan,) = TorchLauncher().plans(context(1, 2, port=None))
     assert "MASTER_PORT" not in plan["env"]
     assert plan["master_port"] is None
+
+
+def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
+    """By CUDA's own order the number that Ray gives may be another GPU than that of nvidia-smi."""
+    plain = context(1, 1)
+    given = replace(plain, places=(replace(plain.places[0], gpus=("3",)),))
+    env = SingleLauncher().plans(given)[0]["env"]
+    assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
+    assert "CUDA_DEVICE_ORDER" not in SingleLauncher().plans(plain)[0]["env"]
+    own = context(1, 1, environment_variables={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
+    given = replace(own, places=given.places)
+    assert SingleLauncher().plans(given)[0]["env"]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
