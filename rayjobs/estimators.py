@@ -200,8 +200,10 @@ class Estimator:
         chosen = None if backend is None else str(backend).lower()
         if isinstance(training, MpiConfiguration):
             chosen = "mpi"
-            nodes = max(nodes, training.node_count)
-            processes = max(processes, training.process_count_per_node)
+            nodes = _agreed("node_count", nodes, training.node_count)
+            processes = _agreed(
+                "process_count_per_node", processes, training.process_count_per_node
+            )
         elif training is not None:
             chosen = getattr(training, "backend", None)
             if chosen is None:
@@ -209,7 +211,8 @@ class Estimator:
                     f"is a {type(training).__name__}; give Mpi(), Gloo(), Nccl() or an "
                     f"MpiConfiguration"
                 )
-            processes = max(processes, getattr(training, "process_count_per_node", 1))
+            named = getattr(training, "process_count_per_node", 1)
+            processes = _agreed("process_count_per_node", processes, named)
         if chosen is not None and chosen not in self.BACKENDS:
             raise UsageError(
                 f"the backend {chosen!r} is not supported; use one of: {', '.join(self.BACKENDS)}"
@@ -261,6 +264,20 @@ class PyTorch(Estimator):
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _agreed(name: str, given: int, named: int) -> int:
+    """Return a count that may stand in two places, each of which is 1 by default.
+
+    Raises:
+        UsageError: they contradict each other.
+    """
+    if 1 not in (given, named) and given != named:
+        raise UsageError(
+            f"says {name}={named}, and the estimator itself {name}={given}; give one of them, or "
+            f"both the same"
+        )
+    return max(given, named)
 
 
 def _counts(nodes: Any, processes: Any) -> list[Problem]:

@@ -146,6 +146,8 @@ def test_a_pytorch_estimator_is_a_script_with_parameters() -> None:
         ),
         ({"node_count": 2, "distributed_training": Nccl(), "use_gpu": True}, (2, 1, "nccl")),
         ({"distributed_training": MpiConfiguration(2, 2)}, (2, 2, "mpi")),
+        ({"process_count_per_node": 4, "distributed_training": Mpi(4)}, (1, 4, "mpi")),
+        ({"process_count_per_node": 4, "distributed_training": Mpi()}, (1, 4, "mpi")),
         ({"distributed_backend": "mpi"}, (1, 1, "mpi")),
     ],
 )
@@ -155,6 +157,26 @@ def test_three_generations_of_distribution(
     estimator = PyTorch("src", compute_target="local", entry_script="a.py", **options)
     found = estimator.to_script_run_config().to_spec().distribution
     assert (found.nodes, found.processes_per_node, found.backend) == shape
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"process_count_per_node": 4, "distributed_training": Mpi(2)},
+            "says process_count_per_node=2, and the estimator itself process_count_per_node=4",
+        ),
+        (
+            {"node_count": 3, "distributed_training": MpiConfiguration(node_count=2)},
+            "says node_count=2, and the estimator itself node_count=3",
+        ),
+    ],
+)
+def test_numbers_that_contradict_each_other_are_refused(
+    options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(SpecError, match=words):
+        PyTorch("src", compute_target="local", entry_script="a.py", **options)
 
 
 @pytest.mark.parametrize(
