@@ -1,7 +1,8 @@
 """What becomes of a job whose attempt failed: tried again, held, or given up. Pure.
 
 Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles; a storage that
-does not answer is waited for with longer ones. A job that
+does not answer is waited for with longer ones. Work that was done renews the budgets of what is
+not the script's fault: a job of weeks outlives more lost nodes than one of minutes. A job that
 takes its attempt host, or a whole node, down with it again and again is poison: others lose their
 work by it. It is held back in the queue, with the reason, until somebody releases it.
 """
@@ -28,6 +29,11 @@ POISON_WITHIN_S = 600.0
 # Outcomes of attempts whose host or node went away. A Ray cluster that was restarted
 # ("cluster_lost") takes everybody's attempts, whatever they run.
 LOSSES = frozenset({"host_error", "node_lost", "lease_lost"})
+# An attempt that ran for so long did its work: what ended it, and others before it, is no sign
+# that the next one will not.
+RENEWED_AFTER_S = 3600.0
+# Classes of what happens to a job, not by it. Outages of a storage are renewed too.
+RENEWED = frozenset({FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM})
 
 
 @dataclass(frozen=True)
@@ -78,13 +84,16 @@ def decide(
             f"started again by `rayjobs update ID --release`, or cancel it",
         )
     budget = retries.budget(failure.failure_class)
+    before = attempts[:-1]
+    if failure.is_outage or failure.failure_class in RENEWED:
+        before = attempts[_renewed_at(attempts, now) : -1]
     if failure.is_outage and budget:
-        return _wait_for_storage(failure, _outages_in_a_row(attempts[:-1]), budget)
+        return _wait_for_storage(failure, _outages_in_a_row(before), budget)
     used = sum(
         one.failure is not None
         and one.failure.failure_class == failure.failure_class
         and not one.failure.is_outage
-        for one in attempts[:-1]
+        for one in before
     )
     if used >= budget:
         return GiveUp()
@@ -114,6 +123,21 @@ def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveU
         f"tries again ({used + 1} of {most}) since a storage does not answer: {failure.message}",
         float(min(LONGEST_PAUSE_S, OUTAGE_FIRST_PAUSE_S * 2.0 ** min(used, 16))),
     )
+
+
+def _renewed_at(attempts: Sequence[Attempt], now: datetime) -> int:
+    """Return the place of the last attempt that did its work, 0 without one: counted from there.
+
+    Its own end is the first that its renewed budget pays.
+    """
+    for place in range(len(attempts) - 1, -1, -1):
+        one = attempts[place]
+        ended_at = now if place == len(attempts) - 1 else one.ended_at
+        if one.started_at is None or ended_at is None:
+            continue
+        if (ended_at - one.started_at).total_seconds() >= RENEWED_AFTER_S:
+            return place
+    return 0
 
 
 def _outages_in_a_row(before: Sequence[Attempt]) -> int:

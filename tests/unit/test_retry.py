@@ -83,10 +83,60 @@ def test_each_class_has_its_own_budget() -> None:
 
 def test_pauses_double_up_to_a_minute() -> None:
     assert [pause_s(used) for used in (0, 1, 2, 5, 6, 99)] == [1.0, 2.0, 4.0, 32.0, 60.0, 60.0]
-    made = attempts("node_lost", "node_lost", lived_s=HOUR)
-    decision = after(made, "node_lost", lived_s=HOUR)
+    made = attempts("node_lost", "node_lost", lived_s=HOUR / 2)
+    decision = after(made, "node_lost", lived_s=HOUR / 2)
     assert isinstance(decision, Retry)
     assert decision.pause_s == 2.0
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        LOST,
+        Failure(FailureClass.SYSTEM, "its host ended"),
+        Failure(FailureClass.PREEMPTED, "made way for x"),
+        Failure(FailureClass.DATA, "s3://photos does not answer", is_outage=True),
+        Failure(FailureClass.STORAGE, "s3://photos does not answer", is_outage=True),
+    ],
+    ids=["node_lost", "system", "preempted", "data away", "storage away"],
+)
+def test_work_renews_the_budget_of_what_is_not_the_script_s_fault(failure: Failure) -> None:
+    spent = 200  # of every class
+    long = attempts(*["cluster_lost"] * spent, failure=failure, lived_s=20 * HOUR)
+    decision = after(long, "cluster_lost", failure=failure, lived_s=20 * HOUR)
+    assert isinstance(decision, Retry)
+    short = attempts(*["cluster_lost"] * spent, failure=failure)
+    assert after(short, "cluster_lost", failure=failure) == GiveUp()
+    # One that did its work pays for itself alone: those after it count.
+    assert isinstance(after(short, "cluster_lost", failure=failure, lived_s=HOUR), Retry)
+    worked = attempts("cluster_lost", lived_s=HOUR, failure=failure)
+    assert after([*worked, *short], "cluster_lost", failure=failure) == GiveUp()
+    none = Retries(node_lost=0, system=0, preempted=0, data=0, storage=0)
+    assert after(long, "cluster_lost", failure=failure, lived_s=HOUR, retries=none) == GiveUp()
+
+
+def test_a_renewed_budget_counts_from_the_attempt_that_did_its_work() -> None:
+    made = [*attempts("cluster_lost", "", lived_s=HOUR)[:1], *attempts(*["cluster_lost"] * 3)]
+    decision = after(made, "cluster_lost")
+    assert decision == GiveUp()  # 3 in all: its own end and two more
+    decision = after([*made[:1], *made[2:]], "cluster_lost")
+    assert isinstance(decision, Retry)
+    assert decision.reason.startswith("tries again (3 of 3)")
+    decision = after(made, "cluster_lost", lived_s=HOUR)
+    assert isinstance(decision, Retry)
+    assert decision.reason.startswith("tries again (1 of 3)")
+
+
+def test_work_renews_no_budget_of_the_script_s_own_failures() -> None:
+    for failure in (
+        Failure(FailureClass.USER, "rank 0 exited with code 1"),
+        Failure(FailureClass.DATA, "there is nothing at 'x'"),
+        Failure(FailureClass.STALLED, "nothing was heard"),
+    ):
+        once = Retries(user=1, data=1, stalled=1)
+        made = attempts("failed", "failed", failure=failure, lived_s=20 * HOUR)
+        decision = after(made, "failed", failure=failure, lived_s=20 * HOUR, retries=once)
+        assert decision == GiveUp()
 
 
 def test_who_was_preempted_waits_for_nothing() -> None:
