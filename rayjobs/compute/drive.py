@@ -259,6 +259,8 @@ class Drive(DriveEnds):
                     record = await following
                     if record["outcome"] in NODE_LOST:  # before anything is placed there again
                         self.parts.cluster.doubt(str(order["node_id"]))
+                        if not order.get("is_lost"):  # its host has seen it before Ray has
+                            await self._tell_lost(order, str(record.get("reason")))
                     end.note(record)
                     return record
                 finally:
@@ -294,11 +296,14 @@ class Drive(DriveEnds):
             return None
         if not order.get("is_lost"):
             order["is_lost"] = True
-            await self._event("node_lost", f"{node_name(order)} is lost: Ray has given it up")
+            await self._tell_lost(order, "Ray has given it up")
         end.node_lost(order)  # the others need not hang until the lease is over
         if not await leases.wait_over(order):
             return None
         return exit_record_of_lost_node(order)
+
+    async def _tell_lost(self, order: Mapping[str, Any], why: str) -> None:
+        await self._event("node_lost", f"{node_name(order)} is lost: {why}")
 
     async def now_running(self, state: JobState) -> None:
         """Catch up with a host that was started before its state was written."""

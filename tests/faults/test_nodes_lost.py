@@ -99,6 +99,8 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
     assert lost.address not in {host["address"] for host in second.hosts}
+    losses = [one.message for one in pool_jobs.store.events(job.id) if one.kind == "node_lost"]
+    assert len(losses) == 1 and lost.address in losses[0], losses
     check_curve(pool_jobs, job, told)
     # Each node works in a scratch folder of its own, and what each one wrote comes back.
     for host, name in zip(

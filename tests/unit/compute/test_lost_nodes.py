@@ -329,3 +329,18 @@ def test_nothing_is_placed_on_a_node_whose_raylet_has_ended_though_ray_still_lis
         assert here.cluster.doubted == ([node] if outcome == "lease_lost" else [])
 
     play(scene, tmp_path, nodes=2)
+
+
+def test_a_loss_that_the_host_saw_before_ray_is_told_once(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit(retries={"node_lost": 3})
+        await here.launched(job)
+        (node,) = here.store.allocations("local")[0].nodes
+        reason = "Ray's process on its node (raylet) has ended"
+        here.cluster.agents[node].end(job.id, 1, outcome="lease_lost", reason=reason)
+        await here.until(lambda: here.store.job(job.id).attempt == 2, "it is tried again")
+        (told,) = [one for one in here.store.events(job.id) if one.kind == "node_lost"]
+        assert told.attempt == 1
+        assert node in told.message and told.message.endswith(f"is lost: {reason}")
+
+    play(scene, tmp_path, nodes=2)
