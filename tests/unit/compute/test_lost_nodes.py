@@ -160,6 +160,7 @@ async def pair_of_which_one_has_ended(here: World, *, stall_timeout_s: float) ->
     await here.launched(job)
     first, second = here.cluster.agents["node0"], here.cluster.agents["node1"]
     first.silent, second.silent = None, 7200.0
+    await here.until(lambda: ("follow", job.id, 1) in first.calls, "its end will be seen")
     first.end(job.id, 1, exit_code=0)
     return job
 
@@ -171,10 +172,17 @@ def test_a_node_that_has_ended_keeps_no_silent_group_alive(
 
     async def scene(here: World) -> None:
         job = await pair_of_which_one_has_ended(here, stall_timeout_s=0.1)
-        done = await here.state(job, JobState.FAILED)
-        assert done.failure is not None
+        first, asked = here.cluster.agents["node0"], ("silent", job.id, 1)
+        enough = first.calls.count(asked) + 50
+
+        def over() -> bool:  # or nobody will ever end it
+            return here.store.job(job.id).state.is_final or first.calls.count(asked) > enough
+
+        await here.until(over, "it has stalled")
+        done = here.store.job(job.id)
+        assert done.state is JobState.FAILED and done.failure is not None
         assert done.failure.failure_class is FailureClass.STALLED
-        assert ("stalled", job.id, 1) not in here.cluster.agents["node0"].calls
+        assert ("stalled", job.id, 1) not in first.calls
 
     play(scene, tmp_path, nodes=2, cpus=1.0)
 
@@ -196,8 +204,9 @@ def test_the_end_of_a_node_is_a_sign_of_life(
 
     async def scene(here: World) -> None:
         job = await pair_of_which_one_has_ended(here, stall_timeout_s=3600.0)
-        await here.until(lambda: len(looks) > 5, "it is looked at again and again")
-        assert ("stalled", job.id, 1) not in here.cluster.agents["node1"].calls
+        stalled, calls = ("stalled", job.id, 1), here.cluster.agents["node1"].calls
+        await here.until(lambda: len(looks) > 5 or stalled in calls, "it is looked at again")
+        assert stalled not in calls
         assert here.store.job(job.id).state is JobState.RUNNING
 
     play(scene, tmp_path, nodes=2, cpus=1.0)
