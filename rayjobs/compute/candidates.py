@@ -170,16 +170,20 @@ def _after(served: Served, job: Job) -> tuple[str, ...]:
 
 
 def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
-    """Return which other job this one waits for, and whether it waits in vain."""
+    """Return which other job this one waits for, and whether it waits in vain.
+
+    One parent that has failed it decides at once, whichever others are still to end.
+    """
+    waits: str | None = None
     for dependency in job.spec.depends_on:
         state = parents.get(dependency.job)
         if state is None:
             return f"job {dependency.job}, which it waits for, does not exist", True
         if not state.is_final:
-            return f"waits for {dependency.job} ({state})", False
-        if dependency.when == "ok" and state is not JobState.COMPLETED:
+            waits = waits or f"waits for {dependency.job} ({state})"
+        elif dependency.when == "ok" and state is not JobState.COMPLETED:
             return f"{dependency.job}, which it waited for, ended as {state}", True
-    return None, False
+    return waits, False
 
 
 def _running(

@@ -203,3 +203,23 @@ def test_records_are_made_once_and_parents_end_or_doom_children(tmp_path: Path) 
         assert "ended as Canceled" in candidates.doomed[key(ok.id)][2]
 
     play(scene, tmp_path)
+
+
+def test_a_failed_parent_decides_at_once_whatever_the_order(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        waits, failed = store.submit(), store.submit()
+        store.store.request_cancel(failed.id)
+        first = store.submit(depends_on=(Dependency(job=waits.id), Dependency(job=failed.id)))
+        last = store.submit(depends_on=(Dependency(job=failed.id), Dependency(job=waits.id)))
+        anyway = store.submit(
+            depends_on=(Dependency(job=waits.id), Dependency(job=failed.id, when="any"))
+        )
+        candidates = Candidates(shares_machine=True)
+        candidates.look_at([NODE])
+        await view.look()
+        records = {one.key: one for one in candidates.records([view], usual={})}
+        key = view.served.key
+        assert set(candidates.doomed) == {key(first.id), key(last.id)}
+        assert records[key(anyway.id)].blocked_by == f"waits for {waits.id} (Queued)"
+
+    play(scene, tmp_path)
