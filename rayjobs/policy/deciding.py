@@ -294,7 +294,7 @@ class _Pass:
             self.tries = 0  # nobody else may start either
         if not self.limits.backfill:
             self.tries = 0
-        self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old)
+        self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old, slots=slots)
         self.until_s = self.kept.until_s
         self.spare = dict(self.kept.spare)
         self.beside = [least(room, self.spare.get(room.node_id)) for room in self.rooms]
@@ -331,10 +331,14 @@ class _Pass:
     # -- behind the head -------------------------------------------------------------------------
     def _pass_by(self, job: Waiting, tried: _Tried) -> None:
         """Start a job behind the head if that cannot delay the head."""
-        if not tried.no_spare:
-            if self._slots() < 1:
-                self.tries = 0
-                return
+        slots = self._slots()
+        if slots < 1:
+            self.tries = 0
+            return
+        if not self._leaves_users_share(job):
+            return
+        # Who may run as long as it likes leaves the head a slot as well.
+        if slots >= 2 and not tried.no_spare:
             self.tries -= 1
             taken = self._take(self.beside, job)
             if taken is not None:
@@ -346,14 +350,28 @@ class _Pass:
             tried.no_spare = True
         if tried.no_room or self.now_s + worst_duration_s(job) > self.until_s:
             return
-        if self._slots() < 1:
-            self.tries = 0
-            return
+        self.tries -= slots < 2  # else that was counted above
         taken = self._take(self.rooms, job)
         if taken is None:
             tried.no_room = True
         else:
             self._backfill(job, taken[1])
+
+    def _leaves_users_share(self, job: Waiting) -> bool:
+        """Whether the head's user may still run the head beside the job.
+
+        However soon the job ends: meanwhile the head would be refused, and nothing kept for it.
+        """
+        head, limits = self.head, self.limits
+        assert head is not None
+        if job.user != head.user:
+            return True
+        if limits.jobs_per_user is not None and self.jobs[job.user] + 2 > limits.jobs_per_user:
+            return False
+        if limits.gpus_per_user is None or not (job.gpus and head.gpus):
+            return True
+        gpus = self.gpus.get(job.user, 0.0) + job.gpus + head.gpus
+        return gpus <= limits.gpus_per_user + 1e-6
 
     def _backfill(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         self._start(job, nodes, backfilled=True)

@@ -44,12 +44,16 @@ def keep(
     *,
     now_s: float,
     old: Promise | None,
+    slots: float = math.inf,
 ) -> Kept:
-    """Return what is kept for `head`, which does not fit into `rooms` now.
+    """Return what is kept for `head`, which may not start in `rooms` now.
 
     The nodes are those that are free first if every running job takes all its time; they are
     kept until the job starts, so that nobody gets in between by a change of mind, and the
     promised time may only come nearer.
+
+    Args:
+        slots: How many more jobs the target may run.
     """
     by_latest = sorted(
         running, key=lambda one: (latest_end_s(one, now_s), likely_end_s(one, now_s)[0], one.order)
@@ -57,16 +61,18 @@ def keep(
     same = old if old is not None and old.key == head.key else None
     nodes, index = None, 0
     if same is not None:
-        index_on = _first_fit(by_latest, rooms, lambda now: _holds_on(now, head.shape, same.nodes))
+        index_on = _first_fit(
+            by_latest, rooms, lambda now: _holds_on(now, head.shape, same.nodes), slots
+        )
         if index_on is not None:
             nodes, index = same.nodes, index_on
     if nodes is None:
-        found = _first_fit(by_latest, rooms, lambda now: take(now, head.shape) is not None)
+        found = _first_fit(by_latest, rooms, lambda now: take(now, head.shape) is not None, slots)
         if found is not None:
             taken = take(with_room_of(by_latest[:found], rooms), head.shape)
             assert taken is not None
             nodes, index = taken[1], found
-    likely_s, basis = likely_start(head.shape, running, rooms, now_s=now_s)
+    likely_s, basis = likely_start(head.shape, running, rooms, now_s=now_s, slots=slots)
     if nodes is None:
         return _keep_of_empty(head, rooms)
     at_s = latest_end_s(by_latest[index - 1], now_s) if index else now_s
@@ -86,12 +92,17 @@ def keep(
 
 
 def likely_start(
-    shape: Shape, running: Sequence[Running], rooms: Sequence[NodeRoom], *, now_s: float
+    shape: Shape,
+    running: Sequence[Running],
+    rooms: Sequence[NodeRoom],
+    *,
+    now_s: float,
+    slots: float = math.inf,
 ) -> tuple[float | None, str]:
     """Return when there is probably room for the shape, and where that is from."""
     ends = {one.key: likely_end_s(one, now_s) for one in running}
     by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
-    index = _first_fit(by_likely, rooms, lambda now: take(now, shape) is not None)
+    index = _first_fit(by_likely, rooms, lambda now: take(now, shape) is not None, slots)
     if index is None:
         return None, ""
     return ends[by_likely[index - 1].key] if index else (now_s, "")
@@ -128,14 +139,18 @@ def least(one: NodeRoom, other: NodeRoom | None) -> NodeRoom:
 
 
 def _first_fit(
-    ending: Sequence[Running], rooms: Sequence[NodeRoom], fits: Callable[[list[NodeRoom]], bool]
+    ending: Sequence[Running],
+    rooms: Sequence[NodeRoom],
+    fits: Callable[[list[NodeRoom]], bool],
+    slots: float,
 ) -> int | None:
     """Return how many of `ending`, in order, must end until it fits; None: all is not enough.
 
-    More room never makes a fit go away, so the number is found by halving.
+    More room never makes a fit go away, so the number is found by halving. Each end gives a
+    slot back, too.
     """
-    low, high = 0, len(ending)
-    if not fits(with_room_of(ending, rooms)):
+    low, high = max(0, math.ceil(1 - slots)) if math.isfinite(slots) else 0, len(ending)
+    if low > high or not fits(with_room_of(ending, rooms)):
         return None
     while low < high:
         middle = (low + high) // 2

@@ -270,6 +270,74 @@ def test_room_that_strangers_hold_is_kept_too() -> None:
     assert plan.explain("head").estimate_s is None
 
 
+def test_the_heads_share_of_its_users_limit_is_kept_for_it() -> None:
+    busy = runs("busy", "n0", cpus=4, gpus=6, user="v", max_duration_s=3600.0)
+    head = job("head", at=1, gpus=8, user="u")
+    mate = job("mate", at=2, user="u", max_duration_s=60.0)
+    other = job("other", at=3, user="v")
+    situation = Situation(
+        waiting=[head, mate, other],
+        running=[busy],
+        rooms=[less(room(cpus=16, gpus=8), busy)],
+        limits=Limits(jobs_per_user=2),
+    )
+    assert started(decide(situation)) == ["mate", "other"]
+    plan = decide(replace(situation, limits=Limits(jobs_per_user=1)))
+    assert started(plan) == []
+    assert plan.rule("mate") is Rule.LINE
+    assert plan.promise is not None
+    later = replace(
+        situation,
+        running=[],
+        rooms=[room(cpus=16, gpus=8)],
+        limits=Limits(jobs_per_user=1),
+        now_s=plan.promise.at_s or 0.0,
+        promise=plan.promise,
+    )
+    assert started(decide(later)) == ["head", "other"]
+
+
+def test_the_heads_share_of_its_users_gpus_is_kept_for_it() -> None:
+    busy = runs("busy", "n0", cpus=4, gpus=1, user="v")
+    waiting = [
+        job("head", at=1, cpus=8, gpus=4, user="u"),
+        job("gpu", at=2, gpus=2, user="u"),
+        job("no-gpu", at=3, user="u"),
+    ]
+    rooms = [less(room(cpus=8, gpus=8), busy), room("n1", cpus=2, gpus=2)]
+    situation = Situation(waiting=waiting, running=[busy], rooms=rooms)
+    assert started(decide(replace(situation, limits=Limits(gpus_per_user=6)))) == ["gpu", "no-gpu"]
+    assert started(decide(replace(situation, limits=Limits(gpus_per_user=5)))) == ["no-gpu"]
+
+
+def test_the_heads_slot_is_kept_for_it() -> None:
+    """Who may run for ever leaves the head a slot; who gives it back in time need not."""
+    busy = runs("busy", "n0", cpus=2, max_duration_s=3600.0, expected_s=3000.0)
+    head, loose = job("head", at=1, cpus=4), job("loose", at=2)
+    short = job("short", at=3, max_duration_s=600.0)
+    situation = Situation(
+        waiting=[head, loose, short],
+        running=[busy],
+        rooms=[less(room("n0"), busy), room("n1", cpus=2)],
+        limits=Limits(jobs=2),
+    )
+    assert started(decide(situation)) == ["short"]
+    assert started(decide(replace(situation, limits=Limits(jobs=3)))) == ["loose", "short"]
+
+
+def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
+    busy = runs("busy", "n0", max_duration_s=1000.0)
+    situation = Situation(
+        waiting=[job("head", at=1)],
+        running=[busy],
+        rooms=[less(room(), busy)],
+        limits=Limits(jobs=1),
+    )
+    plan = decide(situation)
+    assert plan.promise is not None
+    assert plan.explain("head").latest_s == plan.promise.at_s == 1060
+
+
 # -- making way ----------------------------------------------------------------------------------
 
 

@@ -297,6 +297,44 @@ def test_the_head_starts_by_its_promise_whatever_the_times(trace: list[TraceJob]
     assert (starts[head] or 0.0) <= promise.at_s
 
 
+gpu_traces = st.lists(
+    st.builds(replace, trace_jobs, gpus=st.sampled_from([0.0, 1.0, 2.0])), min_size=2, max_size=14
+).map(named)
+GPU_POOL = replace(POOL, gpus=4)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    gpu_traces,
+    st.sampled_from([None, 2, 3]),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([None, 4.0]),
+)
+def test_the_head_starts_by_its_promise_within_limits(
+    trace: list[TraceJob], jobs: int | None, of_user: int | None, gpus: float | None
+) -> None:
+    limits = Limits(preemption=False, jobs=jobs, jobs_per_user=of_user, gpus_per_user=gpus)
+    plans: list[Plan] = []
+    outcomes = play(
+        [replace(one, submit_s=0.0) for one in trace], GPU_POOL, limits, watch=plans.append
+    )
+    starts = {one.job.job: one.started_s for one in outcomes}
+    promised: dict[str, float] = {}
+    passed: set[str] = set()  # those before whom another comes back into the line later
+    for plan in plans:
+        if plan.head is None:
+            continue
+        ranks = {one.key: rank(one, limits) for one in plan.situation.waiting}
+        if any(ranks[key] < ranks[plan.head] for key in plan.refused):
+            passed.add(plan.head)
+        assert plan.promise is not None
+        assert plan.promise.at_s is not None
+        promised.setdefault(plan.head, plan.promise.at_s)
+    promised = {key: at_s for key, at_s in promised.items() if key not in passed}
+    late = {key: at_s for key, at_s in promised.items() if (starts[key] or 0.0) > at_s}
+    assert not late
+
+
 @settings(max_examples=100, deadline=None)
 @given(traces)
 def test_whom_others_make_way_for_starts_in_their_room(trace: list[TraceJob]) -> None:
