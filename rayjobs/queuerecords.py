@@ -12,6 +12,9 @@ from rayjobs.states import JobState
 # another mark says that the job must be read again.
 Mark = tuple[int, int, int, str | None, str | None, str]
 
+# Kind of the event of an attempt that began with a checkpoint.
+RESUMED = "resumed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Durations:
@@ -19,7 +22,9 @@ class Durations:
 
     Attributes:
         count: Of how many.
-        median_s, p90_s: Seconds from the start of the attempt that completed to the job's end.
+        median_s, p90_s: Seconds that their attempts ran, all together that made one run: from
+            the last that began from nothing, over those that went on from checkpoints, to the
+            job's end.
     """
 
     count: int

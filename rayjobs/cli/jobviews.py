@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.cli.outlook import Outlook
 from rayjobs.cli.output import duration_text
 from rayjobs.records import Attempt, Job, JobLine
+from rayjobs.store.base import Store
 
 
 def short_id(job: Job | JobLine) -> str:
@@ -22,21 +24,45 @@ def name_of(job: Job | JobLine) -> str:
     return name if job.array_index is None else f"{name}[{job.array_index}]"
 
 
-def waited_s(job: Job | JobLine, *, now: datetime | None = None) -> float:
-    """Return seconds from the submit to the latest start, or to the end without one, or so far."""
+def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float]:
+    """Return what `Store.earlier_runs` tells of these jobs; it is asked where it may know."""
+    # A row tells of its last attempt while it has a start: most jobs have no other.
+    tried = [job.id for job in jobs if job.attempt > 1 or (job.attempt and not job.started_at)]
+    return store.earlier_runs(tried) if tried else {}
+
+
+def waited_s(
+    job: Job | JobLine, *, earlier_s: float | None = None, now: datetime | None = None
+) -> float:
+    """Return seconds from the submit to the latest start, the end, or now, without `earlier_s`."""
     until = job.started_at or job.ended_at or now or datetime.now(UTC)
-    return (until - job.submitted_at).total_seconds()
+    return max(0.0, (until - job.submitted_at).total_seconds() - (earlier_s or 0.0))
 
 
-def ran_s(job: Job | JobLine, *, now: datetime | None = None) -> float | None:
-    """Return seconds that the latest attempt ran (so far); None before its start."""
+def ran_s(
+    job: Job | JobLine, *, earlier_s: float | None = None, now: datetime | None = None
+) -> float | None:
+    """Return seconds that the job ran (so far); None before its first start.
+
+    Args:
+        earlier_s: That attempts ran which the job's own times do not tell of; without it only
+            the latest one counts.
+    """
     if job.started_at is None:
-        return None
-    return ((job.ended_at or now or datetime.now(UTC)) - job.started_at).total_seconds()
+        return earlier_s
+    own_s = ((job.ended_at or now or datetime.now(UTC)) - job.started_at).total_seconds()
+    return own_s + (earlier_s or 0.0)
 
 
-def job_json(job: Job | JobLine, outlook: Outlook | None = None) -> dict[str, Any]:
-    """Return a job as JSON data; its keys are part of the command line's contract."""
+def job_json(
+    job: Job | JobLine, outlook: Outlook | None = None, *, earlier_s: float | None = None
+) -> dict[str, Any]:
+    """Return a job as JSON data; its keys are part of the command line's contract.
+
+    Args:
+        earlier_s: See `ran_s`.
+    """
+    ran = ran_s(job, earlier_s=earlier_s)
     return {
         "id": job.id,
         "short_id": short_id(job),
@@ -60,8 +86,8 @@ def job_json(job: Job | JobLine, outlook: Outlook | None = None) -> dict[str, An
         "placed_at": job.placed_at,
         "started_at": job.started_at,
         "ended_at": job.ended_at,
-        "waited_s": round(waited_s(job), 3),
-        "ran_s": None if ran_s(job) is None else round(ran_s(job) or 0.0, 3),
+        "waited_s": round(waited_s(job, earlier_s=earlier_s), 3),
+        "ran_s": None if ran is None else round(ran, 3),
         "cancel_requested_at": job.cancel_requested_at,
         "failure": job.failure.to_dict() if job.failure else None,
         "tags": dict(job.tags),

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import job_json, name_of, ran_s, short_id, waited_s
+from rayjobs.cli.jobviews import earlier_runs, job_json, name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import Outlook, outlooks
 from rayjobs.cli.output import ago_text, duration_text, print_json_rows, state_colour, table
 from rayjobs.cli.params import pairs
@@ -74,16 +74,19 @@ def _show(settings: Settings, chosen: dict[str, Any]) -> None:
         with settings.open() as workspace:
             jobs = _select(workspace.store, chosen)
             seen = outlooks(workspace.path, jobs, store=workspace.store)
+            earlier = earlier_runs(workspace.store, jobs)
             where = workspace.path
     except NotFoundError as error:
         if settings.workspace is not None:
             raise
-        jobs, seen, where = [], {}, None
+        jobs, seen, earlier, where = [], {}, {}, None
         settings.note(f"{error.message}.")
     if settings.as_json:
-        print_json_rows([job_json(job, seen[job.id]) for job in jobs])
+        print_json_rows(
+            [job_json(job, seen[job.id], earlier_s=earlier.get(job.id)) for job in jobs]
+        )
     elif jobs:
-        click.echo(_table(jobs, seen, settings))
+        click.echo(_table(jobs, seen, earlier, settings))
     elif where is not None:
         settings.note(f"no such jobs in {where}; `rayjobs ls -a` lists all.")
 
@@ -111,10 +114,12 @@ def _select(store: Store, chosen: dict[str, Any]) -> list[JobLine]:
     return both[:limit] if limit else both
 
 
-def _table(jobs: list[JobLine], seen: dict[str, Outlook], settings: Settings) -> str:
+def _table(
+    jobs: list[JobLine], seen: dict[str, Outlook], earlier: dict[str, float], settings: Settings
+) -> str:
     rows, colours = [], []
     for job in jobs:
-        outlook = seen[job.id]
+        outlook, earlier_s = seen[job.id], earlier.get(job.id)
         position = f"#{outlook.position} " if outlook.position else ""
         reason = "" if job.state is JobState.COMPLETED else outlook.reason
         rows.append(
@@ -124,8 +129,8 @@ def _table(jobs: list[JobLine], seen: dict[str, Outlook], settings: Settings) ->
                 job.experiment[:20],
                 outlook.state,
                 ago_text(job.submitted_at),
-                duration_text(waited_s(job)),
-                duration_text(ran_s(job)),
+                duration_text(waited_s(job, earlier_s=earlier_s)),
+                duration_text(ran_s(job, earlier_s=earlier_s)),
                 position + " ".join(reason.split()),
             )
         )

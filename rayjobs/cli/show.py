@@ -7,7 +7,15 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import attempt_json, attempt_times, job_json, name_of, ran_s, waited_s
+from rayjobs.cli.jobviews import (
+    attempt_json,
+    attempt_times,
+    earlier_runs,
+    job_json,
+    name_of,
+    ran_s,
+    waited_s,
+)
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
@@ -41,10 +49,11 @@ def show(settings: Settings, job: str) -> None:
         found = newest_named(settings, workspace.store, job)
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
+        earlier_s = earlier_runs(workspace.store, [found]).get(found.id)
         if settings.as_json:
-            print_json(_as_json(workspace, found, outlook, attempts))
+            print_json(_as_json(workspace, found, outlook, attempts, earlier_s))
             return
-        click.echo(facts(_head(settings, found, outlook)))
+        click.echo(facts(_head(settings, found, outlook, earlier_s)))
         sections = [
             _section("Runs", _spec_facts(found, inputs_read(workspace.store, found))),
             *[_attempt(attempt, found) for attempt in attempts],
@@ -59,11 +68,15 @@ def show(settings: Settings, job: str) -> None:
 
 
 def _as_json(
-    workspace: OpenWorkspace, job: Job, outlook: Outlook, attempts: list[Attempt]
+    workspace: OpenWorkspace,
+    job: Job,
+    outlook: Outlook,
+    attempts: list[Attempt],
+    earlier_s: float | None,
 ) -> dict[str, Any]:
     store = workspace.store
     return {
-        **job_json(job, outlook),
+        **job_json(job, outlook, earlier_s=earlier_s),
         "workspace": str(workspace.path),
         "spec": job.spec.model_dump(mode="json"),
         "inputs": inputs_read(store, job),
@@ -81,10 +94,13 @@ def _as_json(
     }
 
 
-def _head(settings: Settings, job: Job, outlook: Outlook) -> list[tuple[str, str]]:
+def _head(
+    settings: Settings, job: Job, outlook: Outlook, earlier_s: float | None
+) -> list[tuple[str, str]]:
     state = settings.style(outlook.state, state_colour(outlook.state))
     place = f" (number {outlook.position} in the queue)" if outlook.position else ""
     is_told = job.failure is None and job.state is not JobState.COMPLETED
+    ran = ran_s(job, earlier_s=earlier_s)
     return [
         ("Job", job.id),
         ("Name", name_of(job)),
@@ -101,8 +117,8 @@ def _head(settings: Settings, job: Job, outlook: Outlook) -> list[tuple[str, str
         ("Submitted", local_time(job.submitted_at)),
         ("Started", local_time(job.started_at) if job.started_at else ""),
         ("Ended", local_time(job.ended_at) if job.ended_at else ""),
-        ("Waited", duration_text(waited_s(job))),
-        ("Ran", duration_text(ran_s(job)) if job.started_at else ""),
+        ("Waited", duration_text(waited_s(job, earlier_s=earlier_s))),
+        ("Ran", duration_text(ran) if ran is not None else ""),
         ("Tags", ", ".join(f"{key}={value}" for key, value in job.tags.items())),
         ("Properties", ", ".join(f"{key}={value}" for key, value in job.properties.items())),
     ]

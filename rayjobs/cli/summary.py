@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rayjobs.cli.jobviews import end_text, ran_s, short_id, waited_s
+from rayjobs.cli.jobviews import earlier_runs, end_text, ran_s, short_id, waited_s
 from rayjobs.cli.output import duration_text, size_text, state_colour
 from rayjobs.cli.settings import Settings
 from rayjobs.metrics import number_text, summaries
@@ -18,7 +18,11 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     """Return the closing lines: end, times, last values, files, useful commands."""
     store = workspace.store
     head = settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True)
-    times = f"waited {duration_text(waited_s(job))}, ran {duration_text(ran_s(job))}"
+    earlier_s = earlier_runs(store, [job]).get(job.id)
+    times = (
+        f"waited {duration_text(waited_s(job, earlier_s=earlier_s))}, "
+        f"ran {duration_text(ran_s(job, earlier_s=earlier_s))}"
+    )
     if job.attempt > 1:
         times += f", {job.attempt} attempts"
     lines = [head, f"  {times}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from rayjobs.cli.jobviews import job_json
+from rayjobs.cli.jobviews import earlier_runs, job_json
 from rayjobs.cli.output import print_json
 from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
@@ -64,8 +64,9 @@ def update(
             new = workspace.store.release(found.id)
         if priority is not None or release:
             wake_quietly(new.target, workspace.path)
+        earlier_s = earlier_runs(workspace.store, [new]).get(new.id)
     if settings.as_json:
-        print_json(job_json(new))
+        print_json(job_json(new, earlier_s=earlier_s))
     else:
         listed = ", ".join(f"{key}={value}" for key, value in new.tags.items()) or "no tags"
         held = f", held: {plain_text(new.held)}" if new.held else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from rayjobs.cli.exits import Exit, of_job
-from rayjobs.cli.jobviews import end_text, job_json, short_id
+from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, state_colour
 from rayjobs.cli.params import Duration, JobId
@@ -45,8 +45,9 @@ def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> in
         except TimeoutError as error:
             settings.note(str(error))
             return Exit.TIME_LIMIT
+        earlier = earlier_runs(workspace.store, ended)
     if settings.as_json:
-        print_json([job_json(job) for job in ended])
+        print_json([job_json(job, earlier_s=earlier.get(job.id)) for job in ended])
     elif not settings.quiet:
         for job in ended:
             _tell(settings, job)

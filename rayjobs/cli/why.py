@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import end_text, job_json, name_of, short_id
+from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, name_of, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
 from rayjobs.cli.output import duration_text, facts, print_json
@@ -52,11 +52,12 @@ def why(settings: Settings, job: str) -> None:
         asked = newest_named(settings, store, job)
         found = _next_member(store, asked)
         outlook = outlooks(workspace.path, [found], store=store)[found.id]
+        earlier_s = earlier_runs(store, [found]).get(found.id)
         decision = _decision(workspace.path, found)
         ahead = _named(store, workspace.path, decision)
         waits_for = _known_without_target(store, found) if decision is None else []
     if settings.as_json:
-        data = job_json(found, outlook)
+        data = job_json(found, outlook, earlier_s=earlier_s)
         print_json({**data, "decision": decision, "ahead": ahead, "waits_for": waits_for})
         return
     if found.id != asked.id:

@@ -17,6 +17,7 @@ from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.launch import network
 from rayjobs.paths import AttemptPaths
+from rayjobs.queuerecords import RESUMED
 
 
 class Preparing:
@@ -116,4 +117,4 @@ class Preparing:
         workspace = self._workspaces.of(order)
         brought = resuming.bring(workspace.store, workspace.blobs, order["resume"], folder)
         if brought is not None and int(order["plan"].get("node", 0)) == 0:
-            self._workspaces.note(order, "resumed", brought.sentence)
+            self._workspaces.note(order, RESUMED, brought.sentence)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from rayjobs.queuerecords import Durations, Prediction, QueueRow, Usage
+from rayjobs.queuerecords import RESUMED, Durations, Prediction, QueueRow, Usage
 from rayjobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time, time_of, time_text
@@ -16,12 +16,31 @@ from rayjobs.store.rows import optional_time, time_of, time_text
 # The newest so many: scripts change, and so does how long they take.
 LEARNED_FROM = 100
 
-# Answered by the index `ix_jobs_history` alone but for `started_at`.
+# Answered by the index `ix_jobs_history`; a job's own row tells of its last attempt alone.
 DURATIONS = """
-SELECT started_at, ended_at FROM jobs
+SELECT started_at, ended_at, id, attempt FROM jobs
 WHERE experiment = :experiment AND entry = :entry AND state = 'Completed'
     AND started_at IS NOT NULL AND kind = 'job'
 ORDER BY ended_at DESC LIMIT :most
+"""
+
+# Attempts before the last that its work rests on: back to one that brought no checkpoint along.
+CONTINUED = f"""
+SELECT started_at, ended_at FROM attempts
+WHERE job = :job AND number < :attempt AND started_at IS NOT NULL AND ended_at IS NOT NULL
+    AND number >= (
+        SELECT COALESCE(MAX(number), 1) FROM attempts
+        WHERE job = :job AND number <= :attempt AND started_at IS NOT NULL
+            AND number NOT IN (SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'))
+"""  # noqa: S608 - made of our own names
+
+# While a job's row has a start, it tells of its last attempt itself.
+EARLIER = """
+SELECT attempts.job, attempts.started_at, attempts.ended_at FROM attempts
+JOIN jobs ON jobs.id = attempts.job
+WHERE attempts.job IN (SELECT value FROM json_each(:jobs))
+    AND attempts.started_at IS NOT NULL AND attempts.ended_at IS NOT NULL
+    AND (attempts.number < jobs.attempt OR jobs.started_at IS NULL)
 """
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
@@ -77,7 +96,9 @@ class QueuePart(Part):
                     DURATIONS, {"experiment": experiment, "entry": entry, "most": most}
                 ).fetchall()
                 seconds = sorted(
-                    max(0.0, (time_of(row[1]) - time_of(row[0])).total_seconds()) for row in rows
+                    _seconds(row[0], row[1])
+                    + (_continued_s(connection, row[2], row[3]) if row[3] > 1 else 0.0)
+                    for row in rows
                 )
                 if seconds:
                     found[experiment, entry] = Durations(
@@ -92,6 +113,15 @@ class QueuePart(Part):
         with self._database.read() as connection:
             rows = connection.execute(ENTRIES, {"target": target}).fetchall()
         return self.durations((row["experiment"], row["entry"]) for row in rows)
+
+    def earlier_runs(self, jobs: Iterable[str]) -> dict[str, float]:
+        """See `Store.earlier_runs`."""
+        with self._database.read() as connection:
+            rows = connection.execute(EARLIER, {"jobs": json.dumps(list(jobs))}).fetchall()
+        found: dict[str, float] = {}
+        for job, started_at, ended_at in rows:
+            found[job] = found.get(job, 0.0) + _seconds(started_at, ended_at)
+        return found
 
     def note_predictions(self, predictions: Sequence[Prediction]) -> None:
         """See `Store.note_predictions`."""
@@ -153,6 +183,15 @@ class QueuePart(Part):
             )
             for row in rows
         ]
+
+
+def _continued_s(connection: sqlite3.Connection, job: str, attempt: int) -> float:
+    rows = connection.execute(CONTINUED, {"job": job, "attempt": attempt}).fetchall()
+    return sum(_seconds(row[0], row[1]) for row in rows)
+
+
+def _seconds(since: str, until: str) -> float:
+    return max(0.0, (time_of(until) - time_of(since)).total_seconds())
 
 
 def _prediction(row: sqlite3.Row, which: str) -> Prediction | None:

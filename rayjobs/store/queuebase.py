@@ -78,12 +78,21 @@ class QueueStore(Protocol):
     ) -> dict[tuple[str, str], Durations]:
         """Return how long the newest completed jobs of each (experiment, entry) ran.
 
+        An attempt that went on from a checkpoint counts together with those before it.
         Entries without any are left out. Quick whatever the number of jobs.
         """
         ...
 
     def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
         """Return `durations` for the entries of a target's jobs that have not ended."""
+        ...
+
+    def earlier_runs(self, jobs: Iterable[str]) -> dict[str, float]:
+        """Return how many seconds attempts of each job ran that its own times do not tell of.
+
+        A job's `started_at` is its last attempt's, and gone when it is queued again. Jobs without
+        such attempts are left out.
+        """
         ...
 
     def note_predictions(self, predictions: Sequence[Prediction]) -> None:

@@ -77,6 +77,52 @@ def test_durations_come_from_the_newest(store: SqlStore, clock: SetClock) -> Non
     assert (found.count, found.median_s) == (2, 6.0)
 
 
+def test_a_job_that_went_on_from_checkpoints_teaches_what_all_its_attempts_ran(
+    store: SqlStore, clock: SetClock
+) -> None:
+    job = submit(store)
+    # Thrown away: the second began anew. The fourth was lost before its script ran.
+    for number, seconds, resumed, until in (
+        (1, 500, False, S.RUNNING),
+        (2, 13, False, S.RUNNING),
+        (3, 9, True, S.RUNNING),
+        (4, 4000, True, S.PREPARING),
+    ):
+        assert bring(store, store.job(job.id), until) == number
+        if resumed:
+            store.add_event(job.id, "resumed", "goes on", attempt=number)
+        clock.go(seconds)
+        assert store.requeue(job.id, attempt=number, reason="lost", outcome="cluster_lost")
+        clock.go(100)
+    assert bring(store, store.job(job.id), S.RUNNING) == 5
+    store.add_event(job.id, "resumed", "goes on", attempt=5)
+    clock.go(2)
+    assert store.move(job.id, attempt=5, old=S.RUNNING, new=S.FINALIZING)
+    assert store.finish(job.id, attempt=5, state=S.COMPLETED)
+    found = store.durations([("mnist", "train.py")])["mnist", "train.py"]
+    assert (found.count, found.median_s) == (1, 13.0 + 9.0 + 2.0)
+    assert store.earlier_runs([job.id]) == {job.id: 500.0 + 13.0 + 9.0}
+
+
+def test_what_earlier_attempts_ran_is_told_while_their_job_waits_again(
+    store: SqlStore, clock: SetClock
+) -> None:
+    job, other = submit(store), submit(store)
+    attempt = bring(store, job, S.RUNNING)
+    bring(store, other, S.RUNNING)
+    clock.go(20)
+    assert store.earlier_runs([job.id, other.id, "nobody"]) == {}
+    assert store.requeue(job.id, attempt=attempt, reason="lost", outcome="node_lost")
+    assert store.earlier_runs([job.id, other.id]) == {job.id: 20.0}
+    bring(store, job, S.PREPARING)
+    assert store.earlier_runs([job.id]) == {job.id: 20.0}
+    assert store.move(job.id, attempt=2, old=S.PREPARING, new=S.RUNNING)
+    clock.go(5)
+    assert store.earlier_runs([job.id]) == {job.id: 20.0}  # its own times tell the rest
+    assert store.finish(job.id, attempt=2, state=S.CANCELED)
+    assert store.earlier_runs([job.id]) == {job.id: 20.0}
+
+
 def test_members_of_arrays_teach_too(store: SqlStore, clock: SetClock) -> None:
     spec = JobSpec(script="train.py", array=Array(indices="0-1"))
     array, _ = store.submit_array(spec, experiment="mnist", snapshot=None, user="ada")

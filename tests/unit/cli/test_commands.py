@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,35 @@ def test_ls_shows_what_waits_and_what_ended_lately(queue: Queue, terminal: Termi
     assert [line.split()[0] for line in lines[2:]] == [tail(job) for job in reversed(ended)]
     assert tail(old) not in "\n".join(lines)
     assert tail(old) in terminal.type("ls", "-a").out
+
+
+def seconds(since: str, until: str) -> float:
+    return (datetime.fromisoformat(until) - datetime.fromisoformat(since)).total_seconds()
+
+
+@pytest.mark.parametrize("end", ["waits again", "canceled while it waits again", "completed"])
+def test_ran_is_what_all_attempts_ran_and_waited_the_rest(
+    end: str, queue: Queue, terminal: Terminal
+) -> None:
+    store = queue.workspace.store
+    job = queue.start(queue.submit())
+    assert store.requeue(job.id, attempt=1, reason="lost", outcome="cluster_lost")
+    job = store.job(job.id)
+    if end == "completed":
+        queue.finish(queue.start(job))
+    elif end != "waits again":
+        store.request_cancel(job.id)
+    shown = json.loads(terminal.type("show", "--json", job.id).out)
+    (listed,) = json.loads(terminal.type("ls", "--json").out)
+    attempts_s = [seconds(one["started_at"], one["ended_at"]) for one in shown["attempts"]]
+    assert len(attempts_s) == (2 if end == "completed" else 1)
+    assert all(attempts_s)
+    for one in (shown, listed):
+        assert one["ran_s"] == pytest.approx(sum(attempts_s), abs=0.002)
+        if end != "waits again":
+            whole_s = seconds(one["submitted_at"], one["ended_at"])
+            assert one["ran_s"] + one["waited_s"] == pytest.approx(whole_s, abs=0.002)
+    assert "Ran " in terminal.type("show", job.id).out
 
 
 @pytest.mark.parametrize("alias", ["ps", "queue"])
