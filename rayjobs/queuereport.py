@@ -12,6 +12,8 @@ from rayjobs.queuerecords import Prediction, QueueRow, Usage
 
 # A wait below this is taken for this: twice as long as nothing says nothing.
 LEAST_S = 1.0
+# A job that starts at once takes moments for it, and is given no estimate.
+AT_ONCE_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +33,22 @@ class Predicted:
     median_error_s: float
     median_late_s: float
     within_twice: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimated:
+    """For how many jobs there was an estimate: the others are in no figure of `Predicted`.
+
+    Attributes:
+        waited: Jobs that had to wait for their first place, for more than `AT_ONCE_S`.
+        waited_without: Those of them that no estimate was made for.
+        waiting, waiting_without: The same of jobs that still wait.
+    """
+
+    waited: int
+    waited_without: int
+    waiting: int
+    waiting_without: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +93,7 @@ class QueueReport:
     since: datetime | None
     until: datetime
     jobs: int
+    estimated: Estimated
     first_by_target: tuple[Predicted, ...]
     last_by_target: tuple[Predicted, ...]
     first_by_basis: tuple[Predicted, ...]
@@ -109,6 +128,7 @@ def queue_report(
         since=since,
         until=now,
         jobs=len(rows),
+        estimated=_estimated(rows, now),
         first_by_target=_predicted(rows, _first, lambda row, _one: row.target),
         last_by_target=_predicted(rows, _last, lambda row, _one: row.target),
         first_by_basis=_predicted(rows, _first, lambda _row, one: one.basis),
@@ -125,6 +145,22 @@ def queue_report(
             _in_use(target, some, start, now, (capacity or {}).get(target))
             for target, some in sorted(_by(usage, lambda one: one.target).items())
         ),
+    )
+
+
+def _estimated(rows: Sequence[QueueRow], now: datetime) -> Estimated:
+    waited: list[QueueRow] = []
+    waiting: list[QueueRow] = []
+    for row in rows:
+        if row.placed_at is None and row.state.is_final:
+            continue
+        if ((row.placed_at or now) - row.submitted_at).total_seconds() > AT_ONCE_S:
+            (waiting if row.placed_at is None else waited).append(row)
+    return Estimated(
+        waited=len(waited),
+        waited_without=sum(row.predicted_first is None for row in waited),
+        waiting=len(waiting),
+        waiting_without=sum(row.predicted_first is None for row in waiting),
     )
 
 

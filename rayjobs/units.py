@@ -103,3 +103,8 @@ def duration_text(seconds: float) -> str:
             parts.append(f"{left // size}{unit}")
             left %= size
     return "".join(parts) or f"{seconds:g}s"
+
+
+def counted(number: float, what: str) -> str:
+    """Return a number of things for people: ``1 CPU``, ``0.5 CPUs``, ``2 CPUs``."""
+    return f"{number:g} {what}{'' if number == 1 else 's'}"

@@ -23,7 +23,7 @@ from rayjobs.records import Job
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from rayjobs.submitting import check
-from rayjobs.units import duration_text
+from rayjobs.units import counted, duration_text
 from rayjobs.workspace_files import OpenWorkspace, WorkspaceFiles, locate, open_workspace
 
 NO_ID = "JOB"  # stands in a plan where the job's id will be
@@ -68,9 +68,9 @@ def plan_text(plan: dict[str, Any]) -> str:
     spec, placed = plan["spec"], plan["plan"]
     shape = placed["shape"]
     what = spec["command"] or shlex.join([spec["script"], *spec["arguments"]])
-    each = f"{shape['cpus']:g} CPUs"
+    each = counted(shape["cpus"], "CPU")
     if shape["gpus"]:
-        each += f", {shape['gpus']:g} GPUs"
+        each += f", {counted(shape['gpus'], 'GPU')}"
     if shape["memory"]:
         each += f", {shape['memory'] / 2**30:g} GiB"
     limit = spec["max_duration_s"]

@@ -11,7 +11,16 @@ from rayjobs.cli.output import duration_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.errors import RayjobsError
-from rayjobs.queuereport import InUse, Predicted, QueueReport, Waits, queue_report
+from rayjobs.queuereport import (
+    AT_ONCE_S,
+    Estimated,
+    InUse,
+    Predicted,
+    QueueReport,
+    Waits,
+    queue_report,
+)
+from rayjobs.units import counted
 
 EPILOG = """\b
 Examples:
@@ -37,7 +46,8 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
     """Predicted against actual starts, waits by priority, user and sweep, and what was in use.
 
     A prediction is what `rayjobs why` would have said: the first one for a job, when it was first
-    looked at, and the last one before it got its place. Jobs that started at once have none.
+    looked at, and the last one before it got its place. Jobs that started at once have none,
+    nor have those of which nothing told when there would be room; these are counted.
     """
     now = datetime.now(UTC)
     begin = None if since is None else now - timedelta(seconds=since)
@@ -83,7 +93,25 @@ def _sections(made: QueueReport) -> list[str]:
     sections.append(_used(made.in_use))
     if not made.first_by_target:
         sections.insert(0, "No job has started yet that an estimate was made for.")
+    sections.insert(0, _left_out(made.estimated))
     return [section for section in sections if section]
+
+
+def _left_out(counts: Estimated) -> str:
+    """Say how many jobs the figures of estimates are not about."""
+    lines = []
+    if counts.waited:
+        lines.append(
+            f"{counted(counts.waited, 'job')} waited more than {duration_text(AT_ONCE_S)} for a "
+            f"place; {counts.waited_without or 'none'} of them had no estimate: nothing told when "
+            f"there would be room."
+        )
+    if counts.waiting:
+        lines.append(
+            f"{counted(counts.waiting, 'job')} waiting now for more than "
+            f"{duration_text(AT_ONCE_S)}; {counts.waiting_without or 'none'} without an estimate."
+        )
+    return "\n".join(lines)
 
 
 def _predictions(title: str, figures: Sequence[Predicted], name: str) -> str:

@@ -28,6 +28,7 @@ from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
 from rayjobs.terminal import plain_text
+from rayjobs.units import counted
 from rayjobs.workspace_files import OpenWorkspace
 
 METRICS_SHOWN = 20
@@ -127,9 +128,9 @@ def _head(
 def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]:
     spec = job.spec
     shape, each = spec.distribution, spec.resources
-    resources = f"{each.cpus:g} CPUs"
+    resources = counted(each.cpus, "CPU")
     if each.gpus:
-        resources += f", {each.gpus:g} GPUs"
+        resources += f", {counted(each.gpus, 'GPU')}"
     if each.memory_gib:
         resources += f", {each.memory_gib:g} GiB"
     limit = spec.max_duration_s

@@ -13,6 +13,7 @@ from rayjobs.cli.output import duration_text, facts, print_json, size_text, tabl
 from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
+from rayjobs.units import counted
 
 if TYPE_CHECKING:
     from rayjobs.compute.targets import TargetView
@@ -240,7 +241,7 @@ def _size(view: TargetView) -> str:
         return "-"
     cpus = sum(float(node.get("cpus", 0)) for node in view.nodes)
     gpus = sum(float(node.get("gpus", 0)) for node in view.nodes)
-    return f"{len(view.nodes)} ({cpus:g} CPUs, {gpus:g} GPUs)"
+    return f"{len(view.nodes)} ({counted(cpus, 'CPU')}, {counted(gpus, 'GPU')})"
 
 
 def _number(node: dict[str, object], key: str) -> str:

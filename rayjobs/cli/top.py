@@ -14,10 +14,12 @@ from rayjobs.cli.jobviews import name_of, ran_s, short_id
 from rayjobs.cli.outlook import ANSWER_S, key_of
 from rayjobs.cli.output import cut, duration_text, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeclient import ask, socket_of
 from rayjobs.paths import home
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
+from rayjobs.units import counted
 from rayjobs.workspace_files import OpenWorkspace
 
 AGAIN_S = 1.0
@@ -43,6 +45,7 @@ def top(settings: Settings, target: str, once: bool) -> int:
     On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces count
     where they hold room, and are named by their workspace.
     """
+    load_target(target, home=home())  # says which there are, should it be none
     with settings.open() as workspace:
         if settings.as_json:
             print_json(look(workspace, target))
@@ -186,9 +189,9 @@ def _lines(seen: dict[str, Any]) -> list[str]:
     if seen["state"] == "not running":
         lines.append(f"  `rayjobs target start {seen['target']}` starts it")
     for node in seen["nodes"]:
-        use = f"{node['cpus_used']:g}/{node['cpus']:g} CPUs"
+        use = f"{node['cpus_used']:g}/{counted(node['cpus'], 'CPU')}"
         if node["gpus"]:
-            use += f", {node['gpus_used']:g}/{node['gpus']:g} GPUs"
+            use += f", {node['gpus_used']:g}/{counted(node['gpus'], 'GPU')}"
         use += f", {node['memory_used_bytes'] / 2**30:.1f}/{node['memory_bytes'] / 2**30:.1f} GiB"
         lines.append(f"  {str(node['node_id'])[:12]}  {use} held")
         lines += [f"    {_use(job)}" for job in node["jobs"]]
@@ -230,8 +233,8 @@ def _lines(seen: dict[str, Any]) -> list[str]:
 
 def _use(job: dict[str, Any]) -> str:
     who = f"{job['short_id']} {job['name']}" if job["short_id"] else f"a job of {job['workspace']}"
-    what = f"{job['cpus']:g} CPUs"
+    what = counted(job["cpus"], "CPU")
     if job["gpus"]:
         ids = f" ({', '.join(job['gpu_ids'])})" if job["gpu_ids"] else ""
-        what += f", {job['gpus']:g} GPUs{ids}"
+        what += f", {counted(job['gpus'], 'GPU')}{ids}"
     return f"{who}: {what}"

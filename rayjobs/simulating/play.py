@@ -21,6 +21,7 @@ from rayjobs.policy import (
     take,
 )
 from rayjobs.simulating.trace import TraceJob
+from rayjobs.units import counted
 
 POLICIES: Mapping[str, Limits] = {
     "fifo": Limits(backfill=False, preemption=False),
@@ -118,7 +119,8 @@ def play(
         if take(empty, shape_of(job)) is None:
             raise UsageError(
                 f"job {job.job!r} asks for {shape_of(job).describe()}; the pool has "
-                f"{pool.nodes} nodes with {pool.cpus:g} CPUs and {pool.gpus:g} GPUs. Give a "
+                f"{counted(pool.nodes, 'node')} with {counted(pool.cpus, 'CPU')} and "
+                f"{counted(pool.gpus, 'GPU')}. Give a "
                 f"larger one by --nodes, --gpus and --cpus."
             )
     return _World(trace, empty, limits, checkpoint_s, watch).run()

@@ -81,7 +81,7 @@ def read_trace(path: Path | str) -> list[TraceJob]:
         try:
             jobs.append(_job(values, f"line-{number}"))
         except (ValueError, TypeError, UsageError) as error:
-            raise UsageError(f"line {number} of the trace {at.name}: {error}") from error
+            raise UsageError(f"line {number} of the trace {at.name}: {error}") from None
     if not jobs:
         raise UsageError(f"the trace {at.name} has no jobs; each line after the header is one.")
     names = {job.job for job in jobs}
@@ -99,7 +99,7 @@ def _lines(text: str, path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
                 except ValueError as error:
                     raise UsageError(
                         f"line {number} of the trace {path.name} is no JSON: {error}"
-                    ) from error
+                    ) from None
                 if not isinstance(values, dict):
                     raise UsageError(f"line {number} of the trace {path.name} is no JSON object.")
                 yield number, values

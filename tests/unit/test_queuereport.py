@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from rayjobs.queuerecords import Prediction, QueueRow, Usage
-from rayjobs.queuereport import queue_report
+from rayjobs.queuereport import Estimated, queue_report
 from rayjobs.states import JobState
 
 AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -56,6 +56,22 @@ def test_errors_and_shares_are_of_jobs_that_started() -> None:
     assert figures.median_late_s == (0 + 90) / 2
     assert figures.within_twice == 0.5
     assert made.last_by_target == made.first_by_target
+
+
+def test_jobs_that_waited_without_an_estimate_are_counted() -> None:
+    rows = [
+        row("a", foretold_s=100, waited_s=100),
+        row("b", waited_s=200),
+        row("c", waited_s=5),  # at once
+        row("d", foretold_s=100, waited_s=None),
+        row("e", waited_s=None),
+        row("f", waited_s=None),
+        row("g", waited_s=None, state=JobState.CANCELED),
+        row("h", waited_s=None, submitted_at=after(995)),
+    ]
+    made = queue_report(rows, [], now=after(1000))
+    assert made.estimated == Estimated(waited=2, waited_without=1, waiting=3, waiting_without=2)
+    assert made.to_dict()["estimated"]["waited_without"] == 1
 
 
 def test_moments_are_not_held_against_an_estimate() -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from rayjobs import queuereport
+from rayjobs.cli.exits import Exit
 from rayjobs.queuerecords import Prediction
 from rayjobs.records import Job
 from rayjobs.spec import Dependency
@@ -150,6 +152,15 @@ def test_top_of_a_target_that_is_down_shows_the_queue(queue: Queue, terminal: Te
     assert tail(job) in done.out
 
 
+def test_top_of_a_target_that_is_none_says_which_there_are(
+    queue: Queue, terminal: Terminal
+) -> None:
+    queue.submit()
+    done = terminal.type("top", "--target", "nope")
+    assert (done.code, done.out) == (Exit.NOT_FOUND, "")
+    assert "there is no target 'nope'; there are: local" in done.err
+
+
 # -- report ------------------------------------------------------------------------------------
 
 
@@ -185,6 +196,22 @@ def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
     assert "Predicted and actual starts" in shown
     assert "WITHIN x2" in shown
     assert "Waits by priority" in shown
+
+
+@pytest.mark.usefixtures("foretold")
+def test_report_counts_the_jobs_that_had_no_estimate(
+    queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queuereport, "AT_ONCE_S", 1e9)
+    assert "had no estimate" not in terminal.type("report", "queue").out
+    monkeypatch.setattr(queuereport, "AT_ONCE_S", -1.0)  # as if all had waited long
+    queue.start(queue.submit())
+    shown = terminal.type("report", "queue").out
+    assert "2 jobs waited more than" in shown
+    assert "; 1 of them had no estimate: " in shown
+    assert "1 job waiting now" in shown
+    data = json.loads(terminal.type("report", "queue", "--json").out)
+    assert data["estimated"]["waiting_without"] == 1
 
 
 def test_report_of_nothing_says_so(queue: Queue, terminal: Terminal) -> None:

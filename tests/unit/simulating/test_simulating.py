@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rayjobs.cli.main import main
+from rayjobs.cli.reporting import causes
 from rayjobs.cli.simulate import NAMES
 from rayjobs.errors import UsageError
 from rayjobs.policy import Limits
@@ -80,6 +81,15 @@ def test_a_wrong_line_is_named(tmp_path: Path, text: str, named: str) -> None:
     path.write_text(text)
     with pytest.raises(UsageError, match=named):
         read_trace(path)
+
+
+@pytest.mark.parametrize("text", ["submit,duration,colour\n0,1,red\n", '{"submit": 1\n'])
+def test_a_wrong_line_is_told_once(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError) as caught:
+        read_trace(path)
+    assert causes(caught.value) == [caught.value.message]
 
 
 def test_a_trace_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayjobs.errors import UsageError
-from rayjobs.units import duration_text, parse_duration, parse_size
+from rayjobs.units import counted, duration_text, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(
@@ -48,3 +48,8 @@ def test_a_size_is_read(text: str | float, gib: float) -> None:
 def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match="8GiB"):
         parse_size(text, unit=1024**3)
+
+
+def test_one_thing_is_told_in_the_singular() -> None:
+    told = [counted(number, "CPU") for number in (0, 0.5, 1, 1.0, 2)]
+    assert told == ["0 CPUs", "0.5 CPUs", "1 CPU", "1 CPU", "2 CPUs"]
