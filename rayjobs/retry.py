@@ -29,6 +29,8 @@ POISON_WITHIN_S = 600.0
 # Outcomes of attempts whose host or node went away. A Ray cluster that was restarted
 # ("cluster_lost") takes everybody's attempts, whatever they run.
 LOSSES = frozenset({"host_error", "node_lost", "lease_lost"})
+# Told when the cluster is up again: what ran before goes on first, ahead of what only waited.
+CLUSTER_LOST = "cluster_lost"
 # An attempt that ran for so long did its work: what ended it, and others before it, is no sign
 # that the next one will not.
 RENEWED_AFTER_S = 3600.0
@@ -102,7 +104,7 @@ def decide(
     return Retry(
         f"tries again ({used + 1} of {budget}) after a failure of class "
         f"{failure.failure_class}: {failure.message}",
-        pause_s(used),
+        0.0 if outcome == CLUSTER_LOST else pause_s(used),
     )
 
 

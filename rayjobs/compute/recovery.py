@@ -6,6 +6,7 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from rayjobs import retry
 from rayjobs.clock import Clock
 from rayjobs.compute.allocations import Held
 from rayjobs.compute.board import Served
@@ -321,6 +322,6 @@ async def _conclude(
     else:
         nothing_left = all(one["proven"] for one in settled)
         # A cluster that is restarted takes everybody's attempts: no sign that this job is poison.
-        outcome = "cluster_lost" if why == CLUSTER_RESTARTED else "node_lost"
+        outcome = retry.CLUSTER_LOST if why == CLUSTER_RESTARTED else "node_lost"
         message = f"{why}; whatever had survived was ended first"
         await drive.lost(message, proven=nothing_left, outcome=outcome)

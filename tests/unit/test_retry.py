@@ -225,3 +225,12 @@ def test_a_stored_failure_still_says_that_it_was_an_outage() -> None:
     assert Failure.from_dict(AWAY.to_dict()) == AWAY
     older = {key: value for key, value in LOST.to_dict().items() if key != "is_outage"}
     assert Failure.from_dict(older) == LOST
+
+
+def test_jobs_of_a_cluster_that_is_up_again_go_on_before_those_that_only_waited() -> None:
+    decision = after(attempts("cluster_lost", failure=LOST), "cluster_lost", failure=LOST)
+    assert isinstance(decision, Retry)
+    assert decision.pause_s == 0.0
+    other = after(attempts("node_lost", failure=LOST), "node_lost", failure=LOST)
+    assert isinstance(other, Retry)
+    assert other.pause_s == 1.0
