@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +27,9 @@ class Ran:
         cpus: What it held while it ran.
         gpus: Names of the GPUs that it saw.
         frozen_s: For how much of the time nothing at all ran on its machine.
+        found: The step of the checkpoint that its script went on from.
+        first, step: The first step that its script did, and the one it was to do next when it was
+            last heard of; None: it has told of none.
     """
 
     job: str
@@ -37,6 +40,9 @@ class Ran:
     cpus: float = 1.0
     gpus: tuple[str, ...] = ()
     frozen_s: float = 0.0
+    found: int | None = None
+    first: int | None = None
+    step: int | None = None
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,12 @@ class Evidence:
         left: Marker → what else is left of its attempt: mounts, folders.
         written: (job, rank) → the bytes that the rank of the last attempt wrote.
         logs: (job, rank) → the stored log.
-        checkpoints: Job → its whole checkpoints.
+        checkpoints: Job → its whole checkpoints, of jobs that were tried again.
+        waited_with: (job, attempt) → the newest whole step that was seen while the job waited
+            after that attempt. What later attempts save may stand in its place in the end.
+        curves: Job → the steps of its metric's series, which has one point a step from 0 on.
+        codes: Job → what its script exits with when it is let be.
+        kills: Job → how often a rank of it was killed from outside.
         digests: Blob key → the digest of its bytes as they are; only those of models.
         canaries: Secrets that must be nowhere.
         artefacts: Name → bytes that are searched for them.
@@ -79,6 +90,10 @@ class Evidence:
     written: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     logs: Mapping[tuple[str, int], bytes] = field(default_factory=dict)
     checkpoints: Mapping[str, list[Whole]] = field(default_factory=dict)
+    waited_with: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    curves: Mapping[str, list[int]] = field(default_factory=dict)
+    codes: Mapping[str, int] = field(default_factory=dict)
+    kills: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
     canaries: list[bytes] = field(default_factory=list)
     artefacts: Mapping[str, bytes] = field(default_factory=dict)
@@ -103,10 +118,10 @@ def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = Tru
     found.left = {str(host["marker"]): _left(Path(host["root"])) for host in hosts}
     digests: dict[str, str] = {}
     found.digests = digests
-    resumed = {job for job, events in found.events.items() if _is_resumed(events)}
+    tried_again = [job for job, attempts in found.attempts.items() if len(attempts) > 1]
     found.checkpoints = {
         job: [Whole(one.step, one.attempt) for one in checkpoints.whole(store, blobs, job)]
-        for job in resumed
+        for job in tried_again
     }
     for one in {file.blob for model in found.models for file in model.files}:
         with blobs.open(one) as stream:
@@ -120,10 +135,6 @@ def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = Tru
                         stored[job.id, _rank_of(file.name)] = stream.read()
         found.logs = stored
     return found
-
-
-def _is_resumed(events: Iterable[Event]) -> bool:
-    return any(event.kind == "resumed" for event in events)
 
 
 def _rank_of(name: str) -> int:
@@ -173,8 +184,9 @@ def _left(root: Path) -> list[str]:
 def read_history(path: Path) -> list[Ran]:
     """Read executions from a file to which ranks appended JSON objects, each by one write.
 
-    A line has ``job attempt rank at``, and ``cpus gpus`` if it likes. The first and last sign of
-    life of each rank of each attempt are its start and end; a line that a kill cut is no line.
+    A line has ``job attempt rank at``, and ``cpus gpus found step`` if it likes. The first and last
+    sign of life of each rank of each attempt are its start and end; a line that a kill cut is no
+    line.
     """
     spans: dict[tuple[str, int, int], Ran] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
@@ -184,12 +196,15 @@ def read_history(path: Path) -> list[Ran]:
             at = float(one["at"])
         except (ValueError, KeyError, TypeError):
             continue
-        known = spans.get(key)
+        known, step = spans.get(key), one.get("step")
         spans[key] = Ran(
             *key,
             start=min(at, known.start) if known else at,
             end=max(at, known.end) if known else at,
             cpus=float(one.get("cpus", 1.0)),
             gpus=tuple(one.get("gpus", ())),
+            found=one.get("found"),
+            first=step if known is None else known.first,
+            step=step,
         )
     return list(spans.values())

@@ -11,16 +11,13 @@ from typing import Any
 
 from rayjobs.driverlog import marker as gap_marker
 from rayjobs.states import JobState, may_move
+from tests.checker import ends, progress
 from tests.checker.evidence import Evidence
 
 # Clocks of two processes, and a host that is slow to look at its own.
 SLACK_S = 5.0
 EPSILON = 1e-6
 _GAP = re.compile(rb"\n\[rayjobs: (\d+) bytes were left out here[^\n]*\]\n")
-# As `resuming.bring` says it; from another run, or from given files, it says otherwise.
-_STEP = re.compile(r"from its checkpoint of step (\d+)")
-# Attempts that ended for no failure of theirs spend no budget.
-FREE_ENDS = ("put_back", "not_placed", "preempted")
 
 
 @dataclass(frozen=True)
@@ -119,6 +116,7 @@ def _ends(evidence: Evidence) -> Iterator[str]:
         was_well = set(codes) == {0} and len(last.exits) == len(last.hosts)
         if job.state is JobState.FAILED and was_well and last.outcome == "failed":
             yield f"{job.id} is Failed, and all its ranks ended with 0"
+    yield from ends.promised(evidence)
 
 
 def _code(rank: Mapping[str, Any]) -> int | None:
@@ -128,21 +126,13 @@ def _code(rank: Mapping[str, Any]) -> int | None:
 
 
 def _limits(evidence: Evidence) -> Iterator[str]:
-    """I4: no class of failures has more attempts than its budget, and one."""
+    """I4: a class of failures has as many attempts as its budget, and one; not more, nor fewer."""
+    yield from ends.too_often(evidence)
+    yield from ends.too_soon(evidence)
     for job in evidence.jobs:
-        failed: dict[str, int] = {}
-        for one in evidence.attempts.get(job.id, []):
-            if one.failure is not None and one.outcome not in FREE_ENDS:
-                name = str(one.failure.failure_class)
-                failed[name] = failed.get(name, 0) + 1
-        for name, count in failed.items():
-            budget = int(getattr(job.spec.retries, name))
-            if count > budget + 1:
-                yield f"{job.id} failed {count} times as {name}; its budget is {budget} retries"
-        if job.state is JobState.COMPLETED and len(evidence.attempts.get(job.id, [])) > 1:
-            for one in evidence.attempts[job.id][:-1]:
-                if one.outcome == "completed":
-                    yield f"{job.id} was run again after its attempt {one.number} had completed"
+        for one in evidence.attempts.get(job.id, [])[:-1]:
+            if job.state is JobState.COMPLETED and one.outcome == "completed":
+                yield f"{job.id} was run again after its attempt {one.number} had completed"
 
 
 def _leftovers(evidence: Evidence) -> Iterator[str]:
@@ -258,25 +248,9 @@ def is_log_of(stored: bytes, written: bytes) -> bool:
 
 
 def _resumes(evidence: Evidence) -> Iterator[str]:
-    """I9: an attempt goes on from the newest whole checkpoint of those before it."""
-    for job_id, events in evidence.events.items():
-        stored = evidence.checkpoints.get(job_id, [])
-        for event in events:
-            match = _STEP.search(event.message) if event.kind == "resumed" else None
-            if match is None:
-                continue
-            step = int(match[1])
-            before = [one.step for one in stored if one.attempt < event.attempt]
-            if step not in {one.step for one in stored}:
-                yield (
-                    f"attempt {event.attempt} of {job_id} resumed from step {step}, which is "
-                    f"not whole"
-                )
-            if before and max(before) > step:
-                yield (
-                    f"attempt {event.attempt} of {job_id} resumed from step {step}, and step "
-                    f"{max(before)} was whole"
-                )
+    """I9: an attempt goes on from the newest whole checkpoint before it; the curve is whole."""
+    yield from progress.resumes(evidence)
+    yield from progress.curves(evidence)
 
 
 def _models(evidence: Evidence) -> Iterator[str]:

@@ -19,6 +19,7 @@ from rayjobs.submitting import submit
 from rayjobs.workspace_files import locate, open_workspace
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
+from tests.soak.known import Watch, known
 from tests.soak.nemesis import Harm, Nemesis
 
 # Submits with a key, tells which job it is, and may be killed at any moment.
@@ -62,12 +63,14 @@ class Soak:
         self._workspace = open_workspace(locate())
         self._nemesis = Nemesis(self._workspace, root / "h", self._source, rng)
         self._over = threading.Event()
+        self._watch = Watch(self._workspace)
         self._refused: list[str] = []
         self.submitted: list[tuple[str, str]] = []
         self.harms: list[Harm] = []
         self.clients_killed = 0
         self.attempts = 0
         self.lines = 0
+        self.resumed = 0
         self.states = ""
 
     @property
@@ -81,6 +84,7 @@ class Soak:
         end_s = time.monotonic() + minutes * 60
         clients = threading.Thread(target=self._clients, args=(minutes * 60 * 0.9,))
         clients.start()
+        self._watch.start()
         try:
             while time.monotonic() < end_s:
                 self._over.wait(
@@ -169,12 +173,16 @@ class Soak:
             if not open_jobs:
                 break
             time.sleep(0.5)
+        waited_with = self._watch.end()
         found = [f"end: {job.id} is {job.state}: {job.reason}" for job in open_jobs]
         end_s = time.monotonic() + SETTLE_S
         while True:  # scratch is removed a moment after the end is written
             evidence = collect(self._workspace)
             evidence.acknowledged = [*self.submitted, *self._nemesis.probes]
             evidence.ran = read_history(self._told)
+            evidence.waited_with = waited_with
+            evidence.kills = self._nemesis.killed
+            known(evidence, self._workspace.store)
             evidence.total_cpus = float(self._cpus)
             evidence.canaries = [self._canary.encode()]
             evidence.artefacts = {
@@ -188,6 +196,7 @@ class Soak:
             time.sleep(1.0)
         self.attempts = sum(len(one) for one in evidence.attempts.values())
         self.lines = self._told.read_bytes().count(b"\n")
+        self.resumed = sum(one.found is not None for one in evidence.ran)
         states = Counter(str(job.state) for job in evidence.jobs)
         self.states = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         late = [f"{one.event} was never over" for one in self.harms if one.seconds is None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +65,7 @@ class Nemesis:
         self._source = source
         self._rng = rng
         self.probes: list[tuple[str, str]] = []
+        self.killed: Counter[str] = Counter()  # jobs, by how many of their ranks were killed
         self._harms: dict[str, tuple[int, Callable[[], float | None]]] = {
             "target actor killed": (4, self._kill_actor),
             "target actor stopped for 4 s": (2, lambda: self._stop(self._actor())),
@@ -148,6 +150,7 @@ class Nemesis:
         except Exception as error:  # its host has just ended: nothing to kill
             raise LookupError(str(error)) from error
         os.kill(pid, signal.SIGKILL)
+        self.killed[job.id] += 1
         return self._until(lambda: self._has_moved(job))
 
     def _stop(self, identity: Identity) -> float | None:

@@ -114,10 +114,17 @@ def history() -> Evidence:
         models=[model],
         acknowledged=[("key", "j")],
         keys={"key": ["j"]},
-        ran=[Ran("j", 1, 0, 0.0, 5.0, gpus=("0",)), Ran("j", 2, 0, 6.0, 9.0, gpus=("0",))],
+        ran=[
+            Ran("j", 1, 0, 0.0, 5.0, gpus=("0",), first=0, step=9),
+            Ran("j", 2, 0, 6.0, 9.0, gpus=("0",), found=7, first=8, step=12),
+        ],
         written={("j", 0): b"abc"},
         logs={("j", 0): b"abc"},
         checkpoints={"j": [Whole(3, 1), Whole(7, 1), Whole(9, 2)]},
+        waited_with={("j", 1): 7},
+        curves={"j": list(range(12))},
+        codes={"j": 0},
+        kills={"j": 1},
         digests={"b": "sha256:a"},
         canaries=[b"hunter2"],
         artefacts={"store.db": b"nothing of that"},
@@ -178,6 +185,43 @@ def long_exit() -> dict[str, object]:
 
 
 USER = Failure(FailureClass.USER, "again")
+SYSTEM = Failure(FailureClass.SYSTEM, "the host is gone")
+OUTAGE = Failure(FailureClass.DATA, "the storage does not answer", is_outage=True)
+
+
+def failed_as(failure: Failure | None, *, times: int = 1, outcome: str = "failed") -> Evidence:
+    """All is well but for the end: each attempt failed in the same way, and the last for good."""
+    evidence = history()
+    job_of(state=S.FAILED, attempt=times)(evidence)
+    one = replace(evidence.attempts["j"][0], failure=failure, outcome=outcome)
+    evidence.attempts = {"j": [replace(one, number=number + 1) for number in range(times)]}
+    again = [*LIFE, S.FINALIZING] * times
+    evidence.events = {"j": path_of(*again, S.FAILED)}
+    evidence.models, evidence.checkpoints, evidence.waited_with, evidence.ran = [], {}, {}, []
+    evidence.written, evidence.logs = {}, {}
+    return evidence
+
+
+def began_anew(it: Evidence) -> None:
+    """Nothing was brought to the second attempt, which did all steps again."""
+    first, second = it.ran
+    it.ran = [first, replace(second, found=None, first=0)]
+    it.events = {"j": [one for one in it.events["j"] if one.kind != "resumed"]}
+
+
+def began_anew_and_saved_again(it: Evidence) -> None:
+    began_anew(it)
+    it.checkpoints = {"j": [Whole(9, 2)]}
+
+
+def began_anew_and_is_in_the_store_alone(it: Evidence) -> None:
+    began_anew(it)
+    it.ran, it.waited_with = [], {}
+    attempt_of(1, started_at=NOW)(it)
+
+
+def went_on_from_an_older_one(it: Evidence) -> None:
+    it.ran = [it.ran[0], replace(it.ran[1], found=3, first=4)]
 
 
 def failed_too_often(it: Evidence) -> None:
@@ -198,6 +242,8 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
     ("I3", "its row says Failed", job_of(state=S.FAILED)),
     ("I3", "its exit codes are [1]", attempt_of(1, exits=(exit_record("j", 2, exit_code=1),))),
     ("I3", "has no end", attempt_of(1, ended_at=None)),
+    ("I3", "and its script exits with 3", put(codes={"j": 3})),
+    ("I3", "a rank of it was killed 0 times", put(kills={})),
     ("I4", "failed 2 times as user", failed_too_often),
     ("I4", "run again after", attempt_of(0, outcome="completed", failure=None)),
     ("I5", "are alive", put(alive={"rj-j-a2-n0-x": [4711]})),
@@ -216,7 +262,17 @@ BROKEN: list[tuple[str, str, Callable[[Evidence], None]]] = [
     ("I8", "not what it wrote", put(written={("j", 0): b"abd"})),
     ("I8", "no log is stored", put(logs={})),
     ("I8", "its host counted 3", put(logs={("j", 0): b"ab"}, written={})),
-    ("I9", "which is not whole", put(checkpoints={"j": [Whole(3, 1)]})),
+    ("I9", "which is not whole", put(checkpoints={"j": [Whole(3, 1)]}, waited_with={})),
+    ("I9", "began anew, and step 7 was whole", began_anew),
+    ("I9", "began anew, and step 7 was whole before it", began_anew_and_saved_again),
+    ("I9", "anew, and step 7 was whole before it", began_anew_and_is_in_the_store_alone),
+    ("I9", "from step 3, and step 7 was whole", went_on_from_an_older_one),
+    ("I9", "lacks steps [4]", put(curves={"j": [0, 1, 2, 3, *range(5, 12)]})),
+    ("I9", "lacks steps [11]", put(curves={"j": list(range(11))})),
+    ("I9", "lacks steps [0, 1", put(curves={"j": []})),
+    ("I9", "has step 7 twice", put(curves={"j": [*range(8), *range(7, 12)]})),
+    ("I9", "has steps [12], which were not", put(curves={"j": list(range(13))})),
+    ("I9", "goes back in its steps", put(curves={"j": [1, 0, *range(2, 12)]})),
     ("I9", "and step 8 was whole", put(checkpoints={"j": [Whole(7, 1), Whole(8, 1)]})),
     (
         "I10",
@@ -258,10 +314,11 @@ def test_a_log_with_a_counted_gap_is_the_log() -> None:
 def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
     evidence = history()
     job_of(state=S.FAILED)(evidence)
+    evidence.kills = {"j": 2}
     evidence.events["j"][-2] = event(98, "state", "", new="Failed")
     killed = exit_record("j", 2, exit_code=None, signal=9, outcome="failed")
     killed["ranks"][0]["log_bytes"] = 3
-    attempt_of(1, exits=(killed,), outcome="failed")(evidence)
+    attempt_of(1, exits=(killed,), outcome="failed", failure=USER)(evidence)
     evidence.models = []
     assert check(evidence) == []
 
@@ -272,6 +329,70 @@ def test_attempts_that_were_put_back_spend_no_budget() -> None:
     assert [one for one in check(evidence) if one.invariant == "I4"] == []
 
 
+def of_limits(evidence: Evidence) -> list[str]:
+    return [one.words for one in check(evidence) if one.invariant == "I4"]
+
+
+def test_a_job_that_is_given_up_with_a_retry_left_is_named() -> None:
+    assert of_limits(failed_as(SYSTEM)) == ["j is Failed by system after 0 of 2 retries"]
+    assert of_limits(failed_as(SYSTEM, times=2)) == ["j is Failed by system after 1 of 2 retries"]
+    assert check(failed_as(SYSTEM, times=3)) == []
+    nothing = failed_as(None)
+    assert of_limits(nothing) == ["j is Failed, and no failure of its last attempt says why"]
+
+
+def test_failures_of_another_class_spend_none_of_a_budget() -> None:
+    evidence = failed_as(SYSTEM, times=3)
+    attempt_of(0, failure=Failure(FailureClass.NODE_LOST, "lost"))(evidence)
+    assert of_limits(evidence) == ["j is Failed by system after 1 of 2 retries"]
+
+
+def test_outages_have_a_count_of_their_own() -> None:
+    assert check(failed_as(OUTAGE, times=9)) == []
+    assert of_limits(failed_as(OUTAGE, times=8)) == [
+        "j is Failed by an outage after 7 of 8 retries"
+    ]
+    assert of_limits(failed_as(OUTAGE, times=10)) == ["j met 10 outages in a row; it waits for 8"]
+    none = failed_as(OUTAGE)
+    job_of(spec=JobSpec(script="train.py", retries=Retries(data=0)))(none)
+    assert check(none) == []
+    apart = failed_as(OUTAGE, times=10)
+    attempt_of(5, failure=SYSTEM)(apart)
+    assert of_limits(apart) == ["j is Failed by an outage after 3 of 8 retries"]
+
+
+def test_work_of_an_hour_renews_the_budget_of_what_is_no_fault_of_the_script() -> None:
+    late = NOW + timedelta(hours=1)
+    evidence = failed_as(SYSTEM, times=5)
+    attempt_of(2, started_at=NOW, ended_at=late)(evidence)
+    assert check(evidence) == []
+    attempt_of(3, started_at=NOW, ended_at=late)(evidence)
+    assert of_limits(evidence) == ["j is Failed by system after 1 of 2 retries"]
+    user = failed_as(USER, times=3)
+    user.kills = {"j": 3}
+    attempt_of(1, started_at=NOW, ended_at=late)(user)
+    assert of_limits(user) == ["j failed 3 times as user; its budget is 1 retries"]
+
+
+def test_what_cannot_be_stored_is_not_retried() -> None:
+    full = Failure(FailureClass.STORAGE, "the disk is full")
+    assert check(failed_as(full, outcome="not_stored")) == []
+    assert of_limits(failed_as(full)) == ["j is Failed by storage after 0 of 1 retries"]
+
+
+def test_a_release_is_one_more_try() -> None:
+    evidence = failed_as(SYSTEM, times=4)
+    assert of_limits(evidence) == ["j failed 4 times as system; its budget is 2 retries"]
+    add_event(event(200, "hold", "released"))(evidence)
+    assert check(evidence) == []
+
+
+def test_a_rank_that_says_what_it_went_on_from_stands_for_a_lost_event() -> None:
+    evidence = history()
+    evidence.events = {"j": [one for one in evidence.events["j"] if one.kind != "resumed"]}
+    assert check(evidence) == []
+
+
 def test_histories_of_ranks_are_read_and_torn_lines_are_not(tmp_path: Path) -> None:
     path = tmp_path / "history"
     at = (NOW + timedelta(seconds=1)).timestamp()
@@ -279,6 +400,14 @@ def test_histories_of_ranks_are_read_and_torn_lines_are_not(tmp_path: Path) -> N
     path.write_text("".join(json.dumps(one) + "\n" for one in lines) + '{"job": "j", "att')
     assert read_history(path) == [Ran("j", 1, 0, at, at + 2.0)]
     assert read_history(tmp_path / "none") == []
+
+
+def test_a_rank_tells_what_it_went_on_from_and_how_far_it_came(tmp_path: Path) -> None:
+    path = tmp_path / "history"
+    who = {"job": "j", "attempt": 2, "rank": 0, "found": 7}
+    lines = [{**who, "at": float(step), "step": step} for step in (8, 9, 10)]
+    path.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert read_history(path) == [Ran("j", 2, 0, 8.0, 10.0, found=7, first=8, step=10)]
 
 
 def test_a_living_process_is_found_by_its_marker() -> None:

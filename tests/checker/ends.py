@@ -1,0 +1,126 @@
+"""Whether jobs end as they should: by what their scripts exit with, and no budget unspent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
+
+from rayjobs.failures import FailureClass
+from rayjobs.records import Attempt, Job
+from rayjobs.states import JobState
+from tests.checker.evidence import Evidence
+
+# Attempts that ended for no failure of theirs spend no budget.
+FREE_ENDS = ("put_back", "not_placed", "preempted")
+# The training is done, only its files are not in the store: that is not done again.
+NOT_RETRIED = "not_stored"
+# So often at least a storage that does not answer is waited for, unless the budget is 0.
+OUTAGE_RETRIES = 8
+# An attempt that ran for so long has renewed the budgets of what is not the script's fault.
+RENEWED_AFTER_S = 3600.0
+RENEWED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM)
+
+
+def promised(evidence: Evidence) -> Iterator[str]:
+    """Judge ends by the exit codes that the scripts are known to have when they are let be."""
+    for job in evidence.jobs:
+        code = evidence.codes.get(job.id)
+        if code is None:
+            continue
+        if job.state is JobState.COMPLETED and code != 0:
+            yield f"{job.id} is Completed, and its script exits with {code}"
+        failed = sum(
+            one.failure is not None and one.failure.failure_class is FailureClass.USER
+            for one in evidence.attempts.get(job.id, [])
+        )
+        killed = evidence.kills.get(job.id, 0)
+        if code == 0 and failed > killed:
+            yield (
+                f"{job.id} failed {failed} times as user; its script exits with 0, and a rank of "
+                f"it was killed {killed} times"
+            )
+
+
+def too_often(evidence: Evidence) -> Iterator[str]:
+    """Name the classes that failed more often than their budgets let them."""
+    for job in evidence.jobs:
+        attempts = evidence.attempts.get(job.id, [])
+        # Held as poison, whatever its budget: each release is one more try.
+        released = sum(
+            event.kind == "hold" and event.message == "released"
+            for event in evidence.events.get(job.id, [])
+        )
+        worst: dict[str, int] = {}
+        for index, one in enumerate(attempts):
+            if one.failure is None or one.outcome in FREE_ENDS:
+                continue
+            name, counted = str(one.failure.failure_class), _counted(attempts[: index + 1])
+            if one.failure.is_outage:
+                count, most = _outages(counted), _outage_budget(job, name)
+                if count > most + 1:
+                    yield f"{job.id} met {count} outages in a row; it waits for {most}"
+                continue
+            count = sum(_spends(each, name) and each.outcome not in FREE_ENDS for each in counted)
+            worst[name] = max(count, worst.get(name, 0))
+        for name, count in worst.items():
+            budget = _budget(job, name)
+            if count > budget + 1 + released:
+                yield f"{job.id} failed {count} times as {name}; its budget is {budget} retries"
+
+
+def too_soon(evidence: Evidence) -> Iterator[str]:
+    """Name the jobs that were given up although their failure's budget was not spent."""
+    for job in evidence.jobs:
+        if job.state is not JobState.FAILED or job.kind != "job":
+            continue
+        attempts = evidence.attempts.get(job.id, [])
+        failure = attempts[-1].failure if attempts else None
+        if failure is None:
+            yield f"{job.id} is Failed, and no failure of its last attempt says why"
+            continue
+        if attempts[-1].outcome == NOT_RETRIED:
+            continue
+        name, before = str(failure.failure_class), _counted(attempts)[:-1]
+        if failure.is_outage:
+            used, budget = _outages(before), _outage_budget(job, name)
+        else:
+            used, budget = sum(_spends(one, name) for one in before), _budget(job, name)
+        if used < budget:
+            what = "an outage" if failure.is_outage else name
+            yield f"{job.id} is Failed by {what} after {used} of {budget} retries"
+
+
+def _counted(attempts: Sequence[Attempt]) -> Sequence[Attempt]:
+    """Return the attempts, up to the last, whose failures count together with that of the last."""
+    failure = attempts[-1].failure
+    assert failure is not None
+    if not (failure.is_outage or failure.failure_class in RENEWED):
+        return attempts
+    worked = [index for index, one in enumerate(attempts) if _ran_s(one) >= RENEWED_AFTER_S]
+    return attempts[worked[-1] :] if worked else attempts
+
+
+def _ran_s(attempt: Attempt) -> float:
+    if attempt.started_at is None or attempt.ended_at is None:
+        return 0.0
+    return (attempt.ended_at - attempt.started_at).total_seconds()
+
+
+def _spends(attempt: Attempt, name: str) -> bool:
+    failure = attempt.failure
+    return failure is not None and failure.failure_class == name and not failure.is_outage
+
+
+def _budget(job: Job, name: str) -> int:
+    return int(getattr(job.spec.retries, name))
+
+
+def _outage_budget(job: Job, name: str) -> int:
+    budget = _budget(job, name)
+    return max(budget, OUTAGE_RETRIES) if budget else 0
+
+
+def _outages(attempts: Sequence[Attempt]) -> int:
+    """Return how many of the newest attempts, one after the other, met an outage."""
+    told = [one.failure for one in reversed(attempts) if one.outcome != "preempted"]
+    return sum(1 for _ in takewhile(lambda one: one is not None and one.is_outage, told))

@@ -1,0 +1,78 @@
+"""Whether work goes on where it was: from the newest whole checkpoint, its curve whole."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from rayjobs.states import JobState
+from tests.checker.evidence import Evidence
+
+# As `resuming.bring` says it; from another run, or from given files, it says otherwise.
+_STEP = re.compile(r"from its checkpoint of step (\d+)")
+
+
+def resumes(evidence: Evidence) -> Iterator[str]:
+    """Compare what attempts went on from with what was whole before them."""
+    for job_id, attempts in evidence.attempts.items():
+        stored = evidence.checkpoints.get(job_id, [])
+        known = [(one.attempt, one.step) for one in stored]
+        known += [
+            (number, step) for (job, number), step in evidence.waited_with.items() if job == job_id
+        ]
+        told: dict[int, int | None] = {}
+        for event in evidence.events.get(job_id, []):
+            if event.kind == "resumed":
+                match = _STEP.search(event.message)
+                told[event.attempt] = None if match is None else int(match[1])
+        ran = [one for one in evidence.ran if one.job == job_id]
+        # A store that refuses the event does not stop the job: then the rank says so itself.
+        found = {one.attempt: one.found for one in ran if one.found is not None}
+        for number, step in told.items():
+            if step is not None and step not in {whole for _, whole in known}:
+                yield (f"attempt {number} of {job_id} resumed from step {step}, which is not whole")
+        started = {one.attempt for one in ran}
+        started |= {one.number for one in attempts if one.started_at is not None}
+        for number in sorted(started):
+            newest = max((step for attempt, step in known if attempt < number), default=None)
+            if newest is None:
+                continue
+            if number not in told and number not in found:
+                yield (
+                    f"attempt {number} of {job_id} began anew, and step {newest} was whole before "
+                    f"it"
+                )
+            for step in {told.get(number), found.get(number)} - {None}:
+                if step is not None and step < newest:
+                    yield (
+                        f"attempt {number} of {job_id} resumed from step {step}, and step "
+                        f"{newest} was whole"
+                    )
+
+
+def curves(evidence: Evidence) -> Iterator[str]:
+    """Compare the series of jobs that completed with the steps that their ranks did."""
+    for job in evidence.jobs:
+        steps = evidence.curves.get(job.id)
+        if steps is None or job.state is not JobState.COMPLETED:
+            continue
+        done = [
+            one.step
+            for one in evidence.ran
+            if (one.job, one.attempt, one.rank) == (job.id, job.attempt, 0)
+        ]
+        count = done[0] if done and done[0] is not None else max(steps, default=-1) + 1
+        wrong = _wrong(steps, count)
+        if wrong:
+            yield f"the curve of {job.id} {wrong}"
+
+
+def _wrong(steps: Sequence[int], count: int) -> str:
+    wanted, seen = set(range(count)), set(steps)
+    double = sorted({step for step in seen if steps.count(step) > 1})
+    if double:
+        return f"has step {double[0]} twice, as {len(double)} steps in all"
+    if seen != wanted:
+        missing, more = sorted(wanted - seen), sorted(seen - wanted)
+        return f"lacks steps {missing}" if missing else f"has steps {more}, which were not done"
+    return "" if list(steps) == sorted(steps) else "goes back in its steps"
