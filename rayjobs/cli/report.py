@@ -46,8 +46,9 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
     """Predicted against actual starts, waits by priority, user and sweep, and what was in use.
 
     A prediction is what `rayjobs why` would have said: the first one for a job, when it was first
-    looked at, and the last one before it got its place. Jobs that started at once have none,
-    nor have those of which nothing told when there would be room; these are counted.
+    looked at, and the last one before it got its place. Jobs that started at once have none.
+    Those that waited without one, since nothing told when there would be room or the target had
+    to start, are counted.
     """
     now = datetime.now(UTC)
     begin = None if since is None else now - timedelta(seconds=since)
@@ -100,16 +101,16 @@ def _sections(made: QueueReport) -> list[str]:
 def _left_out(counts: Estimated) -> str:
     """Say how many jobs the figures of estimates are not about."""
     lines = []
+    at_once = duration_text(AT_ONCE_S)
     if counts.waited:
         lines.append(
-            f"{counted(counts.waited, 'job')} waited more than {duration_text(AT_ONCE_S)} for a "
-            f"place; {counts.waited_without or 'none'} of them had no estimate: nothing told when "
-            f"there would be room."
+            f"{counted(counts.waited, 'job')} waited more than {at_once} for a place, "
+            f"{counts.waited_without} without an estimate (in no figure of estimates)."
         )
     if counts.waiting:
         lines.append(
-            f"{counted(counts.waiting, 'job')} waiting now for more than "
-            f"{duration_text(AT_ONCE_S)}; {counts.waiting_without or 'none'} without an estimate."
+            f"{counted(counts.waiting, 'job')} waiting now for more than {at_once}, "
+            f"{counts.waiting_without} without an estimate."
         )
     return "\n".join(lines)
 

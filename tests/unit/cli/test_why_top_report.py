@@ -203,13 +203,12 @@ def test_report_counts_the_jobs_that_had_no_estimate(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queuereport, "AT_ONCE_S", 1e9)
-    assert "had no estimate" not in terminal.type("report", "queue").out
+    assert "without an estimate" not in terminal.type("report", "queue").out
     monkeypatch.setattr(queuereport, "AT_ONCE_S", -1.0)  # as if all had waited long
     queue.start(queue.submit())
     shown = terminal.type("report", "queue").out
-    assert "2 jobs waited more than" in shown
-    assert "; 1 of them had no estimate: " in shown
-    assert "1 job waiting now" in shown
+    assert "2 jobs waited more than 10s for a place, 1 without an estimate" in shown
+    assert "1 job waiting now for more than 10s, 1 without an estimate." in shown
     data = json.loads(terminal.type("report", "queue", "--json").out)
     assert data["estimated"]["waiting_without"] == 1
 
