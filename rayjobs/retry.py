@@ -29,6 +29,8 @@ POISON_WITHIN_S = 600.0
 # Outcomes of attempts whose host or node went away. A Ray cluster that was restarted
 # ("cluster_lost") takes everybody's attempts, whatever they run.
 LOSSES = frozenset({"host_error", "node_lost", "lease_lost"})
+# Work or no work, that is enough: what loses its nodes so often has a part in it.
+MOST_LOSSES = 20
 # Told when the cluster is up again: what ran before goes on first, ahead of what only waited.
 CLUSTER_LOST = "cluster_lost"
 # An attempt that ran for so long did its work: what ended it, and others before it, is no sign
@@ -97,7 +99,8 @@ def decide(
         and not one.failure.is_outage
         for one in before
     )
-    if used >= budget:
+    losses = sum(one.outcome in LOSSES for one in attempts[:-1])
+    if used >= budget or (outcome in LOSSES and losses >= max(budget, MOST_LOSSES)):
         return GiveUp()
     if failure.failure_class is FailureClass.PREEMPTED:
         return Retry(failure.message, 0.0)  # nothing failed that a pause would mend

@@ -328,7 +328,7 @@ def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: traceback
     else:
         what = f"{who} exited with code {code}"
         if isinstance(code, int) and 128 < code < 128 + 65 and not said.is_traceback:
-            what += f" (a process of its was ended by {signal_name(code - 128)})"
+            what += f" (a shell also says so of a process ended by {signal_name(code - 128)})"
         elif code in _CODES:
             what += f" ({_CODES[code]})"
     if said.error and (said.is_traceback or number is None):

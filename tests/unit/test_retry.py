@@ -10,6 +10,7 @@ from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Attempt
 from rayjobs.retry import (
     LONGEST_PAUSE_S,
+    MOST_LOSSES,
     OUTAGE_RETRIES,
     POISON_AFTER,
     GiveUp,
@@ -234,3 +235,15 @@ def test_jobs_of_a_cluster_that_is_up_again_go_on_before_those_that_only_waited(
     other = after(attempts("node_lost", failure=LOST), "node_lost", failure=LOST)
     assert isinstance(other, Retry)
     assert other.pause_s == 1.0
+
+
+def test_a_job_that_loses_its_nodes_for_ever_is_given_up_however_long_it_works() -> None:
+    lost = ["node_lost"] * MOST_LOSSES
+    made = attempts(*lost, failure=LOST, lived_s=20 * HOUR)
+    assert isinstance(after(made, "node_lost", failure=LOST, lived_s=20 * HOUR), Retry)
+    made = attempts(*lost, "node_lost", failure=LOST, lived_s=20 * HOUR)
+    assert after(made, "node_lost", failure=LOST, lived_s=20 * HOUR) == GiveUp()
+    patient = Retries(node_lost=MOST_LOSSES + 1)
+    assert isinstance(
+        after(made, "node_lost", failure=LOST, lived_s=20 * HOUR, retries=patient), Retry
+    )

@@ -176,7 +176,7 @@ BROKEN = [
     Broken(
         "a child of a shell that was killed",
         "working\nKilled\n",
-        "rank 0 exited with code 137 (a process of its was ended by SIGKILL): Killed",
+        "rank 0 exited with code 137 (a shell also says so of a process ended by SIGKILL): Killed",
         code=137,
     ),
     Broken(
