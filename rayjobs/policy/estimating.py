@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from rayjobs.policy.durations import (
 )
 from rayjobs.policy.records import Rule, Running, Waiting
 from rayjobs.policy.reserving import with_room_of
-from rayjobs.policy.shapes import take
+from rayjobs.policy.shapes import NodeRoom, take
 
 if TYPE_CHECKING:
     from rayjobs.policy.deciding import Plan
@@ -48,6 +49,9 @@ class _Play:
         self.plan = plan
         self.clock_s = self.now_s = plan.situation.now_s
         self.rooms = list(plan.rooms)
+        limits = plan.situation.limits
+        held = len(plan.situation.running) + len(plan.starts)
+        self.slots = math.inf if limits.jobs is None else limits.jobs - held
         self.weakest = ""
         # The key is unique: no Running is compared.
         self.ends: list[tuple[float, str, str, Running]] = []
@@ -79,13 +83,14 @@ class _Play:
                 continue
             job = plan.by_key[self.line.popleft()]
             # Of the head the policy has just said so: a limit may be what it waits for.
-            taken = None if job.key == plan.head else take(self.rooms, job.shape)
+            taken = None if job.key == plan.head else self._take(job)
             while taken is None and self.ends:
                 self._next_end()
-                taken = take(self.rooms, job.shape)
+                taken = self._take(job)
             if taken is None:
                 break
             self.rooms = taken[0]
+            self.slots -= 1
             basis = self.weakest
             if (
                 job.key == plan.head
@@ -96,6 +101,9 @@ class _Play:
             found[job.key] = (self.clock_s - self.now_s, basis)
             self._begin(job, taken[1])
         return found
+
+    def _take(self, job: Waiting) -> tuple[list[NodeRoom], tuple[str, ...]] | None:
+        return take(self.rooms, job.shape) if self.slots >= 1 else None
 
     def _begin(self, job: Waiting, nodes: tuple[str, ...]) -> None:
         duration_s, basis = likely_duration_s(job)
@@ -112,6 +120,7 @@ class _Play:
         self.clock_s = max(self.clock_s, at_s)
         self.weakest = max(self.weakest, basis, key=_WEAKNESS.__getitem__)
         self.rooms = with_room_of([ended], self.rooms)
+        self.slots += 1
         if ended.group is not None and self.held_back[ended.group]:
             self.line.append(self.held_back[ended.group].popleft())
         for child in self.children.pop(key, ()):

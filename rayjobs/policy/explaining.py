@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.policy.durations import LIMITS, worst_duration_s
+from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
-from rayjobs.units import duration_text
+from rayjobs.units import counted, duration_text
 
 if TYPE_CHECKING:
     from rayjobs.policy.deciding import Plan
@@ -22,6 +23,8 @@ AHEAD = 10
 LEAST_LIMIT_S = 60.0
 # What a spec may have at most.
 MOST_PRIORITY = 1000
+# So many changes are tried for one advice: each costs a decision or two.
+ADVICE_TRIES = 3
 
 
 def reason_of(plan: Plan, key: str) -> str:
@@ -75,7 +78,9 @@ def explain(plan: Plan, key: str) -> Decision:
         estimate_s, basis = job.not_before_s - plan.situation.now_s, LIMITS
     latest_s = None
     if key == plan.head and plan.promise is not None and plan.promise.at_s is not None:
-        latest_s = max(0.0, plan.promise.at_s - plan.situation.now_s)
+        latest_s = plan.promise.at_s - plan.situation.now_s
+        if latest_s <= 0:  # a claim, or what holds it overran its time: no time is known
+            latest_s = None
     first = max(0, position - 1 - AHEAD)
     return Decision(
         key=key,
@@ -140,54 +145,89 @@ def _lack(room: NodeRoom, shape: Shape) -> tuple[bool, float, float, float]:
 
 def remedy_of(plan: Plan, job: Waiting, rule: Rule) -> str:
     """Return what change would start the job now or sooner; empty: none is known."""
+    limits = plan.situation.limits
     match rule:
         case Rule.NEVER_FITS:
             return "submit it with less per node, or add a node that is large enough"
         case Rule.ARRAY_LIMIT:
             return "submit with a higher limit after the % of --array"
+        case Rule.USER_GPUS if limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user:
+            return "submit it with fewer GPUs, or raise the user's limit on the target"
         case Rule.USER_JOBS | Rule.USER_GPUS | Rule.OWN_ORDER:
             return "end one of that user's jobs, or raise the user's limit on the target"
         case Rule.TARGET_JOBS:
             return "end a job, or raise the target's limit of running jobs"
         case Rule.ROOM:
-            return _smaller(plan, job)
+            advice = _smaller(plan, job)
         case Rule.LINE:
-            return _sooner(plan, job)
-    return ""
+            advice = _sooner(plan, job)
+        case _:
+            return ""
+    tried = islice(advice, ADVICE_TRIES)
+    return next((text for changed, text in tried if _would_start(plan, changed)), "")
 
 
-def _smaller(plan: Plan, job: Waiting) -> str:
-    """Return a smaller shape that would start now."""
+def _would_start(plan: Plan, changed: Waiting) -> bool:
+    """Whether a job that waits would start now if it were so: decided as it would be then."""
+    from rayjobs.policy.deciding import decide
+
+    before = plan.situation
+    waiting = [changed if one.key == changed.key else one for one in before.waiting]
+    situation = replace(before, waiting=waiting)
+    if plan.starts or plan.preempts or plan.promise != before.promise:
+        if changed.key not in decide(situation).started:
+            return False
+        # What the plan starts and stops has its place or has been told, once the change is made.
+        situation = replace(situation, **_carried_out(plan, waiting))
+    return changed.key in decide(replace(situation, promise=plan.promise)).started
+
+
+def _carried_out(plan: Plan, waiting: Sequence[Waiting]) -> dict[str, Any]:
+    """Return what of a situation is other once the plan has been carried out."""
+    told = {one.key for one in plan.preempts}
+    running = [
+        replace(one, is_ending=True) if one.key in told else one for one in plan.situation.running
+    ]
+    running += [as_running(plan.by_key[one.key], one.nodes) for one in plan.starts]
+    left = [one for one in waiting if one.key not in plan.started]
+    return {"waiting": left, "running": running, "rooms": plan.rooms}
+
+
+def _smaller(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
+    """Find smaller shapes that have room now."""
     shape = job.shape
     for nodes in range(shape.nodes - 1, 0, -1):
-        if take(plan.rooms, _with(shape, nodes=nodes)) is not None:
-            return f"with {nodes} node{'s' if nodes > 1 else ''} it would start now"
-    most_gpus = max((room.free_gpus for room in plan.rooms), default=0.0)
-    if shape.gpus > most_gpus >= 1:
-        gpus = math.floor(most_gpus)
-        if take(plan.rooms, _with(shape, nodes=1, gpus=float(gpus))) is not None:
-            return f"with {gpus} GPU{'s' if gpus > 1 else ''} on one node it would start now"
-    most_cpus = max((room.free_cpus for room in plan.rooms), default=0.0)
-    if shape.cpus > most_cpus >= 1:
-        cpus = math.floor(most_cpus)
-        if take(plan.rooms, _with(shape, nodes=1, cpus=float(cpus))) is not None:
-            return f"with {cpus} CPU{'s' if cpus > 1 else ''} on one node it would start now"
-    return ""
+        fewer = replace(shape, nodes=nodes)
+        if take(plan.rooms, fewer) is not None:
+            text = f"with {counted(nodes, 'node')} it would start now"
+            yield replace(job, shape=fewer), text
+    gpus = math.floor(max((room.free_gpus for room in plan.rooms), default=0.0))
+    cpus = math.floor(max((room.free_cpus for room in plan.rooms), default=0.0))
+    for asked, free, less, text in (
+        (shape.gpus, gpus, replace(shape, nodes=1, gpus=float(gpus)), counted(gpus, "GPU")),
+        (shape.cpus, cpus, replace(shape, nodes=1, cpus=float(cpus)), counted(cpus, "CPU")),
+    ):
+        if asked > free >= 1 and take(plan.rooms, less) is not None:
+            yield replace(job, shape=less), f"with {text} on one node it would start now"
 
 
-def _sooner(plan: Plan, job: Waiting) -> str:
-    """Return what would let a job behind the head start now: a limit of time, or priority."""
+def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
+    """Find what may let a job behind the head start now: a limit of time, or priority."""
     if plan.kept is None or take(plan.rooms, job.shape) is None:
-        return ""
+        return
     until_s = plan.kept.until_s
     spare_s = until_s - plan.situation.now_s - job.grace_s - OVERHEAD_S
     if spare_s >= LEAST_LIMIT_S and worst_duration_s(job) > spare_s:
-        limit = duration_text(math.floor(spare_s / 60) * 60)
-        return f"with --max-duration {limit} or less it would pass those ahead and start now"
+        limit_s = math.floor(spare_s / 60) * 60
+        text = f"with --max-duration {duration_text(limit_s)} or less"
+        yield (
+            replace(job, max_duration_s=float(limit_s)),
+            f"{text} it would pass those ahead and start now",
+        )
     priority = _priority_to_stand_first(plan, job)
     if priority is not None:
-        return f"with priority {priority} it would stand first and start now"
-    return ""
+        text = f"with priority {priority} it would stand first and start now"
+        yield replace(job, priority=priority), text
 
 
 def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
@@ -214,10 +254,6 @@ def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
         else:
             low = middle + 1
     return low
-
-
-def _with(shape: Shape, **changes: Any) -> Shape:
-    return replace(shape, **changes)
 
 
 def _who(job: Waiting) -> str:

@@ -483,6 +483,30 @@ def test_what_is_free_and_what_comes_nearest() -> None:
     assert told.to_dict()["rule"] == "room"
 
 
+def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
+    """Without them the same change would start the job."""
+    busy = runs("busy", "n0", **BUSY)
+    waiting = [job("head", at=1, cpus=4), job("long", at=2, max_duration_s=3000.0)]
+    situation = Situation(
+        waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=2)
+    )
+    assert "--max-duration 49m or less" in decide(situation).explain("long").remedy
+    strict = replace(situation, limits=Limits(backfill=False))
+    assert (
+        decide(strict).explain("long").remedy
+        == "with priority 1 it would stand first and start now"
+    )
+    full = replace(situation, limits=Limits(jobs=1))
+    assert decide(full).explain("long").remedy == ""
+
+
+def test_who_asks_for_more_gpus_than_its_user_may_ever_hold_is_told_so() -> None:
+    situation = Situation(
+        waiting=[job("big", gpus=4)], rooms=[room(gpus=8)], limits=Limits(gpus_per_user=2)
+    )
+    assert decide(situation).explain("big").remedy.startswith("submit it with fewer GPUs")
+
+
 def test_estimates_follow_the_line() -> None:
     busy = runs("busy", "n0", cpus=4, expected_s=100)
     waiting = [
@@ -500,6 +524,16 @@ def test_estimates_follow_the_line() -> None:
     }
     told = plan.explain("fourth")
     assert (told.estimate_s, told.basis) == (None, "unknown")
+
+
+def test_estimates_know_the_targets_limit_of_jobs() -> None:
+    busy = runs("busy", "n0", expected_s=100)
+    waiting = [job("first", at=1, expected_s=50), job("second", at=2)]
+    situation = Situation(
+        waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=1)
+    )
+    plan = decide(situation)
+    assert plan.estimates == {"first": (100, "history"), "second": (150, "history")}
 
 
 def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
