@@ -19,6 +19,9 @@ OUTAGE_RETRIES = 8
 # An attempt that ran for so long has renewed the budgets of what is not the script's fault.
 RENEWED_AFTER_S = 3600.0
 RENEWED = (FailureClass.NODE_LOST, FailureClass.PREEMPTED, FailureClass.SYSTEM)
+# A job that lost its host or node so often is given up, renewed or not.
+LOSSES = ("host_error", "node_lost", "lease_lost")
+MOST_LOSSES = 20
 
 
 def promised(evidence: Evidence) -> Iterator[str]:
@@ -85,6 +88,9 @@ def too_soon(evidence: Evidence) -> Iterator[str]:
             used, budget = _outages(before), _outage_budget(job, name)
         else:
             used, budget = sum(_spends(one, name) for one in before), _budget(job, name)
+        losses = sum(one.outcome in LOSSES for one in attempts[:-1])
+        if attempts[-1].outcome in LOSSES and losses >= max(budget, MOST_LOSSES):
+            continue
         if used < budget:
             what = "an outage" if failure.is_outage else name
             yield f"{job.id} is Failed by {what} after {used} of {budget} retries"

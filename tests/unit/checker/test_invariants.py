@@ -374,6 +374,14 @@ def test_work_of_an_hour_renews_the_budget_of_what_is_no_fault_of_the_script() -
     assert of_limits(user) == ["j failed 3 times as user; its budget is 1 retries"]
 
 
+def test_a_job_that_lost_its_host_twenty_times_may_be_given_up() -> None:
+    hour = {"started_at": NOW, "ended_at": NOW + timedelta(hours=1)}
+    for times, told in ((21, []), (20, ["j is Failed by system after 0 of 2 retries"])):
+        evidence = failed_as(SYSTEM, times=times, outcome="host_error")
+        evidence.attempts = {"j": [replace(one, **hour) for one in evidence.attempts["j"]]}  # type: ignore[arg-type]
+        assert of_limits(evidence) == told
+
+
 def test_what_cannot_be_stored_is_not_retried() -> None:
     full = Failure(FailureClass.STORAGE, "the disk is full")
     assert check(failed_as(full, outcome="not_stored")) == []
