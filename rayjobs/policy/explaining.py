@@ -46,7 +46,9 @@ def reason_of(plan: Plan, key: str) -> str:
         case Rule.ARRAY_LIMIT:
             return f"{job.group_limit} of its group run, the most that may at a time"
         case Rule.USER_JOBS:
-            return f"{limits.jobs_per_user} jobs of {_who(job)} run, the most that may at a time"
+            assert limits.jobs_per_user is not None
+            most = counted(limits.jobs_per_user, "job")
+            return f"at most {most} of {_who(job)} may run at a time"
         case Rule.USER_GPUS:
             assert limits.gpus_per_user is not None
             most = f"jobs of {_who(job)} may hold {limits.gpus_per_user:g} GPUs at a time"
@@ -54,7 +56,10 @@ def reason_of(plan: Plan, key: str) -> str:
         case Rule.OWN_ORDER:
             return f"an earlier job of {_who(job)} waits for that user's limit"
         case Rule.TARGET_JOBS:
-            return f"first in line; {limits.jobs} jobs run, the most that may on this target"
+            assert limits.jobs is not None
+            return (
+                f"first in line; this target runs at most {counted(limits.jobs, 'job')} at a time"
+            )
         case Rule.YIELDING:
             return "first in line; starts when jobs that are ending have given back their room"
         case Rule.ROOM if take(plan.rooms, job.shape) is not None:
