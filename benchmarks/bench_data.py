@@ -13,10 +13,10 @@ from typing import Any
 
 from benchmarks.figures import Figure, median
 from benchmarks.head import own_folder, until
-from datastore import Datastore, MemoryCatalogue
-from datastore.inputs import DataInput, resolve_input
-from datastore.materialise import materialise, release
 from rayjobs.compute.localhead import command_of
+from rayjobs.datastore import Datastore, MemoryCatalogue
+from rayjobs.datastore.inputs import DataInput, resolve_input
+from rayjobs.datastore.materialise import materialise, release
 from rayjobs.injob.processes import all_pids
 from tests.storage import server as s3
 from tests.storage.proxy import Proxy

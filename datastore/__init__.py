@@ -9,19 +9,30 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "datastore":
+    # The checkout's own folder, found under its old name: an alias, never a second copy.
+    from rayjobs.core.aliases import alias
+
+    alias(__name__)
+
 if TYPE_CHECKING:
-    from datastore.cache import NodeCache
-    from datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, MemoryCatalogue
-    from datastore.consumption import DatasetConsumptionConfig
-    from datastore.dataset_factory import Dataset
-    from datastore.datasets import FileDataset
-    from datastore.errors import DatastoreError
-    from datastore.inputs import DataInput
-    from datastore.materialise import Materialised
-    from datastore.outputs import OutputFileDatasetConfig
-    from datastore.refs import DataPath, DataPathComputeBinding, DataReference
-    from datastore.stores import Datastore
-    from datastore.tabular import TabularDataset
+    from rayjobs.datastore.cache import NodeCache
+    from rayjobs.datastore.catalogue import (
+        Catalogue,
+        DatasetRecord,
+        DatastoreRecord,
+        MemoryCatalogue,
+    )
+    from rayjobs.datastore.consumption import DatasetConsumptionConfig
+    from rayjobs.datastore.dataset_factory import Dataset
+    from rayjobs.datastore.datasets import FileDataset
+    from rayjobs.datastore.errors import DatastoreError
+    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.materialise import Materialised
+    from rayjobs.datastore.outputs import OutputFileDatasetConfig
+    from rayjobs.datastore.refs import DataPath, DataPathComputeBinding, DataReference
+    from rayjobs.datastore.stores import Datastore
+    from rayjobs.datastore.tabular import TabularDataset
 
 _HOME = {
     "Catalogue": "catalogue",
@@ -67,7 +78,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'datastore' has no attribute {name!r}")
-    value = getattr(import_module(f"datastore.{_HOME[name]}"), name)
+    value = getattr(import_module(f"rayjobs.datastore.{_HOME[name]}"), name)
     globals()[name] = value
     return value
 

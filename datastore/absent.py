@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from datastore.errors import NotSupported
+from rayjobs.datastore.errors import NotSupported
 
 
 def absent(name: str, instead: str) -> Callable[..., NoReturn]:

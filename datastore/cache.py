@@ -23,14 +23,14 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from datastore.backends import Backend, StoredFile
-from datastore.backends.base import CountBytes, ignore_bytes
-from datastore.digests import digest_of_file, digest_of_text, hex_of
-from datastore.errors import CacheFull, DataIntegrityError, DatastoreError
-from datastore.locks import locked
-from datastore.manifest import FileEntry
-from datastore.processes import boot_id
-from datastore.progress import human_bytes
+from rayjobs.datastore.backends import Backend, StoredFile
+from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
+from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
+from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
+from rayjobs.datastore.locks import locked
+from rayjobs.datastore.manifest import FileEntry
+from rayjobs.datastore.processes import boot_id
+from rayjobs.datastore.progress import human_bytes
 
 SPARE_BYTES = 1 << 30
 """The cache leaves at least so much of the disk to others."""

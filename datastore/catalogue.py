@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
-from datastore.digests import digest_of
-from datastore.errors import (
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import (
     DatasetExists,
     DatasetNotFound,
     DatastoreExists,

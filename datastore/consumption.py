@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import InvalidReference
-from datastore.refs import check_mode, check_name
+from rayjobs.datastore.errors import InvalidReference
+from rayjobs.datastore.refs import check_mode, check_name
 
 if TYPE_CHECKING:
-    from datastore.datasets import AbstractDataset
+    from rayjobs.datastore.datasets import AbstractDataset
 
 MODES = ("direct", "mount", "download")
 
@@ -34,7 +34,7 @@ class DatasetConsumptionConfig:
         check_name(self.name, "input name")
         check_mode(self.mode, allowed=MODES)
         if isinstance(self.dataset, tuple):
-            from datastore.dataset_factory import Dataset
+            from rayjobs.datastore.dataset_factory import Dataset
 
             object.__setattr__(self, "dataset", Dataset.get_by_name(*self.dataset))
         if not hasattr(self.dataset, "manifest"):

@@ -9,15 +9,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
-from datastore.datasets import FileDataset, collect_sources, refuse_partition_format, target_of
-from datastore.errors import DataNotFound, InvalidReference
-from datastore.manifest import Manifest
-from datastore.progress import ProgressCallback
-from datastore.sources import Source, glob_pattern
-from datastore.stores import HasCatalogue, catalogue_of
-from datastore.tabular import TabularDataset, TabularDatasetFactory, TabularOptions
-from datastore.transfer import files_below
+from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
+from rayjobs.datastore.datasets import (
+    FileDataset,
+    collect_sources,
+    refuse_partition_format,
+    target_of,
+)
+from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.progress import ProgressCallback
+from rayjobs.datastore.sources import Source, glob_pattern
+from rayjobs.datastore.stores import HasCatalogue, catalogue_of
+from rayjobs.datastore.tabular import TabularDataset, TabularDatasetFactory, TabularOptions
+from rayjobs.datastore.transfer import files_below
 
 
 class FileDatasetFactory:

@@ -13,24 +13,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-from datastore.absent import AbsentOfFileDataset
-from datastore.backends import StoredFile, open_backend
-from datastore.catalogue import (
+from rayjobs.datastore.absent import AbsentOfFileDataset
+from rayjobs.datastore.backends import StoredFile, open_backend
+from rayjobs.datastore.catalogue import (
     Catalogue,
     DatasetRecord,
     DatastoreRecord,
 )
-from datastore.consumption import DatasetConsumptionConfig
-from datastore.errors import DatastoreNotFound, InvalidReference
-from datastore.kept import Tally
-from datastore.local_mount import LocalMount
-from datastore.manifest import FileEntry, Manifest
-from datastore.progress import ProgressCallback, callback_for
-from datastore.reading import with_digests
-from datastore.refs import DataPath, DataReference
-from datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
-from datastore.stores import Datastore, HasCatalogue, catalogue_of
-from datastore.transfer import Download, download
+from rayjobs.datastore.consumption import DatasetConsumptionConfig
+from rayjobs.datastore.errors import DatastoreNotFound, InvalidReference
+from rayjobs.datastore.kept import Tally
+from rayjobs.datastore.local_mount import LocalMount
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.progress import ProgressCallback, callback_for
+from rayjobs.datastore.reading import with_digests
+from rayjobs.datastore.refs import DataPath, DataReference
+from rayjobs.datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
+from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
+from rayjobs.datastore.transfer import Download, download
 
 
 class AbstractDataset(ABC):

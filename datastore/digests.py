@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from datastore.errors import InvalidReference
+from rayjobs.datastore.errors import InvalidReference
 
 CHUNK_BYTES = 1 << 20
 _FORM = re.compile(r"sha256:([0-9a-f]{64})\Z")

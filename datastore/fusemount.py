@@ -19,13 +19,13 @@ from typing import Any
 
 import mfusepy
 
-from datastore.backends import Backend, open_backend
-from datastore.cache import NodeCache
-from datastore.errors import DatastoreError
-from datastore.manifest import FileEntry, Manifest
-from datastore.mountfiles import MountFolder, MountRecord
-from datastore.reading import check_local
-from datastore.sources import record_for
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.errors import DatastoreError
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.mountfiles import MountFolder, MountRecord
+from rayjobs.datastore.reading import check_local
+from rayjobs.datastore.sources import record_for
 
 AHEAD = 3
 CACHED_S = 86_400.0  # how long the kernel may remember names and sizes: they never change

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from datastore.backends import open_backend
-from datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
-from datastore.consumption import DatasetConsumptionConfig
-from datastore.dataset_factory import dataset_of, rebuild
-from datastore.datasets import AbstractDataset, FileDataset
-from datastore.errors import DataNotFound, InvalidReference
-from datastore.manifest import Manifest
-from datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
-from datastore.sources import Source, resolve
-from datastore.stores import Datastore, HasCatalogue, catalogue_of
-from datastore.tabular import TabularDataset
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
+from rayjobs.datastore.consumption import DatasetConsumptionConfig
+from rayjobs.datastore.dataset_factory import dataset_of, rebuild
+from rayjobs.datastore.datasets import AbstractDataset, FileDataset
+from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
+from rayjobs.datastore.sources import Source, resolve
+from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
+from rayjobs.datastore.tabular import TabularDataset
 
 MODES = ("mount", "download", "direct")
 DATASET_PREFIX = "dataset:"

@@ -8,8 +8,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from datastore.backends import Backend, StoredFile
-from datastore.digests import digest_of_file
+from rayjobs.datastore.backends import Backend, StoredFile
+from rayjobs.datastore.digests import digest_of_file
 
 
 class KeptOtherFile(UserWarning):

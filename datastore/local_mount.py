@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from datastore.reading import default_cache_root
+from rayjobs.datastore.reading import default_cache_root
 
 if TYPE_CHECKING:
-    from datastore.datasets import FileDataset
-    from datastore.materialise import Materialised
+    from rayjobs.datastore.datasets import FileDataset
+    from rayjobs.datastore.materialise import Materialised
 
 
 class LocalMount:
@@ -39,8 +39,8 @@ class LocalMount:
         Raises:
             DatastoreError: what keeps them from being brought.
         """
-        from datastore.inputs import DataInput
-        from datastore.materialise import materialise
+        from rayjobs.datastore.inputs import DataInput
+        from rayjobs.datastore.materialise import materialise
 
         if self._held is not None:
             return
@@ -62,7 +62,7 @@ class LocalMount:
 
     def stop(self) -> None:
         """Take the files away again."""
-        from datastore.materialise import release
+        from rayjobs.datastore.materialise import release
 
         if self._held is not None:
             release(self._held)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from datastore.digests import digest_of
-from datastore.errors import DatasetNotFound, InvalidReference
-from datastore.refs import clean_path
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import DatasetNotFound, InvalidReference
+from rayjobs.datastore.refs import clean_path
 
 _FORMAT = "datastore-manifest"
 _VERSION = 1

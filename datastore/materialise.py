@@ -14,24 +14,24 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datastore import mounts
-from datastore.backends import Backend, open_backend
-from datastore.cache import NodeCache
-from datastore.errors import (
+from rayjobs.datastore import mounts
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.errors import (
     DataNotFound,
     DatastoreError,
     InvalidReference,
     MountUnavailable,
     TransferFailed,
 )
-from datastore.inputs import DataInput
-from datastore.manifest import FileEntry, Manifest
-from datastore.processes import ProcessIdentity
-from datastore.progress import Meter, ProgressCallback
-from datastore.reading import check_local
-from datastore.refs import check_mode
-from datastore.sources import record_for, resolve
-from datastore.transfer import for_each
+from rayjobs.datastore.inputs import DataInput
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.datastore.progress import Meter, ProgressCallback
+from rayjobs.datastore.reading import check_local
+from rayjobs.datastore.refs import check_mode
+from rayjobs.datastore.sources import record_for, resolve
+from rayjobs.datastore.transfer import for_each
 
 MODES = ("mount", "download", "direct")
 

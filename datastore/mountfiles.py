@@ -26,8 +26,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datastore.catalogue import DatastoreRecord
-from datastore.processes import ProcessIdentity
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.processes import ProcessIdentity
 
 UNMOUNT_LIMIT_S = 30.0
 

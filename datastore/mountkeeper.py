@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from datastore.locks import locked
-from datastore.mountfiles import MountFolder, unmount
-from datastore.processes import ProcessIdentity
+from rayjobs.datastore.locks import locked
+from rayjobs.datastore.mountfiles import MountFolder, unmount
+from rayjobs.datastore.processes import ProcessIdentity
 
 LOOK_S = 0.25
 """How often a keeper looks after its mount and its users."""
@@ -26,7 +26,7 @@ END_GRACE_S = 5.0
 def keep(folder: MountFolder) -> None:
     """Keep the mount until nobody uses it."""
     server = subprocess.Popen(
-        [sys.executable, "-P", "-m", "datastore.fusemount", str(folder.folder)],
+        [sys.executable, "-P", "-m", "rayjobs.datastore.fusemount", str(folder.folder)],
         stdin=subprocess.DEVNULL,
         cwd="/",
     )

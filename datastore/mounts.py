@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-import datastore
-from datastore import errors
-from datastore.catalogue import DatastoreRecord
-from datastore.digests import digest_of_text
-from datastore.errors import MountLost, MountUnavailable
-from datastore.locks import locked
-from datastore.manifest import Manifest
-from datastore.mountfiles import (
+from rayjobs.datastore import errors
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.digests import digest_of_text
+from rayjobs.datastore.errors import MountLost, MountUnavailable
+from rayjobs.datastore.locks import locked
+from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.mountfiles import (
     MountFolder,
     MountRecord,
     device_of,
@@ -30,7 +29,7 @@ from datastore.mountfiles import (
     is_mounted,
     unmount,
 )
-from datastore.processes import ProcessIdentity
+from rayjobs.datastore.processes import ProcessIdentity
 
 UP_LIMIT_S = 60.0
 READ_AHEAD_KIB = 1024
@@ -189,7 +188,7 @@ def _is_stopped(pid: int) -> bool:
 def _start(folder: MountFolder) -> None:
     with folder.log.open("ab") as log:
         launcher = subprocess.Popen(
-            [sys.executable, "-P", "-m", "datastore.mountkeeper", str(folder.folder)],
+            [sys.executable, "-P", "-m", "rayjobs.datastore.mountkeeper", str(folder.folder)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -240,7 +239,7 @@ def _environment(folder: MountFolder) -> dict[str, str]:
         for name, value in os.environ.items()
         if name in _PASSED_ON or name in named or name.startswith(_PASSED_ON_PREFIXES)
     }
-    environment["PYTHONPATH"] = str(Path(datastore.__file__).parent.parent)
+    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
     return environment
 
 

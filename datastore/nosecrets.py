@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from datastore.errors import InvalidReference
+from rayjobs.datastore.errors import InvalidReference
 
 ENV_SETTINGS = ("access_key_env", "secret_key_env", "session_token_env")
 BY_REFERENCE = (

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from datastore.absent import AbsentOfOutput
-from datastore.backends import Backend, open_backend
-from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
-from datastore.errors import DataExists, InvalidReference
-from datastore.kept import is_same
-from datastore.progress import ProgressCallback
-from datastore.refs import DataPath, DataReference, check_mode, check_name, clean_path
-from datastore.sources import glob_pattern
-from datastore.stores import Datastore
-from datastore.transfer import Moved, Upload, files_below, for_each, upload
+from rayjobs.datastore.absent import AbsentOfOutput
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+from rayjobs.datastore.errors import DataExists, InvalidReference
+from rayjobs.datastore.kept import is_same
+from rayjobs.datastore.progress import ProgressCallback
+from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, clean_path
+from rayjobs.datastore.sources import glob_pattern
+from rayjobs.datastore.stores import Datastore
+from rayjobs.datastore.transfer import Moved, Upload, files_below, for_each, upload
 
 DEFAULT_DESTINATION = "dataset/{run-id}/{output-name}"
 MODES = ("mount", "upload")

@@ -7,16 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datastore.backends import Backend, open_backend
-from datastore.cache import NodeCache
-from datastore.digests import digest_of_file
-from datastore.errors import DataChanged
-from datastore.manifest import FileEntry, Manifest
-from datastore.progress import Meter, ProgressCallback
-from datastore.sources import OpenRecord, record_for
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.digests import digest_of_file
+from rayjobs.datastore.errors import DataChanged
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.progress import Meter, ProgressCallback
+from rayjobs.datastore.sources import OpenRecord, record_for
 
 if TYPE_CHECKING:
-    from datastore.datasets import AbstractDataset
+    from rayjobs.datastore.datasets import AbstractDataset
 
 
 def default_cache_root() -> Path:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
-from datastore.digests import digest_of_text
-from datastore.errors import InvalidReference
+from rayjobs.datastore.digests import digest_of_text
+from rayjobs.datastore.errors import InvalidReference
 
 MODES = ("mount", "download", "upload")
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from datastore.backends import Backend, StoredFile, open_backend
-from datastore.catalogue import DatastoreRecord
-from datastore.errors import DataNotFound, InvalidReference
-from datastore.manifest import FileEntry, Manifest
-from datastore.nosecrets import check_bucket, check_url
-from datastore.refs import (
+from rayjobs.datastore.backends import Backend, StoredFile, open_backend
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.nosecrets import check_bucket, check_url
+from rayjobs.datastore.refs import (
     DataPath,
     DataReference,
     check_datastore_name,

@@ -9,15 +9,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from datastore.absent import AbsentOfDatastore
-from datastore.backends import Backend, Folder, StoredFile, open_backend
-from datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
-from datastore.errors import DataNotFound, InvalidReference
-from datastore.nosecrets import check_settings
-from datastore.progress import ProgressCallback, callback_for
-from datastore.refs import DataReference, check_datastore_name, clean_path
-from datastore.transfer import Download, Moved, Upload, download, files_below, upload
-from datastore.usage import check_unused
+from rayjobs.datastore.absent import AbsentOfDatastore
+from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_backend
+from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
+from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.nosecrets import check_settings
+from rayjobs.datastore.progress import ProgressCallback, callback_for
+from rayjobs.datastore.refs import DataReference, check_datastore_name, clean_path
+from rayjobs.datastore.transfer import Download, Moved, Upload, download, files_below, upload
+from rayjobs.datastore.usage import check_unused
 
 
 @runtime_checkable

@@ -11,19 +11,19 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from datastore.absent import AbsentOfTables, AbsentOfTabularDataset
-from datastore.catalogue import DatasetRecord, DatastoreRecord
-from datastore.datasets import (
+from rayjobs.datastore.absent import AbsentOfTables, AbsentOfTabularDataset
+from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
+from rayjobs.datastore.datasets import (
     AbstractDataset,
     FileDataset,
     collect_sources,
     refuse_partition_format,
     target_of,
 )
-from datastore.errors import DatastoreError, InvalidReference
-from datastore.manifest import Manifest
-from datastore.reading import local_files
-from datastore.sources import Source
+from rayjobs.datastore.errors import DatastoreError, InvalidReference
+from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.reading import local_files
+from rayjobs.datastore.sources import Source
 
 if TYPE_CHECKING:
     import pandas
@@ -147,7 +147,7 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
             TableUnreadable: a file is not such a table, or the files' columns differ in type.
             DatastoreError: a file cannot be had.
         """
-        from datastore.table_files import read_table
+        from rayjobs.datastore.table_files import read_table
 
         return read_table(local_files(self, cache_root), self._options)
 
@@ -163,7 +163,7 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
         Raises:
             TableUnreadable: a date is out of range, with "fail"; and as `to_arrow_table`.
         """
-        from datastore.table_files import with_nanoseconds
+        from rayjobs.datastore.table_files import with_nanoseconds
 
         for value in (on_error, out_of_range_datetime):
             if value not in ("null", "fail"):
@@ -184,7 +184,7 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
         return self._written(folder, "part-0.parquet", pyarrow.parquet.write_table)
 
     def _written(self, folder: str | Path, name: str, write: Any) -> FileDataset:
-        from datastore.dataset_factory import FileDatasetFactory
+        from rayjobs.datastore.dataset_factory import FileDatasetFactory
 
         target = Path(folder).expanduser()
         target.mkdir(parents=True, exist_ok=True)

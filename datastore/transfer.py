@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from datastore.backends import Backend, StoredFile
-from datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
-from datastore.kept import Tally, compare, tally
-from datastore.progress import Meter, ProgressCallback
+from rayjobs.datastore.backends import Backend, StoredFile
+from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
+from rayjobs.datastore.kept import Tally, compare, tally
+from rayjobs.datastore.progress import Meter, ProgressCallback
 
 THREADS = 8
 Item = TypeVar("Item")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from datastore.catalogue import DEFAULT_DATASTORE, Catalogue
-from datastore.errors import DatastoreInUse
+from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, Catalogue
+from rayjobs.datastore.errors import DatastoreInUse
 
 NAMES_SHOWN = 5
 

@@ -30,53 +30,53 @@ _LAZY = {
     "JobSpec": "rayjobs.spec",
     "Model": "rayjobs.models",
     "checkpoint": "rayjobs.injob",
-    "DataPath": "datastore",
-    "DataPathComputeBinding": "datastore",
-    "DataReference": "datastore",
-    "Dataset": "datastore",
-    "DatasetConsumptionConfig": "datastore",
-    "Datastore": "datastore",
-    "FileDataset": "datastore",
-    "OutputFileDatasetConfig": "datastore",
-    "TabularDataset": "datastore",
+    "DataPath": "rayjobs.datastore",
+    "DataPathComputeBinding": "rayjobs.datastore",
+    "DataReference": "rayjobs.datastore",
+    "Dataset": "rayjobs.datastore",
+    "DatasetConsumptionConfig": "rayjobs.datastore",
+    "Datastore": "rayjobs.datastore",
+    "FileDataset": "rayjobs.datastore",
+    "OutputFileDatasetConfig": "rayjobs.datastore",
+    "TabularDataset": "rayjobs.datastore",
     # Sweeps live above this package; they are named here, and never imported by it.
-    "BanditPolicy": "tuning",
-    "BayesianParameterSampling": "tuning",
-    "GridParameterSampling": "tuning",
-    "HyperDriveConfig": "tuning",
-    "HyperDriveRun": "tuning",
-    "HyperDriveRunConfig": "tuning",
-    "MedianStoppingPolicy": "tuning",
-    "NoTerminationPolicy": "tuning",
-    "PrimaryMetricGoal": "tuning",
-    "RandomParameterSampling": "tuning",
-    "TruncationSelectionPolicy": "tuning",
-    "choice": "tuning",
-    "lognormal": "tuning",
-    "loguniform": "tuning",
-    "normal": "tuning",
-    "qlognormal": "tuning",
-    "qloguniform": "tuning",
-    "qnormal": "tuning",
-    "quniform": "tuning",
-    "randint": "tuning",
-    "uniform": "tuning",
+    "BanditPolicy": "rayjobs.tuning",
+    "BayesianParameterSampling": "rayjobs.tuning",
+    "GridParameterSampling": "rayjobs.tuning",
+    "HyperDriveConfig": "rayjobs.tuning",
+    "HyperDriveRun": "rayjobs.tuning",
+    "HyperDriveRunConfig": "rayjobs.tuning",
+    "MedianStoppingPolicy": "rayjobs.tuning",
+    "NoTerminationPolicy": "rayjobs.tuning",
+    "PrimaryMetricGoal": "rayjobs.tuning",
+    "RandomParameterSampling": "rayjobs.tuning",
+    "TruncationSelectionPolicy": "rayjobs.tuning",
+    "choice": "rayjobs.tuning",
+    "lognormal": "rayjobs.tuning",
+    "loguniform": "rayjobs.tuning",
+    "normal": "rayjobs.tuning",
+    "qlognormal": "rayjobs.tuning",
+    "qloguniform": "rayjobs.tuning",
+    "qnormal": "rayjobs.tuning",
+    "quniform": "rayjobs.tuning",
+    "randint": "rayjobs.tuning",
+    "uniform": "rayjobs.tuning",
 }
 
 if TYPE_CHECKING:
-    from datastore import DataPath as DataPath
-    from datastore import DataPathComputeBinding as DataPathComputeBinding
-    from datastore import DataReference as DataReference
-    from datastore import Dataset as Dataset
-    from datastore import DatasetConsumptionConfig as DatasetConsumptionConfig
-    from datastore import Datastore as Datastore
-    from datastore import FileDataset as FileDataset
-    from datastore import OutputFileDatasetConfig as OutputFileDatasetConfig
-    from datastore import TabularDataset as TabularDataset
     from rayjobs.configs import MpiConfiguration as MpiConfiguration
     from rayjobs.configs import PyTorchConfiguration as PyTorchConfiguration
     from rayjobs.configs import RunConfiguration as RunConfiguration
     from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.datastore import DataPath as DataPath
+    from rayjobs.datastore import DataPathComputeBinding as DataPathComputeBinding
+    from rayjobs.datastore import DataReference as DataReference
+    from rayjobs.datastore import Dataset as Dataset
+    from rayjobs.datastore import DatasetConsumptionConfig as DatasetConsumptionConfig
+    from rayjobs.datastore import Datastore as Datastore
+    from rayjobs.datastore import FileDataset as FileDataset
+    from rayjobs.datastore import OutputFileDatasetConfig as OutputFileDatasetConfig
+    from rayjobs.datastore import TabularDataset as TabularDataset
     from rayjobs.environments.definitions import CondaDependencies as CondaDependencies
     from rayjobs.environments.definitions import Environment as Environment
     from rayjobs.estimators import Estimator as Estimator

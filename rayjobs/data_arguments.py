@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.errors import UsageError
 
 if TYPE_CHECKING:
-    from datastore.consumption import DatasetConsumptionConfig
-    from datastore.outputs import OutputFileDatasetConfig
-    from datastore.refs import DataReference
+    from rayjobs.datastore.consumption import DatasetConsumptionConfig
+    from rayjobs.datastore.outputs import OutputFileDatasetConfig
+    from rayjobs.datastore.refs import DataReference
 
 SAVED = "saved:"
 Keep = Callable[[bytes], str]
@@ -28,16 +28,16 @@ def is_data(item: Any) -> bool:
     """Return whether an object stands for data, so that it becomes an input or output."""
     if isinstance(item, (str, bool, int, float, Path)) or item is None:
         return False
-    from datastore.consumption import DatasetConsumptionConfig
-    from datastore.datasets import AbstractDataset
-    from datastore.outputs import OutputFileDatasetConfig
-    from datastore.refs import (
+    from rayjobs.datastore.consumption import DatasetConsumptionConfig
+    from rayjobs.datastore.datasets import AbstractDataset
+    from rayjobs.datastore.outputs import OutputFileDatasetConfig
+    from rayjobs.datastore.refs import (
         DataPath,
         DataPathComputeBinding,
         DataReference,
         DataReferenceConfiguration,
     )
-    from datastore.stores import Datastore
+    from rayjobs.datastore.stores import Datastore
 
     if isinstance(item, tuple):
         return (
@@ -79,12 +79,12 @@ class DataArguments:
         Raises:
             UsageError: another object has the name, or the data cannot be named.
         """
-        from datastore.consumption import DatasetConsumptionConfig
-        from datastore.datasets import AbstractDataset, FileDataset
-        from datastore.errors import DatastoreError
-        from datastore.outputs import OutputFileDatasetConfig
-        from datastore.refs import DataPath, DataReference, DataReferenceConfiguration
-        from datastore.stores import Datastore
+        from rayjobs.datastore.consumption import DatasetConsumptionConfig
+        from rayjobs.datastore.datasets import AbstractDataset, FileDataset
+        from rayjobs.datastore.errors import DatastoreError
+        from rayjobs.datastore.outputs import OutputFileDatasetConfig
+        from rayjobs.datastore.refs import DataPath, DataReference, DataReferenceConfiguration
+        from rayjobs.datastore.stores import Datastore
 
         try:
             if isinstance(item, DataReferenceConfiguration):
@@ -136,7 +136,7 @@ class DataArguments:
         return self._put(self.inputs, config.name, fields)
 
     def _save(self, config: DatasetConsumptionConfig) -> str:
-        from datastore.inputs import DataInput
+        from rayjobs.datastore.inputs import DataInput
 
         if self._keep is None:
             raise UsageError(

@@ -9,21 +9,21 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import (
+from rayjobs.data_arguments import SAVED
+from rayjobs.datastore.errors import (
     AccessDenied,
     DataNotFound,
     DatastoreError,
     DatastoreUnavailable,
     InvalidReference,
 )
-from rayjobs.data_arguments import SAVED
 from rayjobs.errors import Problem
 from rayjobs.records import Job
 from rayjobs.spec import Input, JobSpec
 
 if TYPE_CHECKING:
-    from datastore.catalogue import Catalogue, DatastoreRecord
-    from datastore.inputs import DataInput
+    from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
+    from rayjobs.datastore.inputs import DataInput
     from rayjobs.store.base import Store
     from rayjobs.workspace_files import OpenWorkspace
 
@@ -76,7 +76,7 @@ def pin(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Problem]
 
 
 def _pinned(catalogue: Catalogue, one: Input) -> str:
-    from datastore.catalogue import parse_version
+    from rayjobs.datastore.catalogue import parse_version
 
     if one.source.startswith(SAVED):
         catalogue.manifest(one.source.removeprefix(SAVED))
@@ -102,9 +102,9 @@ def _pinned(catalogue: Catalogue, one: Input) -> str:
 
 def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
     """Raise DataNotFound, with what there is instead, unless something is at the path."""
-    from datastore.backends import open_backend
-    from datastore.refs import clean_path
-    from datastore.sources import glob_pattern, has_glob
+    from rayjobs.datastore.backends import open_backend
+    from rayjobs.datastore.refs import clean_path
+    from rayjobs.datastore.sources import glob_pattern, has_glob
 
     path = clean_path(path)
     backend = open_backend(catalogue.datastore(store))
@@ -177,8 +177,8 @@ def resolve(
     """
     from dataclasses import replace
 
-    from datastore.inputs import DataInput, resolve_input
-    from datastore.refs import DataReference
+    from rayjobs.datastore.inputs import DataInput, resolve_input
+    from rayjobs.datastore.refs import DataReference
 
     catalogue = workspace.catalogue
     if source.startswith(SAVED):

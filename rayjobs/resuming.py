@@ -25,7 +25,7 @@ from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.store.base import Store
 
 if TYPE_CHECKING:
-    from datastore import Datastore
+    from rayjobs.datastore import Datastore
     from rayjobs.spec import JobSpec
     from rayjobs.workspace_files import OpenWorkspace
 
@@ -251,7 +251,7 @@ def _files_of(folder: Path) -> Iterator[tuple[str, Path]]:
 def _datastore(workspace: OpenWorkspace, text: str) -> tuple[Datastore, str]:
     """Return the datastore and the path in it that a text names."""
     name, _, path = text.partition("/")
-    from datastore import Datastore, DatastoreError
+    from rayjobs.datastore import Datastore, DatastoreError
 
     try:
         return Datastore(workspace, name), path
@@ -267,7 +267,7 @@ def _check_datastore(workspace: OpenWorkspace, text: str) -> None:
 
 def _pack_datastore(workspace: OpenWorkspace, text: str) -> str:
     """Fetch a path of a datastore and store it by its content: it is the same for each attempt."""
-    from datastore import DatastoreError
+    from rayjobs.datastore import DatastoreError
 
     store, path = _datastore(workspace, text)
     with TemporaryDirectory(prefix="rayjobs-resume-") as folder:

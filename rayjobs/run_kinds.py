@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 # ``module:class``, imported when first needed: this package is below those that define the other
 # kinds, and a workspace is asked for its sweeps before anybody has imported them.
-_CLASSES: dict[str, str] = {"sweep": "tuning.runs:HyperDriveRun"}
+_CLASSES: dict[str, str] = {"sweep": "rayjobs.tuning.runs:HyperDriveRun"}
 
 
 def class_of(kind: str) -> type[JobRun]:

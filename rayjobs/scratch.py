@@ -317,7 +317,7 @@ def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None
     items = [item for item in made.items if item.kind == "data"]
     if not items:
         return
-    from datastore.locks import locked  # the package's import is worth it only here
+    from rayjobs.datastore.locks import locked  # the package's import is worth it only here
 
     cache = made.root / _DATA_CACHE
     with locked(cache / "usage.lock"):

@@ -16,9 +16,9 @@ from rayjobs.paths import home as default_home
 from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
 
 if TYPE_CHECKING:
-    from datastore import Datastore, FileDataset, TabularDataset
-    from datastore.catalogue import Catalogue
     from rayjobs.compute.targetrecord import TargetRecord
+    from rayjobs.datastore import Datastore, FileDataset, TabularDataset
+    from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.experiment import Experiment
     from rayjobs.models import Model
     from rayjobs.runs import JobRun
@@ -198,7 +198,7 @@ class Workspace:
     @property
     def datastores(self) -> dict[str, Datastore]:
         """Its datastores, by name."""
-        from datastore import Datastore
+        from rayjobs.datastore import Datastore
 
         catalogue = self.catalogue
         return {
@@ -209,7 +209,7 @@ class Workspace:
     @property
     def datasets(self) -> dict[str, FileDataset | TabularDataset]:
         """The latest version of every registered dataset, by name."""
-        from datastore import Dataset
+        from rayjobs.datastore import Dataset
 
         return Dataset.get_all(self)
 
@@ -222,7 +222,7 @@ class Workspace:
 
     def get_default_datastore(self) -> Datastore:
         """Return the default datastore (`workspaceblobstore` unless another was set)."""
-        from datastore import Datastore
+        from rayjobs.datastore import Datastore
 
         return Datastore.get_default(self)
 

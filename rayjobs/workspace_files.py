@@ -16,9 +16,9 @@ from rayjobs.errors import NotFoundError, StoreError, StoreVersionError, UsageEr
 from rayjobs.ids import token
 
 if TYPE_CHECKING:
-    from datastore.catalogue import Catalogue
     from rayjobs.blobs import BlobStore
     from rayjobs.clock import Clock
+    from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.store.base import Store
 
 VERSION = 1
@@ -71,8 +71,8 @@ class OpenWorkspace:
     @property
     def catalogue(self) -> Catalogue:
         """Its datastores and datasets; the default datastore is made with the first look."""
-        from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
-        from datastore.errors import DatastoreNotFound
+        from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+        from rayjobs.datastore.errors import DatastoreNotFound
 
         catalogue = self.store.catalogue
         try:

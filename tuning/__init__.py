@@ -9,61 +9,67 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if __name__ == "tuning":
+    # The checkout's own folder, found under its old name: an alias, never a second copy.
+    from rayjobs.core.aliases import alias
+
+    alias(__name__)
+
 # name → module that defines it.
 _LAZY = {
-    "AshaPolicy": "tuning.policies",
-    "BanditPolicy": "tuning.policies",
-    "BayesianParameterSampling": "tuning.samplers",
-    "GridParameterSampling": "tuning.samplers",
-    "HyperDriveConfig": "tuning.config",
-    "HyperDriveRun": "tuning.runs",
-    "HyperDriveRunConfig": "tuning.config",
-    "MedianStoppingPolicy": "tuning.policies",
-    "NoTerminationPolicy": "tuning.policies",
-    "PrimaryMetricGoal": "tuning.goal",
-    "RandomParameterSampling": "tuning.samplers",
-    "SweepSpec": "tuning.spec",
-    "TruncationSelectionPolicy": "tuning.policies",
-    "choice": "tuning.expressions",
-    "load_sweep": "tuning.sweep_file",
-    "submit_sweep": "tuning.submitter",
-    "lognormal": "tuning.expressions",
-    "loguniform": "tuning.expressions",
-    "normal": "tuning.expressions",
-    "qlognormal": "tuning.expressions",
-    "qloguniform": "tuning.expressions",
-    "qnormal": "tuning.expressions",
-    "quniform": "tuning.expressions",
-    "randint": "tuning.expressions",
-    "uniform": "tuning.expressions",
+    "AshaPolicy": "rayjobs.tuning.policies",
+    "BanditPolicy": "rayjobs.tuning.policies",
+    "BayesianParameterSampling": "rayjobs.tuning.samplers",
+    "GridParameterSampling": "rayjobs.tuning.samplers",
+    "HyperDriveConfig": "rayjobs.tuning.config",
+    "HyperDriveRun": "rayjobs.tuning.runs",
+    "HyperDriveRunConfig": "rayjobs.tuning.config",
+    "MedianStoppingPolicy": "rayjobs.tuning.policies",
+    "NoTerminationPolicy": "rayjobs.tuning.policies",
+    "PrimaryMetricGoal": "rayjobs.tuning.goal",
+    "RandomParameterSampling": "rayjobs.tuning.samplers",
+    "SweepSpec": "rayjobs.tuning.spec",
+    "TruncationSelectionPolicy": "rayjobs.tuning.policies",
+    "choice": "rayjobs.tuning.expressions",
+    "load_sweep": "rayjobs.tuning.sweep_file",
+    "submit_sweep": "rayjobs.tuning.submitter",
+    "lognormal": "rayjobs.tuning.expressions",
+    "loguniform": "rayjobs.tuning.expressions",
+    "normal": "rayjobs.tuning.expressions",
+    "qlognormal": "rayjobs.tuning.expressions",
+    "qloguniform": "rayjobs.tuning.expressions",
+    "qnormal": "rayjobs.tuning.expressions",
+    "quniform": "rayjobs.tuning.expressions",
+    "randint": "rayjobs.tuning.expressions",
+    "uniform": "rayjobs.tuning.expressions",
 }
 
 if TYPE_CHECKING:
-    from tuning.config import HyperDriveConfig as HyperDriveConfig
-    from tuning.config import HyperDriveRunConfig as HyperDriveRunConfig
-    from tuning.expressions import choice as choice
-    from tuning.expressions import lognormal as lognormal
-    from tuning.expressions import loguniform as loguniform
-    from tuning.expressions import normal as normal
-    from tuning.expressions import qlognormal as qlognormal
-    from tuning.expressions import qloguniform as qloguniform
-    from tuning.expressions import qnormal as qnormal
-    from tuning.expressions import quniform as quniform
-    from tuning.expressions import randint as randint
-    from tuning.expressions import uniform as uniform
-    from tuning.goal import PrimaryMetricGoal as PrimaryMetricGoal
-    from tuning.policies import AshaPolicy as AshaPolicy
-    from tuning.policies import BanditPolicy as BanditPolicy
-    from tuning.policies import MedianStoppingPolicy as MedianStoppingPolicy
-    from tuning.policies import NoTerminationPolicy as NoTerminationPolicy
-    from tuning.policies import TruncationSelectionPolicy as TruncationSelectionPolicy
-    from tuning.runs import HyperDriveRun as HyperDriveRun
-    from tuning.samplers import BayesianParameterSampling as BayesianParameterSampling
-    from tuning.samplers import GridParameterSampling as GridParameterSampling
-    from tuning.samplers import RandomParameterSampling as RandomParameterSampling
-    from tuning.spec import SweepSpec as SweepSpec
-    from tuning.submitter import submit_sweep as submit_sweep
-    from tuning.sweep_file import load_sweep as load_sweep
+    from rayjobs.tuning.config import HyperDriveConfig as HyperDriveConfig
+    from rayjobs.tuning.config import HyperDriveRunConfig as HyperDriveRunConfig
+    from rayjobs.tuning.expressions import choice as choice
+    from rayjobs.tuning.expressions import lognormal as lognormal
+    from rayjobs.tuning.expressions import loguniform as loguniform
+    from rayjobs.tuning.expressions import normal as normal
+    from rayjobs.tuning.expressions import qlognormal as qlognormal
+    from rayjobs.tuning.expressions import qloguniform as qloguniform
+    from rayjobs.tuning.expressions import qnormal as qnormal
+    from rayjobs.tuning.expressions import quniform as quniform
+    from rayjobs.tuning.expressions import randint as randint
+    from rayjobs.tuning.expressions import uniform as uniform
+    from rayjobs.tuning.goal import PrimaryMetricGoal as PrimaryMetricGoal
+    from rayjobs.tuning.policies import AshaPolicy as AshaPolicy
+    from rayjobs.tuning.policies import BanditPolicy as BanditPolicy
+    from rayjobs.tuning.policies import MedianStoppingPolicy as MedianStoppingPolicy
+    from rayjobs.tuning.policies import NoTerminationPolicy as NoTerminationPolicy
+    from rayjobs.tuning.policies import TruncationSelectionPolicy as TruncationSelectionPolicy
+    from rayjobs.tuning.runs import HyperDriveRun as HyperDriveRun
+    from rayjobs.tuning.samplers import BayesianParameterSampling as BayesianParameterSampling
+    from rayjobs.tuning.samplers import GridParameterSampling as GridParameterSampling
+    from rayjobs.tuning.samplers import RandomParameterSampling as RandomParameterSampling
+    from rayjobs.tuning.spec import SweepSpec as SweepSpec
+    from rayjobs.tuning.submitter import submit_sweep as submit_sweep
+    from rayjobs.tuning.sweep_file import load_sweep as load_sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuning.space import Parameters, stripped
+from rayjobs.tuning.space import Parameters, stripped
 
 
 def override_arguments(base: Sequence[Any], parameters: Parameters) -> tuple[Any, ...]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from rayjobs.errors import Problem
 from rayjobs.submitting_registry import register
-from tuning.errors import SweepError, SweepUsageError
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies import NoTerminationPolicy, Policy
-from tuning.samplers import BayesianParameterSampling, Sampling
-from tuning.spec import MAX_CONCURRENT, MAX_TOTAL, SweepSpec, parse_sweep
+from rayjobs.tuning.errors import SweepError, SweepUsageError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies import NoTerminationPolicy, Policy
+from rayjobs.tuning.samplers import BayesianParameterSampling, Sampling
+from rayjobs.tuning.spec import MAX_CONCURRENT, MAX_TOTAL, SweepSpec, parse_sweep
 
 MAX_DURATION_MINUTES = 10_080
 MAX_WARM_START_PARENTS = 5
@@ -259,7 +259,7 @@ def _is(value: object, kind: type) -> bool:
 
 
 def _submit(experiment: Any, config: HyperDriveConfig, **options: Any) -> Any:
-    from tuning.submitter import submit_config  # of use once something is submitted
+    from rayjobs.tuning.submitter import submit_config  # of use once something is submitted
 
     return submit_config(experiment, config, **options)
 

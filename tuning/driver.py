@@ -20,16 +20,16 @@ from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import ChildNews, Job, MetricPoint
 from rayjobs.spec import JobSpec
 from rayjobs.states import FINAL, JobState
+from rayjobs.tuning.arguments import override_arguments
+from rayjobs.tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.policies import Scheduler
+from rayjobs.tuning.registering import register_best
+from rayjobs.tuning.results import best_trial
+from rayjobs.tuning.samplers import Sampler
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.table import load_state, row_of
+from rayjobs.tuning.trials import TrialRecord, TrialState
 from rayjobs.workspace_files import OpenWorkspace
-from tuning.arguments import override_arguments
-from tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
-from tuning.policies import Scheduler
-from tuning.registering import register_best
-from tuning.results import best_trial
-from tuning.samplers import Sampler
-from tuning.spec import SweepSpec, parse_sweep
-from tuning.table import load_state, row_of
-from tuning.trials import TrialRecord, TrialState
 
 log = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from rayjobs.compute.starting import wake
 from rayjobs.errors import RayjobsError, StoreError, StoreVersionError
 from rayjobs.paths import TargetPaths
 from rayjobs.store.base import Store
+from rayjobs.tuning.driver import STORE_PAUSE_S, Driver
 from rayjobs.workspace_files import open_workspace
-from tuning.driver import STORE_PAUSE_S, Driver
 
 log = logging.getLogger(__name__)
 
@@ -60,11 +60,7 @@ class SweepsActor:
         # Sockets of this home, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
-        ours = logging.getLogger("tuning")
-        ours.handlers[:] = logging.getLogger("rayjobs").handlers
-        ours.setLevel(logging.getLogger("rayjobs").level)
-        ours.propagate = False
-        import tuning.tune  # noqa: F401  # once, while nobody waits for two of them
+        import rayjobs.tuning.tune  # noqa: F401  # once, while nobody waits for two of them
 
         self._home = Path(home)
         self._target = target

@@ -15,11 +15,11 @@ from datetime import datetime
 from typing import Any
 
 from rayjobs.states import JobState
-from tuning.errors import SweepUsageError
-from tuning.policies import Scheduler
-from tuning.samplers import Sampler
-from tuning.spec import SweepSpec
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.errors import SweepUsageError
+from rayjobs.tuning.policies import Scheduler
+from rayjobs.tuning.samplers import Sampler
+from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 LACKING_AT_LEAST = 5  # trials without the metric, before a sweep ends for it
 

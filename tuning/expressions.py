@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from tuning.errors import problem
+from rayjobs.tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above
 _MOST_INTEGERS = 2**63  # of one draw

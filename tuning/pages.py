@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tuning import plot_data
-from tuning.errors import TuningDependencyError
-from tuning.goal import PrimaryMetricGoal
-from tuning.plots import COLOURS, LABELS, check_drawable
-from tuning.results import Row, best_trial, rows
-from tuning.trials import TrialRecord
+from rayjobs.tuning import plot_data
+from rayjobs.tuning.errors import TuningDependencyError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.plots import COLOURS, LABELS, check_drawable
+from rayjobs.tuning.results import Row, best_trial, rows
+from rayjobs.tuning.trials import TrialRecord
 
 _ALL_TICKS = 25
 _STYLE = """

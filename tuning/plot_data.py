@@ -7,9 +7,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.space import stripped
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.space import stripped
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 _LOG_RATIO = 50.0  # positive values that span more are drawn on a logarithmic axis
 _MAX_TICKS = 12

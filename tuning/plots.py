@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tuning import plot_data
-from tuning.errors import SweepUsageError, TuningDependencyError
-from tuning.goal import PrimaryMetricGoal
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning import plot_data
+from rayjobs.tuning.errors import SweepUsageError, TuningDependencyError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 Kind = Literal["history", "parallel", "curves"]
 KINDS: tuple[Kind, ...] = ("history", "parallel", "curves")

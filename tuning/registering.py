@@ -9,9 +9,9 @@ import logging
 from rayjobs.errors import RayjobsError
 from rayjobs.metrics import number_text
 from rayjobs.records import Job
+from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.trials import TrialRecord
 from rayjobs.workspace_files import OpenWorkspace
-from tuning.spec import SweepSpec
-from tuning.trials import TrialRecord
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from tuning.engine import SweepState
-from tuning.goal import PrimaryMetricGoal
-from tuning.spec import SweepSpec
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 
 def best_trial(

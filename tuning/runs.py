@@ -15,16 +15,16 @@ from rayjobs.clock import SystemClock
 from rayjobs.errors import UsageError
 from rayjobs.paths import home as default_home
 from rayjobs.runs import JobRun
-from tuning.engine import SweepState
-from tuning.errors import SweepUsageError
-from tuning.results import best_trial, hyperparameters, sorted_children
-from tuning.spec import SweepSpec, parse_sweep
-from tuning.table import load_state
-from tuning.watch import News
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.errors import SweepUsageError
+from rayjobs.tuning.results import best_trial, hyperparameters, sorted_children
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.table import load_state
+from rayjobs.tuning.watch import News
 
 if TYPE_CHECKING:
     from rayjobs.experiment import Experiment
-    from tuning.config import HyperDriveConfig
+    from rayjobs.tuning.config import HyperDriveConfig
 
 POLL_S = 0.1
 

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from rayjobs.errors import Problem
-from tuning import expressions
-from tuning.errors import SweepError, joined, problem
-from tuning.expressions import KINDS, Expression
+from rayjobs.tuning import expressions
+from rayjobs.tuning.errors import SweepError, joined, problem
+from rayjobs.tuning.expressions import KINDS, Expression
 
 Parameters = Mapping[str, Any]  # a trial's parameters: key as given → JSON value
 

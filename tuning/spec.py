@@ -16,10 +16,10 @@ from pydantic import (
 )
 
 from rayjobs.errors import Problem
-from tuning.errors import SweepError
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies import NoTerminationPolicy, Policy, parse_policy
-from tuning.samplers import BayesianParameterSampling, Sampling, parse_sampling
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies import NoTerminationPolicy, Policy, parse_policy
+from rayjobs.tuning.samplers import BayesianParameterSampling, Sampling, parse_sampling
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 MAX_TOTAL = 1000
@@ -180,7 +180,7 @@ def _is_bayesian_with_policy(data: Mapping[str, Any]) -> bool:
 def readable(exc: ValidationError) -> list[Problem]:
     """Return pydantic's findings as problems with a path and a remedy."""
     # Imported here: of use for errors alone.
-    from tuning.remedies import problem_of
+    from rayjobs.tuning.remedies import problem_of
 
     found: list[Problem] = []
     for error in exc.errors():

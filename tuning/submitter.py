@@ -12,16 +12,16 @@ from rayjobs.errors import Problem, RayjobsError, SpecError
 from rayjobs.records import Sweep
 from rayjobs.spec import JobSpec
 from rayjobs.spec_file import build_spec
-from tuning.errors import SweepError, SweepUsageError
-from tuning.spec import SweepSpec
+from rayjobs.tuning.errors import SweepError, SweepUsageError
+from rayjobs.tuning.spec import SweepSpec
 
 if TYPE_CHECKING:
     from rayjobs.experiment import Experiment
+    from rayjobs.tuning.config import HyperDriveConfig
+    from rayjobs.tuning.runs import HyperDriveRun
     from rayjobs.workspace_files import OpenWorkspace
-    from tuning.config import HyperDriveConfig
-    from tuning.runs import HyperDriveRun
 
-DRIVER = "tuning.driver_actor:start"
+DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def submit_config(
     **options: Any,
 ) -> HyperDriveRun:
     """Submit a HyperDriveConfig under an experiment (`Experiment.submit` calls this)."""
-    from tuning.runs import HyperDriveRun
+    from rayjobs.tuning.runs import HyperDriveRun
 
     register_as = options.pop("register_as", None)
     key = options.pop("idempotency_key", None)

@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from rayjobs.errors import Problem
-from tuning.errors import SweepError, problem
-from tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.errors import SweepError, problem
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
 
 
 def load_sweep(path: str | Path) -> SweepSpec:
@@ -41,7 +41,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
     except SweepError as error:
         if not isinstance(job, dict):
             raise
-        from tuning.submitter import job_problems  # only on the way to an error
+        from rayjobs.tuning.submitter import job_problems  # only on the way to an error
 
         problems = [*error.problems, *job_problems(data["job"])]
         plural = "s" if len(problems) != 1 else ""

@@ -6,8 +6,8 @@ from datetime import datetime
 
 from rayjobs.records import Job, TrialRow
 from rayjobs.store.base import Store
-from tuning.engine import SweepState
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 
 def row_of(trial: TrialRecord) -> TrialRow:

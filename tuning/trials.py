@@ -9,7 +9,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.goal import PrimaryMetricGoal
 
 
 class TrialState(StrEnum):

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rayjobs.metrics import number_text
-from tuning.engine import SweepState
-from tuning.results import Row, Summary, best_trial, rows, summary
-from tuning.spec import SweepSpec
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
+from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 
 class News:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datastore.backends.base import Backend, Folder, StoredFile
-from datastore.catalogue import DatastoreRecord
-from datastore.errors import InvalidReference
+from rayjobs.datastore.backends.base import Backend, Folder, StoredFile
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import InvalidReference
 
 __all__ = ["Backend", "Folder", "StoredFile", "open_backend"]
 
@@ -16,11 +16,11 @@ def open_backend(record: DatastoreRecord) -> Backend:
         InvalidReference: the record is of a kind, or has settings, this release does not know.
     """
     if record.kind == "local":
-        from datastore.backends.local import LocalBackend
+        from rayjobs.datastore.backends.local import LocalBackend
 
         return LocalBackend.from_record(record)
     if record.kind == "s3":
-        from datastore.backends.s3 import S3Backend
+        from rayjobs.datastore.backends.s3 import S3Backend
 
         return S3Backend.from_record(record)
     raise InvalidReference(

@@ -37,7 +37,7 @@ class Folder:
 
 class Backend(Protocol):
     """A storage. Safe from several threads. Every call ends: it returns or raises within the
-    storage's own time limits, and raises only errors of `datastore.errors`."""
+    storage's own time limits, and raises only errors of `rayjobs.datastore.errors`."""
 
     where: str
     """The storage as people know it: `/data/here` or `s3://bucket/prefix at <endpoint>`."""

@@ -9,10 +9,10 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
-from datastore.catalogue import DatastoreRecord
-from datastore.digests import CHUNK_BYTES
-from datastore.errors import (
+from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.digests import CHUNK_BYTES
+from rayjobs.datastore.errors import (
     AccessDenied,
     DataChanged,
     DataNotFound,
@@ -20,7 +20,7 @@ from datastore.errors import (
     DatastoreUnavailable,
     InvalidReference,
 )
-from datastore.refs import clean_path
+from rayjobs.datastore.refs import clean_path
 
 PARTIAL_MARK = ".partial-"
 

@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
-from datastore.backends.s3_settings import S3Settings
-from datastore.catalogue import DatastoreRecord
-from datastore.digests import CHUNK_BYTES, digest_of_file, hex_of
-from datastore.errors import DataChanged, DataIntegrityError, DatastoreError
-from datastore.refs import clean_path
+from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.backends.s3_settings import S3Settings
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_file, hex_of
+from rayjobs.datastore.errors import DataChanged, DataIntegrityError, DatastoreError
+from rayjobs.datastore.refs import clean_path
 
 DIGEST_FIELD = "sha256"  # the object's own metadata; kept by the server with the object
 PART_BYTES = 16 << 20
@@ -57,7 +57,7 @@ class S3Backend:
             return None
         from botocore.exceptions import ClientError
 
-        from datastore.backends.s3_errors import status_of
+        from rayjobs.datastore.backends.s3_errors import status_of
 
         try:
             head = self._open().head_object(Bucket=self.settings.bucket, Key=self._key(path))
@@ -137,7 +137,7 @@ class S3Backend:
         return self._prefix + clean_path(path)
 
     def _explain(self, error: Exception, what: str) -> DatastoreError:
-        from datastore.backends.s3_errors import explain
+        from rayjobs.datastore.backends.s3_errors import explain
 
         return explain(error, what=what, where=self.where)
 

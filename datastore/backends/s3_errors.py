@@ -6,7 +6,7 @@ from typing import Any
 
 from botocore import exceptions as boto
 
-from datastore.errors import (
+from rayjobs.datastore.errors import (
     AccessDenied,
     DataChanged,
     DataNotFound,

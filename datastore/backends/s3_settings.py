@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from datastore.catalogue import DatastoreRecord
-from datastore.errors import AccessDenied, InvalidReference
-from datastore.nosecrets import check_settings
-from datastore.refs import clean_path
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import AccessDenied, InvalidReference
+from rayjobs.datastore.nosecrets import check_settings
+from rayjobs.datastore.refs import clean_path
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0

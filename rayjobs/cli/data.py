@@ -14,10 +14,10 @@ from rayjobs.cli.settings import Settings, common_options, json_option, quiet_op
 from rayjobs.jobdata import DATASET
 
 if TYPE_CHECKING:
-    from datastore.catalogue import Catalogue, DatasetRecord
-    from datastore.kept import Tally
-    from datastore.progress import Progress, ProgressCallback
-    from datastore.stores import Datastore
+    from rayjobs.datastore.catalogue import Catalogue, DatasetRecord
+    from rayjobs.datastore.kept import Tally
+    from rayjobs.datastore.progress import Progress, ProgressCallback
+    from rayjobs.datastore.stores import Datastore
 
 FILES_SHOWN = 20
 TABLES = ("csv", "parquet", "json")
@@ -54,9 +54,9 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
     Files that are there already are kept, so an upload that broke off can be repeated. If one of
     them differs from the file here, that is said, and the exit code is 1: --overwrite replaces it.
     """
-    from datastore.kept import Tally
-    from datastore.stores import Datastore
-    from datastore.transfer import files_below
+    from rayjobs.datastore.kept import Tally
+    from rayjobs.datastore.stores import Datastore
+    from rayjobs.datastore.transfer import files_below
 
     paths = [Path(text).expanduser() for text in files]
     for path in paths:
@@ -100,7 +100,7 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
     Files that are there already are kept. If one of them differs from the file to fetch, that is
     said, and the exit code is 1: --overwrite replaces it.
     """
-    from datastore.datasets import FileDataset
+    from rayjobs.datastore.datasets import FileDataset
 
     with settings.open() as workspace:
         dataset = _files_of(workspace.catalogue, source)
@@ -136,7 +136,7 @@ def _counts(done: Tally, verb: str) -> dict[str, int]:
 @click.pass_obj
 def ls(settings: Settings, place: str) -> None:
     """List datasets; or what lies at a path of a datastore; or a dataset's versions."""
-    from datastore.stores import Datastore
+    from rayjobs.datastore.stores import Datastore
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
@@ -177,8 +177,8 @@ def _list_datasets(settings: Settings, catalogue: Catalogue, records: list[Datas
 
 
 def _list_files(settings: Settings, store: Datastore, path: str) -> None:
-    from datastore.backends import StoredFile
-    from datastore.errors import DataNotFound
+    from rayjobs.datastore.backends import StoredFile
+    from rayjobs.datastore.errors import DataNotFound
 
     found = store.children(path)
     if not found:
@@ -229,7 +229,7 @@ def register(
 
     A version is a list of files with their digests: files of a folder are read once for it.
     """
-    from datastore.errors import DatasetExists
+    from rayjobs.datastore.errors import DatasetExists
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
@@ -263,7 +263,7 @@ def register(
 @click.pass_obj
 def show(settings: Settings, name: str) -> None:
     """Show a version of a dataset: where its files are, and which they are."""
-    from datastore.catalogue import parse_version
+    from rayjobs.datastore.catalogue import parse_version
 
     title, _, version = name.removeprefix(DATASET).partition(":")
     with settings.open() as workspace:
@@ -309,7 +309,7 @@ class _Watch:
     """Follows transfers: a line on stderr unless that is not wanted, and counts for the end."""
 
     def __init__(self, settings: Settings) -> None:
-        from datastore.progress import ProgressLine
+        from rayjobs.datastore.progress import ProgressLine
 
         self.files = 0
         self.bytes = 0
@@ -324,8 +324,8 @@ class _Watch:
 
 
 def _files_of(catalogue: Catalogue, source: str) -> Any:
-    from datastore.catalogue import parse_version
-    from datastore.dataset_factory import Dataset, dataset_of
+    from rayjobs.datastore.catalogue import parse_version
+    from rayjobs.datastore.dataset_factory import Dataset, dataset_of
 
     if source.startswith(DATASET):
         name, _, version = source.removeprefix(DATASET).partition(":")
@@ -335,7 +335,7 @@ def _files_of(catalogue: Catalogue, source: str) -> Any:
 
 def _place(catalogue: Catalogue, text: str) -> Any:
     """Return what a text names: a path in a datastore, a URL, or a file of this machine."""
-    from datastore.stores import Datastore
+    from rayjobs.datastore.stores import Datastore
 
     if "://" in text or text.startswith(("/", "./", "../", "~")):
         return text
@@ -344,7 +344,7 @@ def _place(catalogue: Catalogue, text: str) -> Any:
 
 
 def _new(places: list[Any], form: str | None) -> Any:
-    from datastore.dataset_factory import Dataset
+    from rayjobs.datastore.dataset_factory import Dataset
 
     if form is None:
         return Dataset.File.from_files(places)
@@ -356,7 +356,7 @@ def _new(places: list[Any], form: str | None) -> Any:
 
 
 def _manifest(catalogue: Catalogue, record: DatasetRecord) -> Any:
-    from datastore.manifest import Manifest
+    from rayjobs.datastore.manifest import Manifest
 
     return Manifest.from_bytes(catalogue.manifest(record.manifest))
 

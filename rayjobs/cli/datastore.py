@@ -86,8 +86,8 @@ def add(
     **s3: Any,
 ) -> None:
     """Give a storage a name. A bucket is asked for a sign of life first."""
-    from datastore.sources import record_of_url
-    from datastore.stores import Datastore
+    from rayjobs.datastore.sources import record_of_url
+    from rayjobs.datastore.stores import Datastore
 
     record = record_of_url(name, url)
     with settings.open(create=True) as workspace:
@@ -131,7 +131,7 @@ def add(
 @click.pass_obj
 def ls(settings: Settings) -> None:
     """List the datastores of the workspace."""
-    from datastore.stores import Datastore
+    from rayjobs.datastore.stores import Datastore
 
     with settings.open(create=True) as workspace:
         default = workspace.catalogue.default_datastore()
@@ -162,8 +162,8 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
 
     Not while a registered dataset has its files there (--force), and never `workspaceblobstore`.
     """
-    from datastore.errors import DatastoreInUse
-    from datastore.stores import Datastore
+    from rayjobs.datastore.errors import DatastoreInUse
+    from rayjobs.datastore.stores import Datastore
 
     with settings.open() as workspace:
         before = workspace.catalogue.default_datastore()
@@ -190,8 +190,8 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
 @click.pass_obj
 def check(settings: Settings, names: tuple[str, ...]) -> int:
     """Ask storages for a sign of life, with the credentials that are here."""
-    from datastore.errors import DatastoreError
-    from datastore.stores import Datastore
+    from rayjobs.datastore.errors import DatastoreError
+    from rayjobs.datastore.stores import Datastore
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
@@ -222,7 +222,7 @@ def _credentials(settings: Mapping[str, str]) -> str:
 
 
 def _where(store: Any) -> str:
-    from datastore.errors import DatastoreError
+    from rayjobs.datastore.errors import DatastoreError
 
     try:
         return str(store.backend.where)

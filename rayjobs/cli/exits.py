@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from datastore import errors as data_errors
+from rayjobs.datastore import errors as data_errors
 from rayjobs.failures import FailureClass
 from rayjobs.records import Job
 from rayjobs.states import JobState

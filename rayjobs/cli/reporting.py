@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import click
 
-from datastore.errors import DatastoreError
 from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.settings import Settings
+from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import RayjobsError
 
 

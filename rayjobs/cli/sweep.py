@@ -17,9 +17,9 @@ from rayjobs.cli.sweepviews import counts, find_sweep, kind_text, read_sweep, tr
 from rayjobs.errors import NotFoundError
 
 if TYPE_CHECKING:
+    from rayjobs.tuning.spec import SweepSpec
+    from rayjobs.tuning.submitter import SubmittedSweep
     from rayjobs.workspace_files import OpenWorkspace
-    from tuning.spec import SweepSpec
-    from tuning.submitter import SubmittedSweep
 
 SWEEP = click.argument("sweep_id", metavar="SWEEP", type=JobId())
 FINISHED_SHOWN = 10
@@ -69,8 +69,8 @@ def create(
     """Submit the sweep in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
     import sys
 
-    from tuning.submitter import submit_sweep
-    from tuning.sweep_file import load_sweep
+    from rayjobs.tuning.submitter import submit_sweep
+    from rayjobs.tuning.sweep_file import load_sweep
 
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
@@ -128,8 +128,8 @@ def _tell(settings: Settings, done: SubmittedSweep) -> None:
 
 
 def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) -> int:
-    from tuning.arguments import override_arguments
-    from tuning.submitter import check_sweep
+    from rayjobs.tuning.arguments import override_arguments
+    from rayjobs.tuning.submitter import check_sweep
 
     checked = check_sweep(workspace, spec)
     sampler = spec.sampling.sampler(spec.goal)
@@ -211,7 +211,7 @@ def show(settings: Settings, sweep_id: str) -> None:
     """Show all about a sweep: what it searches, its trials, and why each one ended."""
     from rayjobs.cli.sweep_watch import trials_table
     from rayjobs.clock import SystemClock
-    from tuning.watch import head_line
+    from rayjobs.tuning.watch import head_line
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
@@ -274,9 +274,9 @@ def watch(settings: Settings, sweep_id: str) -> int:
 def best(settings: Settings, sweep_id: str, top: int) -> None:
     """Show the best trial: completed, its last value of the metric finite."""
     from rayjobs.metrics import number_text
-    from tuning.results import ranked
-    from tuning.trials import TrialState
-    from tuning.watch import parameters_text
+    from rayjobs.tuning.results import ranked
+    from rayjobs.tuning.trials import TrialState
+    from rayjobs.tuning.watch import parameters_text
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
@@ -318,8 +318,8 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
 @click.pass_obj
 def plot(settings: Settings, sweep_id: str, output: str) -> None:
     """Draw history, parallel coordinates and learning curves: PNGs and one HTML page."""
-    from tuning.pages import write_html
-    from tuning.plots import KINDS, write_png
+    from rayjobs.tuning.pages import write_html
+    from rayjobs.tuning.plots import KINDS, write_png
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)

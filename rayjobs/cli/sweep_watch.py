@@ -20,8 +20,8 @@ from rayjobs.terminal import plain_text
 from rayjobs.workspace_files import OpenWorkspace
 
 if TYPE_CHECKING:
-    from tuning.engine import SweepState
-    from tuning.spec import SweepSpec
+    from rayjobs.tuning.engine import SweepState
+    from rayjobs.tuning.spec import SweepSpec
 
 LOOK_EVERY_S = 0.2
 DRAW_EVERY_S = 0.5
@@ -34,7 +34,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     Args:
         start_target: Start its target where it does not run, and say how that goes.
     """
-    from tuning.spec import parse_sweep
+    from rayjobs.tuning.spec import parse_sweep
 
     found = workspace.store.sweep(sweep_id)
     spec = parse_sweep(found.spec)
@@ -73,7 +73,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
 def _warn_of_its_end(
     settings: Settings, workspace: OpenWorkspace, job: Job, spec: SweepSpec
 ) -> None:
-    from tuning.registering import worse_at_its_end
+    from rayjobs.tuning.registering import worse_at_its_end
 
     _, state = _look(workspace, job.id)
     told = worse_at_its_end(spec, state.trials[int(job.properties["best_trial"])])
@@ -82,7 +82,7 @@ def _warn_of_its_end(
 
 
 def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
-    from tuning.table import load_state
+    from rayjobs.tuning.table import load_state
 
     # The job first: once it has ended, the table changes no more.
     job = workspace.store.job(sweep_id)
@@ -91,7 +91,7 @@ def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
 
 def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
     """Print what happens, a line each; with how it stands at the end."""
-    from tuning.watch import News, head_line
+    from rayjobs.tuning.watch import News, head_line
 
     news = News(spec)
     while True:
@@ -127,7 +127,7 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
 
 
 def _head(state: SweepState, spec: SweepSpec, *, columns: int) -> str:
-    from tuning.watch import folded, head_line
+    from rayjobs.tuning.watch import folded, head_line
 
     return folded(plain_text(head_line(state, spec, now=SystemClock().now())), columns)
 
@@ -146,7 +146,7 @@ def trials_table(
         rows: At most so many: the running ones, the best, the latest.
         columns: The width to fit into; None takes the terminal's.
     """
-    from tuning.watch import fitted, newest, table_cells
+    from rayjobs.tuning.watch import fitted, newest, table_cells
 
     cells = table_cells(state, spec)
     columns = width() if columns is None else columns

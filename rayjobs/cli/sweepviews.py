@@ -10,9 +10,9 @@ from rayjobs.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from rayjobs.cli.settings import Settings
     from rayjobs.store.base import Store
-    from tuning.engine import SweepState
-    from tuning.spec import SweepSpec
-    from tuning.trials import TrialRecord
+    from rayjobs.tuning.engine import SweepState
+    from rayjobs.tuning.spec import SweepSpec
+    from rayjobs.tuning.trials import TrialRecord
 
 
 def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = False) -> str:
@@ -41,8 +41,8 @@ def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = Fa
 def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
     """Return a sweep's definition and its trial table as it is now."""
     from rayjobs.clock import SystemClock
-    from tuning.spec import parse_sweep
-    from tuning.table import load_state
+    from rayjobs.tuning.spec import parse_sweep
+    from rayjobs.tuning.table import load_state
 
     found = store.sweep(sweep_id)
     state = load_state(store, found.job, now=SystemClock().now())
@@ -52,7 +52,7 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
 def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
     """Return how a sweep stands in numbers, and its best trial, as JSON data."""
     from rayjobs.clock import SystemClock
-    from tuning.results import summary
+    from rayjobs.tuning.results import summary
 
     found = summary(state, spec, now=SystemClock().now())
     best_found = None

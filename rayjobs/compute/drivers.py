@@ -16,6 +16,7 @@ from typing import Any
 
 from rayjobs.clock import Clock
 from rayjobs.compute.board import Board, Served
+from rayjobs.core.aliases import canonical
 from rayjobs.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def resolve(name: str) -> Start:
     module, separator, attribute = name.partition(":")
     if not separator:
         raise ValueError(f"{name!r} is not module:function")
-    found: Start = getattr(importlib.import_module(module), attribute)
+    found: Start = getattr(importlib.import_module(canonical(module)), attribute)
     return found
 
 

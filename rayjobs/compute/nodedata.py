@@ -18,20 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import DatastoreError, DatastoreUnavailable
-from datastore.processes import ProcessIdentity, boot_id
-from datastore.progress import Progress, human_bytes, line_of
 from rayjobs import jobdata
 from rayjobs.compute import datarecord
 from rayjobs.compute.nodefolders import Reaches, check_folders
 from rayjobs.compute.nodeoutputs import Note, Outputs
+from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
+from rayjobs.datastore.processes import ProcessIdentity, boot_id
+from rayjobs.datastore.progress import Progress, human_bytes, line_of
 from rayjobs.errors import PrepareError
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.paths import AttemptPaths
 
 if TYPE_CHECKING:
-    from datastore.inputs import DataInput
-    from datastore.materialise import Materialised
+    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.materialise import Materialised
     from rayjobs.workspace_files import OpenWorkspace
 
 log = logging.getLogger(__name__)
@@ -115,7 +115,7 @@ class NodeData:
         note: Note,
         reaches: Reaches,
     ) -> str:
-        from datastore.materialise import materialise
+        from rayjobs.datastore.materialise import materialise
 
         began_s = time.monotonic()
         try:
@@ -166,7 +166,7 @@ class NodeData:
 
     def _start(self) -> None:
         """Take away what dead processes left, once in this agent's life."""
-        from datastore.materialise import start_node
+        from rayjobs.datastore.materialise import start_node
 
         with self._lock:
             if not self._is_started and self.folder.exists():
@@ -203,14 +203,14 @@ class NodeData:
     # -- while it runs ---------------------------------------------------------------------------
     def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
         """Let the attempt host hold the mounts too: the agent may die and be replaced."""
-        from datastore.materialise import hold
+        from rayjobs.datastore.materialise import hold
 
         for held in self._held(root):
             hold(held, ProcessIdentity(pid, start_time, boot_id()), "host")
 
     def take_over(self, root: Path) -> None:
         """Hold the mounts of an attempt that an earlier agent prepared."""
-        from datastore.materialise import hold
+        from rayjobs.datastore.materialise import hold
 
         for held in self._held(root):
             hold(held, ProcessIdentity.current(), "agent")
@@ -237,7 +237,7 @@ class NodeData:
         went wrong while they were read, and is_outage: the storage did not answer), refused
         (sentences: outputs that would have replaced other files, and were not stored).
         """
-        from datastore.materialise import trouble
+        from rayjobs.datastore.materialise import trouble
 
         refused = datarecord.read(AttemptPaths(root).data)["refused"]
         facts: dict[str, Any] = {
@@ -270,7 +270,7 @@ class NodeData:
 
     def release(self, root: Path) -> None:
         """Let an attempt's data go. Doing it twice is harmless."""
-        from datastore.materialise import release
+        from rayjobs.datastore.materialise import release
 
         self._outputs.release(root)
         for held in self._held(root):
@@ -285,7 +285,7 @@ class NodeData:
 
     @staticmethod
     def _held(root: Path) -> list[Materialised]:
-        from datastore.materialise import Materialised
+        from rayjobs.datastore.materialise import Materialised
 
         return [
             Materialised.from_json(one) for one in datarecord.read(AttemptPaths(root).data)["held"]

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from datastore.errors import InvalidReference
+from rayjobs.datastore.errors import InvalidReference
 
 if TYPE_CHECKING:
-    from datastore.catalogue import DatastoreRecord
+    from rayjobs.datastore.catalogue import DatastoreRecord
 
 LOCAL = "local"
 Reaches = Callable[[Path], bool]

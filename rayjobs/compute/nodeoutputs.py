@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from datastore.errors import DataExists, DatastoreError
 from rayjobs.compute import datarecord
 from rayjobs.compute.nodefolders import Reaches, check_folders
+from rayjobs.datastore.errors import DataExists, DatastoreError
 from rayjobs.paths import AttemptPaths
 
 if TYPE_CHECKING:
-    from datastore.outputs import DataOutput
+    from rayjobs.datastore.outputs import DataOutput
     from rayjobs.workspace_files import OpenWorkspace
 
 Note = Callable[[str, str, Mapping[str, Any]], None]
@@ -44,7 +44,7 @@ class Outputs:
         Raises:
             DatastoreError: the node does not have the folder, or its place is taken.
         """
-        from datastore.outputs import DataOutput, prepare, show
+        from rayjobs.datastore.outputs import DataOutput, prepare, show
 
         plan = order["plan"]
         paths = AttemptPaths(Path(plan["root"]))
@@ -92,7 +92,7 @@ class Outputs:
 
         What is refused for good, since other files are there, stands in the record as "refused".
         """
-        from datastore.outputs import DataOutput, store
+        from rayjobs.datastore.outputs import DataOutput, store
 
         path = AttemptPaths(root).data
         record = datarecord.read(path)
@@ -130,7 +130,7 @@ class Outputs:
 
     def release(self, root: Path) -> None:
         """Take away the links to an attempt's folders. Doing it twice is harmless."""
-        from datastore.outputs import hide
+        from rayjobs.datastore.outputs import hide
 
         for entry in datarecord.read(AttemptPaths(root).data)["outputs"].values():
             with self._links:
@@ -164,8 +164,8 @@ def _register(workspace: OpenWorkspace, entry: Mapping[str, Any], output: DataOu
     wanted = entry["register_as"]
     if not wanted:
         return ""
-    from datastore.dataset_factory import Dataset
-    from datastore.stores import Datastore
+    from rayjobs.datastore.dataset_factory import Dataset
+    from rayjobs.datastore.stores import Datastore
 
     place = (Datastore.from_record(output.record), output.path)
     dataset = Dataset.File.from_files(place).register(

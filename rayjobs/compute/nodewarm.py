@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import datastore
 import rayjobs
+from rayjobs.core.aliases import ALIASES
 from rayjobs.environments import interpreter
 from rayjobs.errors import RayjobsError
 from rayjobs.launch import hostclient
@@ -89,16 +89,16 @@ class NodeWarm:
         )
 
     def injob_path(self) -> Path:
-        """Return a folder that holds nothing but the packages `rayjobs` and `datastore`.
+        """Return a folder that holds nothing but `rayjobs` and the old names of its two packages.
 
         Appended to a rank's sys.path, it makes ``from rayjobs import Run`` work in any
-        environment without shadowing what is installed there. The second one is imported only
-        by a script that takes a dataset itself from `run.input_datasets`.
+        environment without shadowing what is installed there. `datastore` and `tuning` become
+        aliases (`rayjobs.core.aliases`); a script's own modules of these names come first.
         """
         folder = self._root / "injob"
         folder.mkdir(exist_ok=True)
-        for module in (rayjobs, datastore):
-            package = Path(str(module.__file__)).resolve().parent
+        ours = Path(str(rayjobs.__file__)).parent
+        for package in (ours.resolve(), *((ours / name).resolve() for name in ALIASES)):
             link = folder / package.name
             if not link.is_symlink() or link.resolve() != package:
                 fresh = folder / f".{package.name}.{os.getpid()}"

@@ -9,10 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from datastore.errors import DatastoreError
 from rayjobs import ids
 from rayjobs.blobs import Blob
 from rayjobs.compute.workspaceserver import CHUNK_BYTES
+from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.store.base import Store
 from rayjobs.workspace_files import OpenWorkspace
@@ -96,7 +96,7 @@ class RemoteStore(RemotePart):
 
     def __init__(self, ask: Ask, path: str) -> None:
         """Stand for the store of the workspace at `path` on the target's machine."""
-        from datastore.catalogue import Catalogue
+        from rayjobs.datastore.catalogue import Catalogue
 
         super().__init__(ask, path, "store", Store)
         self.catalogue = RemotePart(ask, path, "catalogue", Catalogue)

@@ -103,7 +103,7 @@ def namespaces(_place: Place) -> Iterator[Finding]:
 
 def fuse(_place: Place) -> Iterator[Finding]:
     """Whether inputs can be mounted."""
-    from datastore.mounts import fuse_missing
+    from rayjobs.datastore.mounts import fuse_missing
 
     missing = fuse_missing()
     if not missing:

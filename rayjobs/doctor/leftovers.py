@@ -148,8 +148,8 @@ def mounts(place: Place) -> Iterator[Finding]:
     if not root.is_dir():
         yield Finding("dead mounts", Level.OK, "none")
         return
-    from datastore.mountfiles import generations, is_mounted
-    from datastore.mounts import is_good
+    from rayjobs.datastore.mountfiles import generations, is_mounted
+    from rayjobs.datastore.mounts import is_good
 
     dead = [
         str(folder.point)

@@ -51,7 +51,7 @@ class InputDatasets(Mapping[str, Any]):
 def _open(name: str, definition: str) -> Any:
     try:
         # By name: nothing in a job may need more than the standard library.
-        inputs = importlib.import_module("datastore.inputs")
+        inputs = importlib.import_module("rayjobs.datastore.inputs")
     except ImportError as exc:
         raise ImportError(
             "input %r is a dataset itself (direct mode), which needs Python 3.11 or later and "

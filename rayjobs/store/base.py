@@ -29,7 +29,7 @@ from rayjobs.store.queuebase import QueueStore
 from rayjobs.store.sweepbase import SweepStore
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
-    from datastore.catalogue import Catalogue
+    from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.spec import JobSpec
     from rayjobs.store.pruning import PruneView
 

@@ -8,7 +8,8 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from datastore.catalogue import (
+from rayjobs.clock import Clock, to_text
+from rayjobs.datastore.catalogue import (
     DEFAULT_DATASTORE,
     DatasetRecord,
     DatastoreRecord,
@@ -17,9 +18,8 @@ from datastore.catalogue import (
     datastore_exists,
     datastore_not_found,
 )
-from datastore.digests import digest_of
-from datastore.errors import DatasetNotFound
-from rayjobs.clock import Clock, to_text
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import DatasetNotFound
 from rayjobs.store.connection import Database
 from rayjobs.store.rows import time_of, to_json
 

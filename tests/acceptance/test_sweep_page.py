@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.tuning.pages import write_html
 from tests.unit.tuning.test_results import COMPLETED, MAX, trial
-from tuning.pages import write_html
 
 CHROMIUM = shutil.which("chromium")
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from datastore.backends import Backend, Folder, StoredFile
-from datastore.backends.local import LocalBackend
-from datastore.digests import digest_of
-from datastore.errors import DataChanged, DataNotFound, DatastoreError
+from rayjobs.datastore.backends import Backend, Folder, StoredFile
+from rayjobs.datastore.backends.local import LocalBackend
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import DataChanged, DataNotFound, DatastoreError
 
 TREE = {"a/one.txt": b"one", "a/b/two.txt": b"two two", "top.txt": b"", "a b/ü+%.txt": b"odd name"}
 

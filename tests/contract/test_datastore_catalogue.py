@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from datastore.catalogue import (
+from rayjobs.datastore.catalogue import (
     DEFAULT_DATASTORE,
     Catalogue,
     DatasetRecord,
     DatastoreRecord,
     MemoryCatalogue,
 )
-from datastore.errors import (
+from rayjobs.datastore.errors import (
     DatasetExists,
     DatasetNotFound,
     DatastoreExists,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore.catalogue import Catalogue, DatastoreRecord
+from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
 from rayjobs.store.sql import SqlStore
 from tests.contract.test_datastore_catalogue import CatalogueContract, a_dataset
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Datastore
-from datastore.materialise import mounts_root
-from datastore.mountfiles import mount_points
+from rayjobs.datastore import Datastore
+from rayjobs.datastore.materialise import mounts_root
+from rayjobs.datastore.mountfiles import mount_points
 from rayjobs.failures import FailureClass
 from rayjobs.paths import NodePaths
 from rayjobs.spec import Input

@@ -66,7 +66,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
         assert node.store_outputs(root, workspace, note=note) == []
         assert node.store_outputs(root, workspace, note=note) == []
         assert notes == ["output"]
-    from datastore import Datastore
+    from rayjobs.datastore import Datastore
 
     brought = tmp_path / "brought"
     direct = s3_server.record("direct").settings | {"prefix": record.settings["prefix"]}

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-import datastore
-from datastore import DataInput, Datastore, MemoryCatalogue
-from datastore.backends.s3 import DIGEST_FIELD, S3Backend
-from datastore.cache import NodeCache
-from datastore.errors import (
+from rayjobs import datastore
+from rayjobs.datastore import DataInput, Datastore, MemoryCatalogue
+from rayjobs.datastore.backends.s3 import DIGEST_FIELD, S3Backend
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.errors import (
     DataChanged,
     DataIntegrityError,
     DatastoreUnavailable,
     MountLost,
 )
-from datastore.inputs import resolve_input
-from datastore.locks import locked
-from datastore.manifest import FileEntry
-from datastore.materialise import materialise, mounts_root, release, start_node, trouble
-from datastore.mountfiles import MountFolder, MountRecord, is_mounted
+from rayjobs.datastore.inputs import resolve_input
+from rayjobs.datastore.locks import locked
+from rayjobs.datastore.manifest import FileEntry
+from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
+from rayjobs.datastore.mountfiles import MountFolder, MountRecord, is_mounted
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import BUCKET, S3Server, s3_server
@@ -203,10 +203,10 @@ def test_an_object_that_was_replaced_is_not_taken_for_the_version(
 FETCHER = """
 import sys
 from pathlib import Path
-from datastore import DatastoreRecord
-from datastore.backends import open_backend
-from datastore.cache import NodeCache
-from datastore.manifest import FileEntry
+from rayjobs.datastore import DatastoreRecord
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.manifest import FileEntry
 import json
 record, entry, root = json.loads(sys.argv[1])
 NodeCache(Path(root), spare_bytes=0).ensure(
@@ -226,7 +226,7 @@ def test_a_fetch_that_is_killed_leaves_nothing_to_be_used(
     proxy.mode = "hang"
     before = proxy.connections
     fetcher = subprocess.Popen(
-        [sys.executable, "-c", FETCHER, argument], cwd=Path(datastore.__file__).parent.parent
+        [sys.executable, "-c", FETCHER, argument], cwd=Path(datastore.__file__).parents[2]
     )
     wait_for(lambda: proxy.connections > before, "the fetch")
     fetcher.kill()

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from rayjobs.states import JobState
+from rayjobs.tuning.driver_actor import DRIVER_EVENT
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.spec import parse_sweep
+from rayjobs.tuning.submitter import submit_sweep
+from rayjobs.tuning.table import load_trials
+from rayjobs.tuning.trials import TrialState
 from tests.jobs import Jobs, kill, until
-from tuning.driver_actor import DRIVER_EVENT
-from tuning.engine import SweepState
-from tuning.spec import parse_sweep
-from tuning.submitter import submit_sweep
-from tuning.table import load_trials
-from tuning.trials import TrialState
 
 pytestmark = pytest.mark.ray
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Dataset, Datastore
 from rayjobs import Experiment, OutputFileDatasetConfig, ScriptRunConfig, Workspace
+from rayjobs.datastore import Dataset, Datastore
 from rayjobs.failures import FailureClass
 from rayjobs.jobdata import inputs_read
 from rayjobs.records import Job

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Datastore
+from rayjobs.datastore import Datastore
 from rayjobs.failures import FailureClass
 from rayjobs.logs import Logs
 from rayjobs.spec import Distribution, Input

@@ -10,8 +10,7 @@ import pytest
 
 from rayjobs import Experiment, ScriptRunConfig, Workspace, models
 from rayjobs.states import JobState
-from tests.jobs import Jobs, until
-from tuning import (
+from rayjobs.tuning import (
     BanditPolicy,
     GridParameterSampling,
     HyperDriveConfig,
@@ -20,9 +19,10 @@ from tuning import (
     choice,
     uniform,
 )
-from tuning.runs import HyperDriveRun
-from tuning.table import load_trials
-from tuning.trials import TrialState
+from rayjobs.tuning.runs import HyperDriveRun
+from rayjobs.tuning.table import load_trials
+from rayjobs.tuning.trials import TrialState
+from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
 

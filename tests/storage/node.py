@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from datastore import mounts
-from datastore.materialise import mounts_root
-from datastore.mountfiles import generations, mount_points
+from rayjobs.datastore import mounts
+from rayjobs.datastore.materialise import mounts_root
+from rayjobs.datastore.mountfiles import generations, mount_points
 
 DEADLINE_S = 150.0
 

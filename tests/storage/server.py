@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore.backends.s3 import S3Backend
-from datastore.catalogue import DatastoreRecord
-from datastore.errors import DatastoreError
+from rayjobs.datastore.backends.s3 import S3Backend
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import DatastoreError
 
 ACCESS_KEY, SECRET_KEY = "test-access", "test-secret-0123456789"
 BUCKET = "bucket"

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from datastore import Datastore
-from datastore.materialise import Materialised
-from datastore.mountfiles import is_mounted
 from rayjobs.compute import nodedata
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.datastore import Datastore
+from rayjobs.datastore.materialise import Materialised
+from rayjobs.datastore.mountfiles import is_mounted
 from rayjobs.errors import PrepareError
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
 from tests.storage.node import node_folder, wait_for
@@ -114,7 +114,7 @@ def test_without_fuse_the_jobs_history_says_so(
 PREPARES = """
 import json, sys
 from pathlib import Path
-from datastore.processes import ProcessIdentity
+from rayjobs.datastore.processes import ProcessIdentity
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.workspace_files import open_workspace
 node, workspace, order, pid = sys.argv[1:]

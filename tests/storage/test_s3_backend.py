@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import datastore
-from datastore import Datastore, MemoryCatalogue
-from datastore.backends import Backend, open_backend, s3
-from datastore.backends.s3 import DIGEST_FIELD
-from datastore.digests import digest_of, hex_of
-from datastore.errors import AccessDenied, DataNotFound
-from datastore.kept import Tally
+from rayjobs import datastore
+from rayjobs.datastore import Datastore, MemoryCatalogue
+from rayjobs.datastore.backends import Backend, open_backend, s3
+from rayjobs.datastore.backends.s3 import DIGEST_FIELD
+from rayjobs.datastore.digests import digest_of, hex_of
+from rayjobs.datastore.errors import AccessDenied, DataNotFound
+from rayjobs.datastore.kept import Tally
 from tests.contract.test_datastore_backends import BackendContract
 from tests.storage.server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 
@@ -125,8 +125,8 @@ def test_registration_finds_a_wrong_bucket_at_once(s3_server: S3Server) -> None:
 
 FORKS = """
 import json, os, sys
-from datastore import DatastoreRecord
-from datastore.backends import open_backend
+from rayjobs.datastore import DatastoreRecord
+from rayjobs.datastore.backends import open_backend
 backend = open_backend(DatastoreRecord.from_json(json.loads(sys.argv[1])))
 assert backend.stat("f") is not None
 before = backend._open()
@@ -146,5 +146,5 @@ def test_a_client_is_not_shared_with_a_forked_process(s3_server: S3Server, tmp_p
         [sys.executable, "-c", FORKS, json.dumps(record.to_json())],
         check=True,
         timeout=200,
-        cwd=Path(datastore.__file__).parent.parent,
+        cwd=Path(datastore.__file__).parents[2],
     )

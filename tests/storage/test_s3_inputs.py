@@ -10,13 +10,20 @@ from pathlib import Path
 
 import pytest
 
-import datastore
-from datastore import DataInput, Dataset, Datastore, Materialised, MemoryCatalogue, TabularDataset
-from datastore.inputs import resolve_input
-from datastore.materialise import materialise, mounts_root, release, start_node, trouble
-from datastore.mountfiles import is_mounted
-from datastore.mounts import fuse_missing
-from datastore.processes import ProcessIdentity
+from rayjobs import datastore
+from rayjobs.datastore import (
+    DataInput,
+    Dataset,
+    Datastore,
+    Materialised,
+    MemoryCatalogue,
+    TabularDataset,
+)
+from rayjobs.datastore.inputs import resolve_input
+from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
+from rayjobs.datastore.mountfiles import is_mounted
+from rayjobs.datastore.mounts import fuse_missing
+from rayjobs.datastore.processes import ProcessIdentity
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server
@@ -203,8 +210,8 @@ def test_without_fuse_it_says_so_and_downloads(
 OTHER_PROCESS = """
 import json, sys
 from pathlib import Path
-from datastore import DataInput
-from datastore.materialise import materialise
+from rayjobs.datastore import DataInput
+from rayjobs.datastore.materialise import materialise
 source = DataInput.from_json(json.loads(Path(sys.argv[1]).read_text()))
 done = materialise(source, None, Path(sys.argv[2]), into=Path(sys.argv[3]))
 print(json.dumps(done.to_json()), flush=True)
@@ -220,7 +227,7 @@ def other_process(source: DataInput, node: Path, into: Path) -> subprocess.Popen
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=Path(datastore.__file__).parent.parent,
+        cwd=Path(datastore.__file__).parents[2],
     )
 
 

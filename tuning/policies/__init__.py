@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tuning.policies.asha import AshaPolicy
-from tuning.policies.bandit import BanditPolicy
-from tuning.policies.base import History, Policy, Scheduler, Stop, Verdict, parse_policy
-from tuning.policies.median import MedianStoppingPolicy
-from tuning.policies.none import NoTerminationPolicy
-from tuning.policies.truncation import TruncationSelectionPolicy
+from rayjobs.tuning.policies.asha import AshaPolicy
+from rayjobs.tuning.policies.bandit import BanditPolicy
+from rayjobs.tuning.policies.base import History, Policy, Scheduler, Stop, Verdict, parse_policy
+from rayjobs.tuning.policies.median import MedianStoppingPolicy
+from rayjobs.tuning.policies.none import NoTerminationPolicy
+from rayjobs.tuning.policies.truncation import TruncationSelectionPolicy
 
 __all__ = [
     "AshaPolicy",

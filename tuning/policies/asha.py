@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rayjobs.errors import Problem
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop, is_number, is_whole, shown
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop, is_number, is_whole, shown
 
 
 @dataclass(frozen=True, init=False)

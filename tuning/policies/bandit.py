@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from rayjobs.errors import Problem
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop, is_number, shown, stop_diverged
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop, is_number, shown, stop_diverged
 
 
 @dataclass(frozen=True, init=False)

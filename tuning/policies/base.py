@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.errors import Problem
-from tuning.errors import SweepError, problem
-from tuning.goal import PrimaryMetricGoal
-from tuning.trials import TrialRecord
+from rayjobs.tuning.errors import SweepError, problem
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.trials import TrialRecord
 
 # trial number → its reports of the primary metric, oldest first; the n-th is interval n.
 History = Mapping[int, Sequence[float]]
@@ -114,7 +114,7 @@ class Policy(ABC):
 
     def scheduler(self, goal: PrimaryMetricGoal) -> Scheduler:
         """Return a fresh scheduler of Ray Tune's for this policy; imports Ray."""
-        from tuning.tune import TuneScheduler
+        from rayjobs.tuning.tune import TuneScheduler
 
         return TuneScheduler(self, goal)
 
@@ -165,7 +165,7 @@ def parse_policy(given: object) -> Policy:
     Raises:
         SweepError: lists everything wrong with it.
     """
-    from tuning import policies
+    from rayjobs.tuning import policies
 
     if isinstance(given, Policy):
         return given

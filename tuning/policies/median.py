@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop, shown, stop_diverged
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 
 
 @dataclass(frozen=True)

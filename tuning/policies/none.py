@@ -6,8 +6,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop
 
 
 @dataclass(frozen=True, init=False)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from rayjobs.errors import Problem
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop, is_whole, shown
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop, is_whole, shown
 
 
 @dataclass(frozen=True, init=False)

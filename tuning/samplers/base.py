@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.errors import Problem
-from tuning.errors import SweepError, joined, problem
-from tuning.goal import PrimaryMetricGoal
-from tuning.space import SearchSpace, parse_space
-from tuning.trials import TrialRecord
+from rayjobs.tuning.errors import SweepError, joined, problem
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.space import SearchSpace, parse_space
+from rayjobs.tuning.trials import TrialRecord
 
 
 class Sampler(Protocol):
@@ -137,9 +137,9 @@ def parse_sampling(given: object) -> Sampling:
     Raises:
         SweepError: lists everything wrong with it.
     """
-    from tuning.samplers.bayesian import BayesianParameterSampling
-    from tuning.samplers.grid import GridParameterSampling
-    from tuning.samplers.random_search import RandomParameterSampling
+    from rayjobs.tuning.samplers.bayesian import BayesianParameterSampling
+    from rayjobs.tuning.samplers.grid import GridParameterSampling
+    from rayjobs.tuning.samplers.random_search import RandomParameterSampling
 
     if isinstance(given, Sampling):
         return given

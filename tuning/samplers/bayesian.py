@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.errors import Problem
-from tuning.expressions import Choice, QUniform, Uniform
-from tuning.goal import PrimaryMetricGoal
-from tuning.samplers.base import Sampler, Sampling
-from tuning.space import SearchSpace
+from rayjobs.tuning.expressions import Choice, QUniform, Uniform
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.samplers.base import Sampler, Sampling
+from rayjobs.tuning.space import SearchSpace
 
 MAX_POINTS = 100_000  # of one quniform
 ALGORITHMS = ("tpe", "gp")
@@ -41,8 +41,8 @@ class BayesianParameterSampling(Sampling):
         Raises:
             TuningDependencyError: Optuna (or, for "gp", scipy) is not installed.
         """
-        from tuning.tune import TuneSampler
-        from tuning.tune.bayesian import BayesianSearch
+        from rayjobs.tuning.tune import TuneSampler
+        from rayjobs.tuning.tune.bayesian import BayesianSearch
 
         search = BayesianSearch(self.space, goal=goal, seed=self.seed, algorithm=self.algorithm)
         return TuneSampler(search, goal=goal)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from rayjobs.errors import Problem
-from tuning.expressions import Choice
-from tuning.goal import PrimaryMetricGoal
-from tuning.samplers.base import Sampler, Sampling
-from tuning.space import SearchSpace
+from rayjobs.tuning.expressions import Choice
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.samplers.base import Sampler, Sampling
+from rayjobs.tuning.space import SearchSpace
 
 
 class GridParameterSampling(Sampling):
@@ -30,8 +30,8 @@ class GridParameterSampling(Sampling):
 
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
         """Return a sampler; `goal` changes nothing, since nothing is learnt."""
-        from tuning.tune import TuneSampler
-        from tuning.tune.variants import GridSearch
+        from rayjobs.tuning.tune import TuneSampler
+        from rayjobs.tuning.tune.variants import GridSearch
 
         return TuneSampler(GridSearch(self.space), goal=goal)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.samplers.base import Sampler, Sampling
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.samplers.base import Sampler, Sampling
 
 
 class RandomParameterSampling(Sampling):
@@ -18,7 +18,7 @@ class RandomParameterSampling(Sampling):
 
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
         """Return a sampler; `goal` changes nothing, since nothing is learnt."""
-        from tuning.tune import TuneSampler
-        from tuning.tune.variants import RandomSearch
+        from rayjobs.tuning.tune import TuneSampler
+        from rayjobs.tuning.tune.variants import RandomSearch
 
         return TuneSampler(RandomSearch(self.space, self.seed), goal=goal)

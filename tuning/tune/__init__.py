@@ -10,7 +10,7 @@ an everyday command.
 
 from __future__ import annotations
 
-from tuning.tune.scheduling import TuneScheduler
-from tuning.tune.searching import TuneSampler
+from rayjobs.tuning.tune.scheduling import TuneScheduler
+from rayjobs.tuning.tune.searching import TuneSampler
 
 __all__ = ["TuneSampler", "TuneScheduler"]

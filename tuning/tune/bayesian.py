@@ -11,11 +11,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from tuning.errors import TuningDependencyError
-from tuning.expressions import Choice, Expression, QUniform, Uniform
-from tuning.goal import PrimaryMetricGoal
-from tuning.space import SearchSpace
-from tuning.tune.searching import METRIC, mode_of
+from rayjobs.tuning.errors import TuningDependencyError
+from rayjobs.tuning.expressions import Choice, Expression, QUniform, Uniform
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.space import SearchSpace
+from rayjobs.tuning.tune.searching import METRIC, mode_of
 
 try:
     import optuna

@@ -9,7 +9,7 @@ import numpy
 from ray import tune
 from ray.tune.search.variant_generator import generate_variants
 
-from tuning.expressions import Choice, Expression, Normal, RandInt, Uniform
+from rayjobs.tuning.expressions import Choice, Expression, Normal, RandInt, Uniform
 
 
 def base_domain(expression: Expression) -> Any:

@@ -9,11 +9,11 @@ from typing import Any
 
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, TrialScheduler
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.asha import AshaPolicy
-from tuning.policies.base import Policy, Stop
-from tuning.policies.none import NoTerminationPolicy
-from tuning.tune.searching import mode_of
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.asha import AshaPolicy
+from rayjobs.tuning.policies.base import Policy, Stop
+from rayjobs.tuning.policies.none import NoTerminationPolicy
+from rayjobs.tuning.tune.searching import mode_of
 
 VALUE = "value"
 INTERVAL = "interval"

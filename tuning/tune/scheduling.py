@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 from ray.tune.schedulers import TrialScheduler
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies.base import Policy, Stop, Verdict
-from tuning.trials import TrialRecord
-from tuning.tune.schedulers import INTERVAL, VALUE, TableView, TrialView, scheduler_of
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies.base import Policy, Stop, Verdict
+from rayjobs.tuning.trials import TrialRecord
+from rayjobs.tuning.tune.schedulers import INTERVAL, VALUE, TableView, TrialView, scheduler_of
 
 
 class TuneScheduler:
-    """The `Scheduler` of every policy, see `tuning.policies.Scheduler`.
+    """The `Scheduler` of every policy, see `rayjobs.tuning.policies.Scheduler`.
 
     Each report is told to Tune's scheduler once, in order of number within a table. Where the
     table says that a report was judged, by this driver or an earlier one, or that its trial has

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.trials import TrialRecord
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.trials import TrialRecord
 
 METRIC = "objective"  # under which a result is told; a sweep's own name may be anything
 
@@ -36,7 +36,7 @@ class ReplayedSearcher(Protocol):
 
 
 class TuneSampler:
-    """The `Sampler` of every sampling, see `tuning.samplers.Sampler`."""
+    """The `Sampler` of every sampling, see `rayjobs.tuning.samplers.Sampler`."""
 
     def __init__(self, searcher: ReplayedSearcher, *, goal: PrimaryMetricGoal) -> None:
         self._searcher = searcher

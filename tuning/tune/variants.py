@@ -9,9 +9,9 @@ from ray import tune
 from ray.tune.search import Searcher
 from ray.tune.search.variant_generator import generate_variants
 
-from tuning.expressions import Choice
-from tuning.space import SearchSpace, stripped
-from tuning.tune.domains import draw
+from rayjobs.tuning.expressions import Choice
+from rayjobs.tuning.space import SearchSpace, stripped
+from rayjobs.tuning.tune.domains import draw
 
 
 class _Variants(Searcher):

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from datastore import Dataset, Datastore
-from datastore.errors import DatastoreError
 from rayjobs import jobdata
 from rayjobs.blobs import blob_key
 from rayjobs.compute import remoteworkspace, workspaceserver
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.compute.workspaceserver import WorkspaceServer
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import NotFoundError, RayjobsError, StoreError, UsageError
 from rayjobs.spec import JobSpec
 from rayjobs.workspace_files import OpenWorkspace, open_workspace

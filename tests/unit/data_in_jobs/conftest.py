@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Datastore
 from rayjobs import Workspace
+from rayjobs.datastore import Datastore
 
 
 @pytest.fixture

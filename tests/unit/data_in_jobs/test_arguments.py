@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 import rayjobs
-from datastore import Dataset, Datastore
 from rayjobs import (
     DataPath,
     DataPathComputeBinding,
@@ -18,6 +17,7 @@ from rayjobs import (
     Workspace,
 )
 from rayjobs.configs import RunConfiguration
+from rayjobs.datastore import Dataset, Datastore
 from rayjobs.errors import UsageError
 from rayjobs.jobdata import resolve
 from rayjobs.spec import Input, JobSpec, Output, Registration

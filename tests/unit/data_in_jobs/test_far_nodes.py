@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from datastore import Datastore
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.datastore import Datastore
 from rayjobs.errors import PrepareError
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from datastore import Dataset, Datastore
-from datastore.errors import DatasetNotFound
 from rayjobs.compute.nodedata import NodeData
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatasetNotFound
 from rayjobs.errors import PrepareError
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from datastore import Dataset, Datastore
 from rayjobs import Workspace
+from rayjobs.datastore import Dataset, Datastore
 from rayjobs.jobdata import input_datasets, inputs_read, pin
 from rayjobs.spec import JobSpec
 from rayjobs.submitting import check, submit

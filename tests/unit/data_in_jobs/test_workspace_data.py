@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Dataset, Datastore
-from datastore.errors import DatastoreNotFound
 from rayjobs import Workspace
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatastoreNotFound
 from rayjobs.injob.inputs import InputDatasets
 from rayjobs.workspace_files import WorkspaceFiles
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from datastore.backends import StoredFile
-from datastore.backends.base import CountBytes, ignore_bytes
-from datastore.cache import NodeCache
-from datastore.digests import digest_of
-from datastore.errors import CacheFull, DataIntegrityError, DatastoreUnavailable
-from datastore.manifest import FileEntry
+from rayjobs.datastore.backends import StoredFile
+from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
+from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreUnavailable
+from rayjobs.datastore.manifest import FileEntry
 
 
 class Server:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from datastore.catalogue import MemoryCatalogue
-from datastore.stores import catalogue_of
+from rayjobs.datastore.catalogue import MemoryCatalogue
+from rayjobs.datastore.stores import catalogue_of
 
 
 class Workspace:

@@ -4,16 +4,22 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Dataset, DatasetConsumptionConfig, Datastore, FileDataset, MemoryCatalogue
-from datastore.errors import (
+from rayjobs.datastore import (
+    Dataset,
+    DatasetConsumptionConfig,
+    Datastore,
+    FileDataset,
+    MemoryCatalogue,
+)
+from rayjobs.datastore.errors import (
     DataChanged,
     DataNotFound,
     DatasetExists,
     DatasetNotFound,
     InvalidReference,
 )
-from datastore.kept import KeptOtherFile
-from datastore.refs import DataPath
+from rayjobs.datastore.kept import KeptOtherFile
+from rayjobs.datastore.refs import DataPath
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from datastore import (
+from rayjobs.datastore import (
     DataInput,
     Dataset,
     Datastore,
@@ -14,10 +14,10 @@ from datastore import (
     MemoryCatalogue,
     TabularDataset,
 )
-from datastore.errors import DataChanged, DataNotFound, DatasetNotFound, InvalidReference
-from datastore.inputs import resolve_input
-from datastore.materialise import materialise, release, start_node, trouble
-from datastore.outputs import DataOutput, OutputFileDatasetConfig, prepare, store
+from rayjobs.datastore.errors import DataChanged, DataNotFound, DatasetNotFound, InvalidReference
+from rayjobs.datastore.inputs import resolve_input
+from rayjobs.datastore.materialise import materialise, release, start_node, trouble
+from rayjobs.datastore.outputs import DataOutput, OutputFileDatasetConfig, prepare, store
 
 
 @pytest.fixture

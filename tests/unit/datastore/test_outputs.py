@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Datastore, MemoryCatalogue
-from datastore.errors import DataExists, InvalidReference
-from datastore.outputs import DataOutput, hide, prepare, show, store
+from rayjobs.datastore import Datastore, MemoryCatalogue
+from rayjobs.datastore.errors import DataExists, InvalidReference
+from rayjobs.datastore.outputs import DataOutput, hide, prepare, show, store
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_other_bytes_are_refused_before_anything_is_stored(
 def test_who_stores_at_the_same_moment_is_seen_too(
     features: DataOutput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from datastore import outputs
+    from rayjobs.datastore import outputs
 
     real = outputs.upload
 

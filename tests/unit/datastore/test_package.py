@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import datastore
-from datastore import errors
-from datastore.backends import open_backend
-from datastore.backends.s3_settings import S3Settings
-from datastore.catalogue import DatastoreRecord, parse_version
-from datastore.digests import digest_of, digest_of_file, hex_of
-from datastore.errors import AccessDenied, DatastoreError, InvalidReference
-from datastore.locks import locked
-from datastore.mountfiles import is_mounted, mount_points
-from datastore.processes import ProcessIdentity
+from rayjobs import datastore
+from rayjobs.datastore import errors
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.backends.s3_settings import S3Settings
+from rayjobs.datastore.catalogue import DatastoreRecord, parse_version
+from rayjobs.datastore.digests import digest_of, digest_of_file, hex_of
+from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference
+from rayjobs.datastore.locks import locked
+from rayjobs.datastore.mountfiles import is_mounted, mount_points
+from rayjobs.datastore.processes import ProcessIdentity
 
 HEAVY = ("botocore", "s3fs", "fsspec", "pyarrow", "pandas", "mfusepy", "numpy", "ray", "torch")
 
@@ -30,19 +30,20 @@ def modules_after(statements: str) -> set[str]:
         text=True,
         timeout=180,
         check=True,
-        cwd=Path(datastore.__file__).parent.parent,
+        cwd=Path(datastore.__file__).parents[2],
     )
     return set(done.stdout.split())
 
 
 def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
     loaded = modules_after(
-        "import datastore\n"
+        "from rayjobs import datastore\n"
         "for name in datastore.__all__: getattr(datastore, name)\n"
-        "from datastore.materialise import materialise"
+        "from rayjobs.datastore.materialise import materialise"
     )
     assert {name for name in loaded if name.split(".")[0] in HEAVY} == set()
-    assert {name for name in loaded if name.split(".")[0] in ("rayjobs", "tuning")} == set()
+    ours = {name for name in loaded if name.split(".")[0] == "rayjobs"}
+    assert {name for name in ours if not name.startswith("rayjobs.datastore")} == {"rayjobs"}
 
 
 def test_every_public_name_is_there() -> None:
@@ -141,7 +142,7 @@ def test_a_process_is_known_beyond_its_number() -> None:
 
 def test_a_lock_is_free_after_its_holder_is_killed(tmp_path: Path) -> None:
     code = (
-        "import sys, time\nfrom pathlib import Path\nfrom datastore.locks import locked\n"
+        "import sys, time\nfrom pathlib import Path\nfrom rayjobs.datastore.locks import locked\n"
         f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
         "    print('held', flush=True)\n    sys.stdin.read()"
     )
@@ -149,7 +150,7 @@ def test_a_lock_is_free_after_its_holder_is_killed(tmp_path: Path) -> None:
         [sys.executable, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        cwd=Path(datastore.__file__).parent.parent,
+        cwd=Path(datastore.__file__).parents[2],
     )
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"

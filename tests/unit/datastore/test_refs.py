@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datastore.errors import InvalidReference
-from datastore.refs import (
+from rayjobs.datastore.errors import InvalidReference
+from rayjobs.datastore.refs import (
     DataPath,
     DataPathComputeBinding,
     DataReference,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from datastore.catalogue import DatastoreRecord
-from datastore.errors import DataNotFound, InvalidReference
-from datastore.manifest import FileEntry, Manifest
-from datastore.refs import DataPath, DataReference
-from datastore.sources import Source, glob_pattern, parse_sources, resolve
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.refs import DataPath, DataReference
+from rayjobs.datastore.sources import Source, glob_pattern, parse_sources, resolve
 
 
 @pytest.fixture

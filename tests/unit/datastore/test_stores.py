@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from datastore import Datastore, MemoryCatalogue
-from datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
-from datastore.dataset_factory import Dataset
-from datastore.errors import (
+from rayjobs.datastore import Datastore, MemoryCatalogue
+from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+from rayjobs.datastore.dataset_factory import Dataset
+from rayjobs.datastore.errors import (
     DataNotFound,
     DatastoreExists,
     DatastoreInUse,
     DatastoreNotFound,
     InvalidReference,
 )
-from datastore.kept import KeptOtherFile
-from datastore.progress import Progress, human_bytes
-from datastore.sources import record_of_url
-from datastore.stores import ensure_default
+from rayjobs.datastore.kept import KeptOtherFile
+from rayjobs.datastore.progress import Progress, human_bytes
+from rayjobs.datastore.sources import record_of_url
+from rayjobs.datastore.stores import ensure_default
 
 
 @pytest.fixture

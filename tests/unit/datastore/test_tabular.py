@@ -7,7 +7,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from datastore import (
+from rayjobs.datastore import (
     Dataset,
     Datastore,
     FileDataset,
@@ -15,8 +15,8 @@ from datastore import (
     OutputFileDatasetConfig,
     TabularDataset,
 )
-from datastore.errors import DataChanged, DataNotFound, InvalidReference, NotSupported
-from datastore.tabular import TableUnreadable
+from rayjobs.datastore.errors import DataChanged, DataNotFound, InvalidReference, NotSupported
+from rayjobs.datastore.tabular import TableUnreadable
 
 
 @pytest.fixture

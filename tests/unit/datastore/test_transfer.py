@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from datastore.backends.base import CountBytes, StoredFile, ignore_bytes
-from datastore.backends.local import LocalBackend
-from datastore.errors import DatastoreUnavailable
-from datastore.progress import Progress, ProgressLine
-from datastore.transfer import Download, download, files_below, for_each
+from rayjobs.datastore.backends.base import CountBytes, StoredFile, ignore_bytes
+from rayjobs.datastore.backends.local import LocalBackend
+from rayjobs.datastore.errors import DatastoreUnavailable
+from rayjobs.datastore.progress import Progress, ProgressLine
+from rayjobs.datastore.transfer import Download, download, files_below, for_each
 
 
 class BreaksAt(LocalBackend):

@@ -10,10 +10,10 @@ from rayjobs import models
 from rayjobs.errors import UsageError
 from rayjobs.records import Job
 from rayjobs.spec import JobSpec
+from rayjobs.tuning.registering import register_best
+from rayjobs.tuning.spec import SweepSpec
+from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.models.conftest import SNAPSHOT, Runs
-from tuning.registering import register_best
-from tuning.spec import SweepSpec
-from tuning.trials import TrialRecord, TrialState
 
 SPEC = SweepSpec.model_validate(
     {
@@ -32,7 +32,7 @@ def a_sweep(runs: Runs, **definition: str) -> Job:
     sweep, _ = runs.workspace.store.put_sweep(
         JobSpec(script="train.py"),
         sweep=definition,
-        driver="tuning:none",
+        driver="rayjobs.tuning:none",
         experiment="digits",
         snapshot=None,
         user="ada",

@@ -142,7 +142,7 @@ def test_what_cannot_be_resumed_from_is_told_at_submit(trainer: Trainer, tmp_pat
 
 def test_a_path_in_a_datastore_is_copied_at_submit(trainer: Trainer, tmp_path: Path) -> None:
     checkpoint.save(2, {"model.pt": b"w"}, directory=str(tmp_path / "mine" / "ck"))
-    from datastore import DataPath, Datastore
+    from rayjobs.datastore import DataPath, Datastore
 
     store = Datastore(trainer.workspace)
     store.upload(str(tmp_path / "mine"), "run7", show_progress=False)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rayjobs.states import JobState
-from tuning.engine import Finish, Plan, StopTrial, Submit, SweepState, conclude
-from tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.engine import Finish, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
 
 # A script: parameters → (reports of the metric, how it ends, names it reports)
 Script = Callable[[Mapping[str, Any]], tuple[list[float], JobState, tuple[str, ...]]]

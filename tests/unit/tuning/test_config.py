@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.tuning.simulation import sweep
-from tuning import (
+from rayjobs.tuning import (
     BanditPolicy,
     BayesianParameterSampling,
     HyperDriveConfig,
@@ -24,10 +23,11 @@ from tuning import (
     loguniform,
     uniform,
 )
-from tuning.errors import SweepError, SweepUsageError
-from tuning.policies import NoTerminationPolicy
-from tuning.spec import parse_sweep
-from tuning.sweep_file import load_sweep, read_yaml, write_yaml
+from rayjobs.tuning.errors import SweepError, SweepUsageError
+from rayjobs.tuning.policies import NoTerminationPolicy
+from rayjobs.tuning.spec import parse_sweep
+from rayjobs.tuning.sweep_file import load_sweep, read_yaml, write_yaml
+from tests.unit.tuning.simulation import sweep
 
 SAMPLING = RandomParameterSampling({"--lr": loguniform(-9, -2)}, {"seed": 7})
 MAX = PrimaryMetricGoal.MAXIMIZE
@@ -267,7 +267,7 @@ def test_old_sweeps_load_for_ever() -> None:
 def test_importing_the_public_names_imports_no_heavy_library() -> None:
     code = (
         "import sys, tuning, tuning.engine, tuning.results, tuning.plots, tuning.pages;"
-        "from tuning import HyperDriveConfig, SweepSpec, load_sweep, choice, BanditPolicy,"
+        "from rayjobs.tuning import HyperDriveConfig, SweepSpec, load_sweep, choice, BanditPolicy,"
         " BayesianParameterSampling;"
         "heavy = {'ray', 'torch', 'optuna', 'matplotlib', 'plotly', 'pandas', 'numpy', 'pyarrow'};"
         "print(sorted(heavy & set(sys.modules)))"
@@ -279,7 +279,7 @@ def test_importing_the_public_names_imports_no_heavy_library() -> None:
 
 
 def test_every_public_name_exists() -> None:
-    import tuning
+    from rayjobs import tuning
 
     assert all(getattr(tuning, name) for name in tuning._LAZY)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayjobs.states import JobState
+from rayjobs.tuning.engine import Finish, Judged, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.errors import SweepUsageError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.results import best_trial
+from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.tuning.simulation import World, good, sweep
-from tuning.engine import Finish, Judged, Plan, StopTrial, Submit, SweepState, conclude
-from tuning.errors import SweepUsageError
-from tuning.goal import PrimaryMetricGoal
-from tuning.results import best_trial
-from tuning.trials import TrialRecord, TrialState
 
 
 def actions_of(state: SweepState, spec: Any) -> tuple[Any, ...]:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.errors import SweepError
-from tuning.expressions import (
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.expressions import (
     KINDS,
     Expression,
     choice,
@@ -25,8 +25,8 @@ from tuning.expressions import (
     randint,
     uniform,
 )
-from tuning.space import parse_expression
-from tuning.tune.domains import draw
+from rayjobs.tuning.space import parse_expression
+from rayjobs.tuning.tune.domains import draw
 
 EXAMPLES: list[Expression] = [
     choice(16, 32, 64),

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuning.errors import SweepError
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies import (
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies import (
     AshaPolicy,
     BanditPolicy,
     MedianStoppingPolicy,
@@ -23,7 +23,7 @@ from tuning.policies import (
     TruncationSelectionPolicy,
     parse_policy,
 )
-from tuning.policies.asha import quantile
+from rayjobs.tuning.policies.asha import quantile
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
 NAN, INF = math.nan, math.inf

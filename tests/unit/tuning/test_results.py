@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayjobs.tuning import plot_data
+from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.errors import SweepUsageError
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.pages import write_html
+from rayjobs.tuning.plot_data import Curve, apart, curves
+from rayjobs.tuning.plots import KINDS, write_png
+from rayjobs.tuning.results import best_trial, eta_s, rows, sorted_children, summary
+from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.tuning.simulation import sweep
-from tuning import plot_data
-from tuning.engine import SweepState
-from tuning.errors import SweepUsageError
-from tuning.goal import PrimaryMetricGoal
-from tuning.pages import write_html
-from tuning.plot_data import Curve, apart, curves
-from tuning.plots import KINDS, write_png
-from tuning.results import best_trial, eta_s, rows, sorted_children, summary
-from tuning.trials import TrialRecord, TrialState
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
 COMPLETED, FAILED, CANCELED, RUNNING = (

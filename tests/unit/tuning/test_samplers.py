@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tuning.errors import SweepError
-from tuning.expressions import choice, loguniform, normal, quniform, randint, uniform
-from tuning.goal import PrimaryMetricGoal
-from tuning.samplers import (
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.expressions import choice, loguniform, normal, quniform, randint, uniform
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.samplers import (
     BayesianParameterSampling,
     GridParameterSampling,
     RandomParameterSampling,
@@ -21,7 +21,7 @@ from tuning.samplers import (
     Sampling,
     parse_sampling,
 )
-from tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.trials import TrialRecord, TrialState
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
 RANDOM_SPACE = {
@@ -77,7 +77,7 @@ def test_a_parameter_added_later_leaves_the_others_as_they_were() -> None:
 
 def test_draws_are_the_same_in_another_process() -> None:
     code = (
-        "from tuning import PrimaryMetricGoal, RandomParameterSampling, loguniform;"
+        "from rayjobs.tuning import PrimaryMetricGoal, RandomParameterSampling, loguniform;"
         "sampling = RandomParameterSampling({'--lr': loguniform(-9, -2)}, {'seed': 3});"
         "print(sampling.sampler(PrimaryMetricGoal.MAXIMIZE).suggest(1))"
     )

@@ -11,8 +11,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from ray.tune.schedulers import AsyncHyperBandScheduler, TrialScheduler
 
-from tuning.goal import PrimaryMetricGoal
-from tuning.policies import (
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.policies import (
     AshaPolicy,
     BanditPolicy,
     MedianStoppingPolicy,
@@ -20,9 +20,9 @@ from tuning.policies import (
     Policy,
     TruncationSelectionPolicy,
 )
-from tuning.policies.asha import quantile
-from tuning.trials import TrialRecord, TrialState
-from tuning.tune.schedulers import scheduler_of
+from rayjobs.tuning.policies.asha import quantile
+from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.tune.schedulers import scheduler_of
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
 

@@ -6,10 +6,10 @@ import pickle
 
 import pytest
 
-from tuning.arguments import override_arguments, override_script_params
-from tuning.errors import SweepError
-from tuning.expressions import choice, loguniform, uniform
-from tuning.space import parse_space
+from rayjobs.tuning.arguments import override_arguments, override_script_params
+from rayjobs.tuning.errors import SweepError
+from rayjobs.tuning.expressions import choice, loguniform, uniform
+from rayjobs.tuning.space import parse_space
 
 SPACE = {"--lr": loguniform(-9, -2), "batch-size": ["choice", [[16, 32]]], "--x": {"randint": 5}}
 

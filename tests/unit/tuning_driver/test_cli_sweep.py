@@ -199,7 +199,7 @@ def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, c
 def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
     world: World, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    monkeypatch.setattr("rayjobs.tuning.registering.REGISTRY", "rayjobs.no_such_registry")
     sweep = finished(world, limits={"total": 1}, register_as="digits-best")
     code, _, err = call("watch", sweep)
     assert code == 1
@@ -244,7 +244,7 @@ def test_a_job_is_no_sweep_and_an_unknown_one_is_not_found(world: World, call: C
 
 
 def test_a_terminal_of_few_lines_shows_what_runs_and_the_best() -> None:
-    from tuning.watch import newest
+    from rayjobs.tuning.watch import newest
 
     cells = [
         (f"{n}{'*' if n == 2 else ''}", "Completed" if n < 8 else "Running") for n in range(10)

@@ -15,13 +15,13 @@ import pytest
 from rayjobs.clock import SystemClock
 from rayjobs.errors import RayjobsError, SpecError, StoreBusyError, TakenOverError
 from rayjobs.states import JobState
+from rayjobs.tuning.driver import Driver
+from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
+from rayjobs.tuning.submitter import submit_sweep
+from rayjobs.tuning.table import row_of
+from rayjobs.tuning.trials import TrialState
 from tests.unit.tuning_driver.world import World, good, parameters_of
 from tests.unit.tuning_driver.world import sweep as sweep_of
-from tuning.driver import Driver
-from tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
-from tuning.submitter import submit_sweep
-from tuning.table import row_of
-from tuning.trials import TrialState
 
 
 @pytest.fixture
@@ -349,8 +349,8 @@ def test_drivers_that_die_anywhere_repeat_no_trial_and_lose_none(world: World, s
 
 
 def test_a_locked_store_is_waited_for(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuning.driver.STORE_PAUSE_S", 0.0)
-    monkeypatch.setattr("tuning.driver.POLL_S", 0.0)
+    monkeypatch.setattr("rayjobs.tuning.driver.STORE_PAUSE_S", 0.0)
+    monkeypatch.setattr("rayjobs.tuning.driver.POLL_S", 0.0)
     sweep = world.submit()
     refusals = iter(range(1, 10_000))
     played = world.store
@@ -404,7 +404,7 @@ def test_faults_with_progress_between_them_never_end_a_sweep(
         return done
 
     monkeypatch.setattr(Driver, "turn", fails_after_each_end)
-    monkeypatch.setattr("tuning.driver.POLL_S", 0)
+    monkeypatch.setattr("rayjobs.tuning.driver.POLL_S", 0)
     for _ in range(2 * MOST_FAULTS - 1):  # after the last end, the sweep itself ends
         with pytest.raises(KeyError):
             drive(world.workspace, sweep, wake_target=lambda: None)
@@ -425,7 +425,7 @@ def test_a_store_that_is_busy_when_a_driver_begins_is_no_fault(
         return read(sweep_id)
 
     monkeypatch.setattr(world.store, "sweep", busy)
-    monkeypatch.setattr("tuning.driver_actor.STORE_PAUSE_S", 0)
+    monkeypatch.setattr("rayjobs.tuning.driver_actor.STORE_PAUSE_S", 0)
     assert drive(world.workspace, sweep, wake_target=lambda: None) == "Completed"
     assert calls[0] == 2 * MOST_FAULTS
     assert FAULT_EVENT not in {event.kind for event in world.store.events(sweep)}
@@ -458,7 +458,7 @@ def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:
 def test_a_model_without_a_registry_is_said_and_the_sweep_is_completed(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    monkeypatch.setattr("rayjobs.tuning.registering.REGISTRY", "rayjobs.no_such_registry")
     sweep = world.submit(register_as="digits-best", limits={"total": 1})
     assert run(world, sweep) is JobState.COMPLETED
     parent = world.store.job(sweep)

@@ -14,14 +14,14 @@ from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
 from rayjobs.errors import JobFailedError, NotFoundError, SpecError, UsageError
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
-from tests.unit.tuning_driver.world import World, good, parameters_of
-from tuning import (
+from rayjobs.tuning import (
     HyperDriveConfig,
     HyperDriveRun,
     PrimaryMetricGoal,
     RandomParameterSampling,
     uniform,
 )
+from tests.unit.tuning_driver.world import World, good, parameters_of
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_sweep_of_a_later_version_does_not_hide_the_other_runs(
     later, _ = store.put_sweep(
         JobSpec(script="train.py"),
         sweep={"of": "a later version"},
-        driver="tuning.driver_actor:start",
+        driver="rayjobs.tuning.driver_actor:start",
         experiment=experiment.name,
         snapshot=None,
         user="ada",

@@ -62,7 +62,7 @@ def test_a_sweep_gets_one_driver_and_a_lost_one_is_replaced(tmp_path: Path) -> N
             tmp_path,
             clock=SystemClock(),
             wake=wake,
-            resolve=lambda name: {"tuning.driver_actor:start": started}[name],
+            resolve=lambda name: {"rayjobs.tuning.driver_actor:start": started}[name],
         )
 
         async def look() -> None:

@@ -12,9 +12,9 @@ import pytest
 
 from rayjobs.clock import Clock, SystemClock
 from rayjobs.states import JobState
+from rayjobs.tuning import driver_actor
+from rayjobs.tuning.driver_actor import DRIVER_EVENT, SweepsActor
 from tests.unit.tuning_driver.world import World
-from tuning import driver_actor
-from tuning.driver_actor import DRIVER_EVENT, SweepsActor
 
 DEADLINE_S = 120.0
 

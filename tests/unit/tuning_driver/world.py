@@ -12,12 +12,12 @@ from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Job, MetricPoint
 from rayjobs.states import FINAL, JobState
 from rayjobs.store.base import Store
+from rayjobs.tuning.driver import Driver
+from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.submitter import submit_sweep
+from rayjobs.tuning.table import load_trials
+from rayjobs.tuning.trials import TrialRecord
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
-from tuning.driver import Driver
-from tuning.spec import SweepSpec, parse_sweep
-from tuning.submitter import submit_sweep
-from tuning.table import load_trials
-from tuning.trials import TrialRecord
 
 # parameters → (reports, how it ends, the metric's name)
 Script = Callable[[Mapping[str, str]], tuple[list[Any], JobState, str]]

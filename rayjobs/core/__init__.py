@@ -1,0 +1,1 @@
+"""Ground words that every other package may use; imports nothing of `rayjobs`."""

@@ -1,0 +1,70 @@
+"""The old top-level names `datastore` and `tuning`, as aliases of the packages inside `rayjobs`."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+# old top-level name → canonical name
+ALIASES = {"datastore": "rayjobs.datastore", "tuning": "rayjobs.tuning"}
+
+
+def canonical(module: str) -> str:
+    """Return the canonical name of a module that a record may name by its old one.
+
+    Records keep names such as ``tuning.driver_actor``. They are translated, never imported as they
+    are: a user's own ``tuning.py`` may have that name.
+    """
+    top, dot, rest = module.partition(".")
+    return ALIASES.get(top, top) + dot + rest
+
+
+def alias(old: str) -> None:
+    """Make `old`, which is being imported, another name of its canonical package.
+
+    Modules below it become other names of the same modules: each is loaded once, whatever name it
+    is imported by. Nothing is done to a package of the user's own that has the same name.
+    """
+    sys.modules[old] = importlib.import_module(ALIASES[old])
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        # Before the finder that goes by `__path__`, which would load every module a second time.
+        sys.meta_path.insert(0, _AliasFinder())
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder):
+    """Finds the modules below an alias, and nothing else."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,
+        target: ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        top, dot, _ = fullname.partition(".")
+        if not dot or top not in ALIASES:
+            return None
+        ours = sys.modules.get(ALIASES[top])
+        if ours is None or sys.modules.get(top) is not ours:
+            return None  # a package of somebody else's
+        return importlib.machinery.ModuleSpec(fullname, _AliasLoader(canonical(fullname)))
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Loads a module by giving the one that has the canonical name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._spec: importlib.machinery.ModuleSpec | None = None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._name)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just written the alias's spec into the module; it was run before.
+        module.__spec__ = self._spec
