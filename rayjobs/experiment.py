@@ -125,6 +125,17 @@ def _submit_spec(
     **kwargs: Any,
 ) -> Run:
     """Submit a spec as it is; `idempotency_key` is the one option."""
+    return _submit_job(experiment, config, tags=tags, numbered=False, **kwargs)
+
+
+def _submit_job(
+    experiment: Experiment,
+    config: JobSpec,
+    *,
+    tags: dict[str, str] | None = None,
+    numbered: bool,
+    **kwargs: Any,
+) -> Run:
     from rayjobs.runs import JobRun
 
     key = kwargs.pop("idempotency_key", None)
@@ -138,6 +149,7 @@ def _submit_spec(
         source=source,
         experiment=experiment.name,
         idempotency_key=key,
+        numbered=numbered,
     )
     run = JobRun(experiment, done.job.id)
     run.warnings = done.warnings
@@ -153,7 +165,8 @@ def _submit_script(
     **kwargs: Any,
 ) -> Run:
     keep = experiment.workspace.catalogue.put_manifest
-    return _submit_spec(experiment, config.to_spec(tags=tags, keep=keep), **kwargs)
+    spec = config.to_spec(tags=tags, keep=keep)  # its name is the script's: a default
+    return _submit_job(experiment, spec, numbered=True, **kwargs)
 
 
 def _submit_estimator(

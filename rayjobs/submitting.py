@@ -64,6 +64,7 @@ def submit(
     on_stage: Callable[[str], None] = lambda _text: None,
     wake: bool = True,
     parent: str | None = None,
+    numbered: bool = False,
 ) -> Submitted:
     """Submit a job; it is never lost once this has returned.
 
@@ -74,6 +75,7 @@ def submit(
         snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
         idempotency_key: A second submit with it returns the first one's job.
         wake: Tell the target, and start it (in the background) where it does not run.
+        numbered: The spec's name is a default: show the job as ``train-3``, a name of its own.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -102,6 +104,7 @@ def submit(
             snapshot=digest,
             user=user_name(),
             idempotency_key=idempotency_key,
+            numbered=numbered,
         )
     else:
         job, created = workspace.store.submit(
@@ -111,6 +114,7 @@ def submit(
             user=user_name(),
             idempotency_key=idempotency_key,
             parent=parent,
+            numbered=numbered,
         )
     starting = False
     if wake and not job.state.is_final:
@@ -177,7 +181,14 @@ def resume(
         snapshot=job.snapshot,
         idempotency_key=idempotency_key,
         wake=wake,
+        numbered=is_numbered(job),
     )
+
+
+def is_numbered(job: Job) -> bool:
+    """Return whether the job's name was made from a default, as ``train-3`` was of ``train``."""
+    number = (job.display_name or "").removeprefix(f"{job.spec.name}-")
+    return job.spec.display_name is None and number != job.display_name and number.isdecimal()
 
 
 def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:

@@ -1,13 +1,14 @@
 """Which job a text on the command line means, where several have the same name.
 
-Who reads means the last one: ``rayjobs logs -f train`` after the tenth job named train. What
-changes a job (cancel, update, hold) asks for an id instead: `Store.find` alone is strict.
+Commands that only read take the newest one: ``rayjobs logs -f train`` after ``train-10``. Commands
+that change a job (cancel, update) ask for one name or id instead: `Store.find` alone is strict.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.output import ago_text
 from rayjobs.errors import UsageError
 
@@ -30,11 +31,14 @@ def newest_named(settings: Settings, store: Store, text: str, *, kind: str | Non
     try:
         return store.find(text, kind=kind)
     except UsageError as error:
-        if not error.values.get("matches"):
+        error_matches = error.values.get("matches")
+        if not error_matches:
             raise
         found = store.find(text, kind=kind, newest=True)
+    own = name_of(found)
+    which = found.id if own == text else f"{own} ({found.id})"
     settings.note(
-        f"several {kind or 'job'}s are named {text!r}; this is the newest, {found.id} "
-        f"({found.state}, submitted {ago_text(found.submitted_at)})"
+        f"{text}: the newest of {len(error_matches)} is {which}, {found.state}, "
+        f"submitted {ago_text(found.submitted_at)}"
     )
     return found

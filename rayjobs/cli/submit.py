@@ -39,6 +39,7 @@ lines on stdout, and its exit code tells how the job ended. Ctrl-C detaches; the
 job goes on.
 """
 _ARGUMENTS = "rayjobs.script_arguments"
+_DEFAULT_NAME = "rayjobs.default_name"
 
 
 class SubmitCommand(click.Command):
@@ -128,6 +129,7 @@ def typed_spec(script: str | None, file: str | None, options: dict[str, Any]) ->
     data = typed if file is None else merge(load_spec_file(file), typed)
     if "name" not in data:
         data["name"] = _name_of(data.get("script"))
+        context.meta[_DEFAULT_NAME] = True
     try:
         spec = build_spec(data)
         if spec.resume_from is not None and spec.script is not None:
@@ -201,6 +203,7 @@ def _submit(
         spec,
         experiment=experiment or spec.name,
         idempotency_key=idempotency_key,
+        numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
     )
     note_submitted(settings, done)
     return done

@@ -12,6 +12,7 @@ from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Job
 from rayjobs.states import FINAL, JobState
 from rayjobs.store import transitions
+from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to_json
 
@@ -133,6 +134,7 @@ class ArraysPart(Part):
         user: str,
         idempotency_key: str | None = None,
         job_id: str | None = None,
+        numbered: bool = False,
     ) -> tuple[Job, bool]:
         """See `Store.submit_array`."""
         if spec.array is None:
@@ -168,6 +170,9 @@ class ArraysPart(Part):
                 known = connection.execute(BY_KEY, parent).fetchone()
                 if known is not None:
                     return same_submit(known, spec, snapshot), False
+            if numbered and spec.display_name is None:
+                common["display_name"] = next_name(connection, spec.name)
+                parent["display_name"] = common["display_name"]
             try:
                 connection.execute(INSERT, parent)
                 members = [

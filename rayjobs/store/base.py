@@ -8,7 +8,7 @@ Everything goes in and out as records or JSON data, so that the protocol can be 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -57,8 +57,12 @@ class Store(QueueStore, SweepStore, Protocol):
         job_id: str | None = None,
         properties: Mapping[str, str] | None = None,
         claim: int | None = None,
+        numbered: bool = False,
     ) -> tuple[Job, bool]:
         """Write one job durably (fsync) as Queued; return it and whether it is new.
+
+        With `numbered`, a job whose spec has no display name gets one that no job of the store
+        has: the spec's name with the next number, such as ``train-3``. Numbers only grow.
 
         With a key that exists, the job of the first call is returned unchanged and the flag
         is False; a different spec or snapshot under the same key raises UsageError.
@@ -133,6 +137,10 @@ class Store(QueueStore, SweepStore, Protocol):
         members: bool = True,
     ) -> list[JobLine]:
         """Return what `jobs` does without specs; array members only with `members`."""
+        ...
+
+    def job_arguments(self, serials: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        """Return the arguments of each of these jobs' specs (None: of all), by serial."""
         ...
 
     def counts(self) -> dict[JobState, int]:
@@ -323,6 +331,18 @@ class Store(QueueStore, SweepStore, Protocol):
         Of points with a step, a newer attempt hides an older one's from its own first step
         of that name on, unless `all_attempts`.
         """
+        ...
+
+    def last_metrics(self, names: Iterable[str]) -> dict[int, dict[str, Any]]:
+        """Return the newest value of each of these metrics, by the job's serial, then by name.
+
+        Of the newest attempt that logged the name, its lowest rank. Quick whatever the number of
+        points. Values are as in `MetricPoint.value`.
+        """
+        ...
+
+    def metric_names(self, *, most: int = 1000) -> list[str]:
+        """Return the names under which jobs of this workspace have logged metrics, in order."""
         ...
 
     def publish_files(self, job_id: str, *, attempt: int, files: Sequence[StoredFile]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs import ids
@@ -14,6 +14,7 @@ from rayjobs.records import Job, JobLine
 from rayjobs.states import JobState
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import member_row
+from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.rows import job_of, light_row, line_of, same_submit, to_json
 
@@ -84,6 +85,7 @@ class JobsPart(Part):
         job_id: str | None = None,
         properties: Mapping[str, str] | None = None,
         claim: int | None = None,
+        numbered: bool = False,
     ) -> tuple[Job, bool]:
         """See `Store.submit`. Raises UsageError too when `job_id` is another job's."""
         if spec.array is not None:
@@ -118,6 +120,8 @@ class JobsPart(Part):
                 known = connection.execute(BY_KEY, values).fetchone()
                 if known is not None:
                     return same_submit(known, spec, snapshot), False
+            if numbered and spec.display_name is None:
+                values["display_name"] = next_name(connection, spec.name)
             try:
                 row = connection.execute(INSERT_JOB, values).fetchone()
             except sqlite3.IntegrityError as error:
@@ -161,8 +165,8 @@ class JobsPart(Part):
                 )
                 more = "\n  …" if len(rows) > _SHOWN else ""
                 raise UsageError(
-                    f"{text!r} names {len(rows)} {kind or 'job'}s; give more of the id:"
-                    f"\n{shown}{more}",
+                    f"{text!r} names {len(rows)} {kind or 'job'}s; give one name, or more of the "
+                    f"id:\n{shown}{more}",
                     matches=tuple(row["id"] for row in rows),
                 )
             names = connection.execute(NAMES, values).fetchall()
@@ -255,6 +259,19 @@ class JobsPart(Part):
         )
         with self._database.read() as connection:
             return connection.execute(statement, values).fetchall()
+
+    def job_arguments(self, serials: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
+        """See `Store.job_arguments`."""
+        chosen = (
+            "" if serials is None else " WHERE serial IN (SELECT value FROM json_each(:serials))"
+        )
+        values = {} if serials is None else {"serials": json.dumps(list(serials))}
+        with self._database.read() as connection:
+            rows = connection.execute(
+                f"SELECT serial, json_extract(spec, '$.arguments') FROM jobs{chosen}",  # noqa: S608
+                values,
+            ).fetchall()
+        return {serial: tuple(json.loads(text)) for serial, text in rows if text}
 
     def counts(self) -> dict[JobState, int]:
         """See `Store.counts`."""

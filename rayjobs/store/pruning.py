@@ -33,6 +33,7 @@ RECORDS = (
     "DELETE FROM events WHERE job = :job",
     "DELETE FROM files WHERE job = :job",
     "DELETE FROM metrics WHERE job_serial = (SELECT serial FROM jobs WHERE id = :job)",
+    "DELETE FROM last_metrics WHERE job_serial = (SELECT serial FROM jobs WHERE id = :job)",
     "DELETE FROM trials WHERE sweep = :job",
     "DELETE FROM sweeps WHERE job = :job",
     "DELETE FROM predictions WHERE job = :job",

@@ -30,13 +30,14 @@ class QueueStore(Protocol):
         user: str,
         idempotency_key: str | None = None,
         job_id: str | None = None,
+        numbered: bool = False,
     ) -> tuple[Job, bool]:
         """Write an array and all its members durably (fsync), or none of them.
 
         Returns the array: a job of kind "array", Running from the start, which no target starts
         and which ends with its last member: Failed when one has, else Canceled when one was,
         else Completed. Its members are Queued jobs with its id as their parent. A key that
-        exists gives that array and False, as `submit` does.
+        exists gives that array and False, as `submit` does. `numbered` is as there.
         """
         ...
 

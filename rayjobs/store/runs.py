@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rayjobs.clock import to_text
@@ -15,6 +16,30 @@ ADD_POINT = """
 INSERT INTO metrics (job_serial, attempt, rank, sequence, name, value, step, at, late)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
+"""
+
+# The newest attempt, of that the lowest rank (see `metrics.lowest_rank`), of that the newest point.
+KEEP_LAST = """
+INSERT INTO last_metrics (name, job_serial, attempt, rank, sequence, value)
+VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (name, job_serial) DO UPDATE SET attempt = excluded.attempt, rank = excluded.rank,
+    sequence = excluded.sequence, value = excluded.value
+WHERE (excluded.attempt, -excluded.rank, excluded.sequence)
+    > (last_metrics.attempt, -last_metrics.rank, last_metrics.sequence)
+"""
+
+LAST_VALUES = """
+SELECT job_serial, name, value FROM last_metrics
+WHERE name IN (SELECT value FROM json_each(:names))
+"""
+# A step from one name to the next in the key, whatever the number of jobs.
+METRIC_NAMES = """
+WITH RECURSIVE names (name) AS (
+    SELECT MIN(name) FROM last_metrics
+    UNION ALL
+    SELECT (SELECT MIN(name) FROM last_metrics WHERE name > names.name) FROM names
+    WHERE names.name IS NOT NULL)
+SELECT name FROM names WHERE name IS NOT NULL LIMIT :most
 """
 
 POINTS = """
@@ -92,7 +117,30 @@ class RunsPart(Part):
             connection.executemany(
                 ADD_POINT, ((serial, *text, int(text[0] < newest)) for text in texts)
             )
-            return connection.total_changes - before
+            added = connection.total_changes - before
+            connection.executemany(
+                KEEP_LAST,
+                (
+                    (name, serial, attempt, rank, sequence, value)
+                    for (attempt, rank, sequence, name, value, _, _) in _last_of(texts)
+                    if attempt >= newest
+                ),
+            )
+            return added
+
+    def last_metrics(self, names: Iterable[str]) -> dict[int, dict[str, Any]]:
+        """See `Store.last_metrics`."""
+        with self._database.read() as connection:
+            rows = connection.execute(LAST_VALUES, {"names": json.dumps(list(names))}).fetchall()
+        found: dict[int, dict[str, Any]] = {}
+        for serial, name, value in rows:
+            found.setdefault(serial, {})[name] = json.loads(value)
+        return found
+
+    def metric_names(self, *, most: int = 1000) -> list[str]:
+        """See `Store.metric_names`."""
+        with self._database.read() as connection:
+            return [row[0] for row in connection.execute(METRIC_NAMES, {"most": most})]
 
     def metrics(
         self, job_id: str, *, name: str | None = None, all_attempts: bool = False
@@ -187,3 +235,14 @@ class RunsPart(Part):
                 " ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 {"key": key, "value": value},
             )
+
+
+def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
+    """Return the points of a batch that may be the newest of their name: one of each name."""
+    newest: dict[str, tuple[Any, ...]] = {}
+    for text in texts:
+        attempt, rank, sequence, name = text[:4]
+        known = newest.get(name)
+        if known is None or (attempt, -rank, sequence) > (known[0], -known[1], known[2]):
+            newest[name] = text
+    return newest.values()

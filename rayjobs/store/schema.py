@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rayjobs.errors import StoreError, StoreVersionError
 
-VERSION = 6  # the number of the newest file in migrations/versions
+VERSION = 7  # the number of the newest file in migrations/versions
 
 
 def version_of(connection: sqlite3.Connection) -> int:

@@ -111,6 +111,8 @@ CREATE TABLE jobs (
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
 );
 
+CREATE INDEX ix_jobs_display_name ON jobs (display_name);
+
 CREATE INDEX ix_jobs_experiment ON jobs (experiment);
 
 CREATE INDEX ix_jobs_history ON jobs (experiment, entry, state, ended_at);
@@ -122,6 +124,19 @@ CREATE INDEX ix_jobs_parent_state ON jobs (parent, state);
 CREATE INDEX ix_jobs_tail ON jobs (tail);
 
 CREATE INDEX ix_jobs_target_state ON jobs (target, state);
+
+CREATE TABLE last_metrics (
+	name TEXT NOT NULL,
+	job_serial INTEGER NOT NULL,
+	attempt INTEGER NOT NULL,
+	rank INTEGER NOT NULL,
+	sequence INTEGER NOT NULL,
+	value TEXT NOT NULL,
+	PRIMARY KEY (name, job_serial)
+)
+ WITHOUT ROWID;
+
+CREATE INDEX ix_last_metrics_job ON last_metrics (job_serial);
 
 CREATE TABLE manifests (
 	digest TEXT NOT NULL,
@@ -225,4 +240,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0006');
+INSERT INTO alembic_version (version_num) VALUES ('0007');

@@ -177,6 +177,32 @@ class StoreContract:
 
     # -- finding and listing -------------------------------------------------------------------
 
+    def test_threads_that_submit_without_a_name_get_different_ones(self, store: Store) -> None:
+        submit(store, SPEC.model_copy(update={"name": "digits-2"}))  # a name that is taken
+        names: list[str | None] = []
+        barrier = threading.Barrier(8)
+
+        def one() -> None:
+            barrier.wait()
+            names.append(submit(store, numbered=True).display_name)
+
+        threads = [threading.Thread(target=one) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, names)) == [f"digits-{n}" for n in (1, 3, 4, 5, 6, 7, 8, 9)]
+        assert store.find("digits-9").name == "digits"
+        assert submit(store).display_name is None
+        named = SPEC.model_copy(update={"display_name": "mine"})
+        assert submit(store, named, numbered=True).display_name == "mine"
+
+    def test_a_number_of_a_name_is_not_given_again(self, store: Store) -> None:
+        first = submit(store, numbered=True)
+        store.request_cancel(first.id)
+        assert store.prune_records([first.id]) == {first.id}
+        assert submit(store, numbered=True).display_name == "digits-2"
+
     def test_a_job_is_found_by_id_beginning_tail_and_name(self, store: Store) -> None:
         first = submit(store, job_id="mnist_1700000001_0a1b2c3d")
         second = submit(
@@ -617,6 +643,40 @@ class StoreContract:
         assert store.metrics(job.id, name="note") == [batch[1]]
         assert store.metrics(job.id, name="none") == []
         assert store.metrics(submit(store).id) == []
+
+    def test_the_newest_value_of_each_metric_is_known_for_all_jobs(self, store: Store) -> None:
+        job, other, empty = submit(store), submit(store), submit(store)
+        bring(store, job, S.RUNNING)
+        store.add_metrics(job.id, [point(0, step=0, value=0.9), point(20, step=1, value=0.8)])
+        store.add_metrics(job.id, [point(10, step=0, value=0.7, rank=1)])
+        store.add_metrics(job.id, [point(30, step=None, name="text", value={"kind": "x"})])
+        store.add_metrics(other.id, [point(0, step=0, value="NaN", attempt=0)])
+        assert store.metric_names() == ["loss", "text"]
+        assert store.metric_names(most=1) == ["loss"]
+        assert store.last_metrics(["loss"]) == {
+            job.serial: {"loss": 0.8},
+            other.serial: {"loss": "NaN"},
+        }
+        assert store.last_metrics(["text", "none"]) == {job.serial: {"text": {"kind": "x"}}}
+        # Sent again, it is the same; a newer attempt's points take its place, late ones never.
+        store.add_metrics(job.id, [point(0, step=0, value=0.9)])
+        store.requeue(job.id, attempt=1, reason="node lost", outcome="node lost")
+        store.start(job.id, attempt=1, allocation="rj-local-2")
+        store.add_metrics(job.id, [point(0, step=0, value=0.6, attempt=2)])
+        store.add_metrics(job.id, [point(99, step=9, value=0.1)])
+        assert store.last_metrics(["loss"])[job.serial] == {"loss": 0.6}
+        store.request_cancel(empty.id)
+        store.request_cancel(other.id)
+        assert store.prune_records([empty.id, other.id]) == {empty.id, other.id}
+        assert list(store.last_metrics(["loss"])) == [job.serial]
+
+    def test_arguments_of_many_jobs_are_read_at_once(self, store: Store) -> None:
+        jobs = [
+            submit(store, SPEC.model_copy(update={"arguments": ("--lr", str(n))})) for n in range(3)
+        ]
+        everything = store.job_arguments()
+        assert everything == {job.serial: ("--lr", str(n)) for n, job in enumerate(jobs)}
+        assert store.job_arguments([jobs[1].serial]) == {jobs[1].serial: ("--lr", "1")}
 
     def test_a_value_that_is_not_a_number_is_kept(self, store: Store) -> None:
         job = submit(store)

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+import rayjobs
 from rayjobs.failures import FailureClass
 from rayjobs.records import Job
 from rayjobs.states import JobState
 from tests.unit.cli.conftest import LOG, Queue, Terminal
+from tests.unit.cli.fake_target import target
 
 
 def tail(job: Job) -> str:
@@ -253,7 +255,7 @@ def test_of_several_jobs_of_a_name_the_newest_is_read_and_it_is_said(
     older, newer = queue.completed("train"), queue.completed("train")
     for command in ("logs --list", "show", "metrics", "files", "events", "why", "wait"):
         done = terminal.type(*command.split(), "train")
-        said = f"several jobs are named 'train'; this is the newest, {newer.id} (Completed"
+        said = f"train: the newest of 2 is {newer.id}, Completed, submitted"
         assert (done.code, said in done.err, older.id in done.out) == (0, True, False), command
     assert terminal.type("files", "train").out == terminal.type("files", newer.id).out
 
@@ -263,9 +265,36 @@ def test_of_several_jobs_of_a_name_none_is_changed(queue: Queue, terminal: Termi
     for arguments in (("cancel", "train"), ("update", "train", "--priority", "3")):
         done = terminal.type(*arguments)
         assert (done.code, done.out) == (2, "")
-        assert "'train' names 2 jobs; give more of the id:" in done.err
+        assert "'train' names 2 jobs; give one name, or more of the id:" in done.err
     for job in (older, newer):
         assert queue.workspace.store.job(job.id) == job
+
+
+def test_default_names_are_numbered_and_their_common_part_means_the_newest(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    script = str(tmp_path / "train.py")
+    with target({"ok": True, "version": rayjobs.__version__}):
+        for options in ([], [], ["--array", "0-1"], ["-n", "train-4"], []):
+            done = terminal.type("submit", "-q", *options, script)
+            assert done.code == 0, done.err
+    listed = json.loads(terminal.type("ls", "--json", "--expand").out)
+    names = sorted(job["name"] for job in listed)
+    assert names == [
+        "train-1",
+        "train-2",
+        "train-3",
+        "train-3[0]",
+        "train-3[1]",
+        "train-4",
+        "train-5",
+    ]
+    assert {job["experiment"] for job in listed} == {"train", "train-4"}
+    assert terminal.type("cancel", "train-2").code == 0
+    done = terminal.type("show", "train")
+    assert "train-5" in done.out
+    assert "train: the newest of 4 is train-5 (" in done.err
 
 
 # -- wait, cancel, update, why, events ---------------------------------------------------------

@@ -96,6 +96,10 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
         assert store.attempts(retried.id)[1].hosts[0]["pid"] == 42
         assert [p.step for p in store.metrics(retried.id)] == [0, 1, 2, 3, 4]
         assert [p.attempt for p in store.metrics(retried.id)] == [1, 1, 2, 2, 2]
+        points = store.metrics(retried.id)
+        assert store.metric_names() == sorted({point.name for point in points})
+        newest = store.last_metrics(store.metric_names())[retried.serial]
+        assert newest == {point.name: point.value for point in points}
         assert [file.size for file in store.files(retried.id)] == [99]
         assert store.allocations("local")[0].state is AllocationState.HELD
         assert store.target_epoch("local") == (1, "actor-1")

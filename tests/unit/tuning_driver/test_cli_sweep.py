@@ -293,10 +293,10 @@ def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
     )
     code, out, err = call("show", "--json", name)
     assert (code, json.loads(out)["id"]) == (0, newer)
-    assert f"several sweeps are named {name!r}; this is the newest, {newer} (Completed" in err
+    assert f"{name}: the newest of 2 is {newer}, Completed" in err
     code, out, err = call("cancel", name)
     assert (code, out) == (2, "")
-    assert f"{name!r} names 2 sweeps; give more of the id:" in err
+    assert f"{name!r} names 2 sweeps; give one name, or more of the id:" in err
     assert older in err and newer in err
     code, _, err = call("show", "no-such-sweep")
     assert (code, "no sweep 'no-such-sweep'" in err) == (3, True)
