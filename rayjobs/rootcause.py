@@ -48,16 +48,25 @@ _COLLECTIVE = re.compile(
 _COLLECTIVES_FILE = re.compile(r"-packages/(?:torch/distributed|horovod|mpi4py)/")
 _SIGNALS = {
     signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
-    signals.SIGSEGV: "native code read or wrote where it may not",
-    signals.SIGABRT: "native code gave up, or an assertion failed",
+    signals.SIGSEGV: "invalid memory access in native code",
+    signals.SIGABRT: "native code aborted, or an assertion failed",
     signals.SIGBUS: "often shared memory (/dev/shm) that is full",
-    signals.SIGILL: "native code that is not for this processor",
+    signals.SIGILL: "native code was built for another processor",
     signals.SIGFPE: "native code divided by zero",
     signals.SIGTERM: "asked to end from outside",
     signals.SIGINT: "interrupted",
     signals.SIGPIPE: "wrote to a pipe that nobody reads",
     signals.SIGXCPU: "used up its CPU time limit",
     signals.SIGXFSZ: "wrote a file larger than allowed",
+}
+# Ends that native code brings about by itself.
+_CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE)
+# What a script fails with that waits for somebody to type, and what to do instead.
+_TYPING = {
+    "bdb.BdbQuit": "breakpoint() cannot stop here: a job has no terminal. Debug the script outside "
+    "a job (`python SCRIPT`), or see where a running job is with `rayjobs stacks JOB`",
+    "EOFError: EOF when reading a line": "input() has nothing to read: a job has no terminal. Pass "
+    "the value as an argument of the script (after `--`), or as a file",
 }
 _CODES = {
     124: "the code of `timeout` when the time is over",
@@ -323,8 +332,10 @@ def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: traceback
         what = f"{who} failed (and was ended while it was leaving)"
     elif number is not None:
         meaning = _SIGNALS.get(number)
-        what = f"{who} was ended by {signal_name(number)}"
+        how = "crashed with" if number in _CRASHES else "was ended by"
+        what = f"{who} {how} {signal_name(number)}"
         what += f" ({meaning})" if meaning else ""
+        what += f" at {said.at}" if said.is_crash and said.at else ""
     else:
         what = f"{who} exited with code {code}"
         if isinstance(code, int) and 128 < code < 128 + 65 and not said.is_traceback:
@@ -338,6 +349,8 @@ def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: traceback
         what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") says it there
     elif not said.lines:
         what += "; it printed nothing"
+    if said.error in _TYPING:
+        what += f"; {_TYPING[said.error]}"
     if "ENOSPC" in str(record.get("reason")) and "No space" not in what:
         what += "; the disk that holds the attempt's files is full"
     return what

@@ -31,6 +31,13 @@ _RANK = re.compile(r"^\[rank\d+\]: ?")
 # what goes on indented, unless that is a progress bar.
 _LEAVING = re.compile(r"^(?:\[?[IWEF]\d{4} |\S+:\d+: \w*Warning: |wandb: |\s(?!\s*\d+%\|)|[|+]|$)")
 _ATTEMPT = re.compile(r"^.*/attempts/.+?/work/")
+# What `faulthandler` prints of a crash. Source: CPython's Modules/faulthandler.c.
+_CRASH = re.compile(r"^Fatal Python error: (?P<what>.+)$")
+_STACK = re.compile(r"^(?P<current>Current thread|Thread) 0x[0-9a-f]+.*most recent call first")
+_STACK_FRAME = re.compile(r'^  File "(?P<file>.+)", line (?P<line>\d+),? in (?P<where>.+)$')
+_ABORTED = "Aborted"
+# Frames of the code that starts a script are of no interest to its author.
+_STARTER = re.compile(r"/rayjobs/injob/")
 _LIBRARY = re.compile(r"(?:/site-packages/|/dist-packages/|/lib/python\d|^<frozen |^<string>)")
 
 
@@ -46,6 +53,8 @@ class Said:
         ends_log: Whether it is one that the process ended with, as far as its log tells: torch
             printed it as uncaught, or nothing was printed afterwards but while leaving.
         raised_in: The file of a traceback's innermost frame; empty when unknown.
+        is_crash: Whether `error` is of a crash in native code, of which `faulthandler` has
+            printed the Python stack.
     """
 
     error: str
@@ -54,12 +63,19 @@ class Said:
     is_traceback: bool
     ends_log: bool = False
     raised_in: str = ""
+    is_crash: bool = False
 
 
 def find(tail: bytes) -> Said:
     """Return what the end of a log says about its process's failure."""
     lines, by_torch = _lines(tail)
-    traceback = _last_traceback(lines, by_torch)
+    start = _last_crash(lines)
+    crash = None if start is None else _crash(lines, start)
+    traceback = _last_traceback(lines if start is None else lines[:start], by_torch)
+    if crash is not None:
+        # A process whose exception ended it may still abort while it leaves: a consequence.
+        is_consequence = traceback is not None and (traceback.ends_log or crash.error == _ABORTED)
+        return traceback if traceback is not None and is_consequence else crash
     if traceback is not None:
         return traceback
     spoken = [line for line in lines if line.strip()]
@@ -109,6 +125,42 @@ def _last_traceback(lines: list[str], by_torch: set[int]) -> Said | None:
             if _FRAME.match(lines[first]) and not _has_header_before(lines, first):
                 return _block(lines, first)
     return None
+
+
+def _last_crash(lines: list[str]) -> int | None:
+    """Return where the report of a crash begins that no traceback follows; None without one."""
+    for index in range(len(lines) - 1, -1, -1):
+        if _HEADER.match(lines[index]):
+            return None  # a crash of a helper process, which the script went on after
+        if _CRASH.match(lines[index]):
+            spoken = sum(1 for line in lines[index:] if line.strip())
+            return index if spoken <= SURVIVED_LINES else None
+    return None
+
+
+def _crash(lines: list[str], start: int) -> Said:
+    """Return what `faulthandler` has printed of a crash: the stack of the thread that crashed."""
+    match = _CRASH.match(lines[start])
+    assert match is not None
+    frames: list[re.Match[str]] = []
+    is_current = False
+    for line in lines[start + 1 :]:
+        if stack := _STACK.match(line):
+            is_current = stack["current"] == "Current thread"
+        elif is_current and (frame := _STACK_FRAME.match(line)):
+            frames.append(frame)
+    # Innermost first, unlike in a traceback.
+    frames = [one for one in frames if not _STARTER.search(one["file"])]
+    own = next((one for one in frames if not _LIBRARY.search(one["file"])), None)
+    chosen = own or (frames[0] if frames else None)
+    at = ""
+    if chosen is not None:
+        at = f"{_ATTEMPT.sub('', chosen['file'])}:{chosen['line']}"
+        at += f" in {chosen['where']}" if chosen["where"] != "<module>" else ""
+    shown = [one[0].replace(one["file"], _ATTEMPT.sub("", one["file"])) for one in frames]
+    before = [line for line in lines[:start] if line.strip()][-2:]
+    told = (*before, match[0], *shown)[:MOST_LINES]
+    return Said(match["what"].strip(), at, told, False, is_crash=True)
 
 
 def _has_header_before(lines: list[str], index: int) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
+_STDERR = 2
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
 
@@ -31,14 +32,28 @@ def arm(path: str) -> None:
     Raises:
         OSError: the file cannot be made.
     """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    _faulthandler().register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
+
+
+def show_crashes() -> None:
+    """Let this process print its Python stacks to stderr when native code crashes it.
+
+    The same as ``python -X faulthandler script.py``. The crash itself stays as it is: the handler
+    passes the signal on. A script that enables or disables `faulthandler` overrides this.
+    """
+    _faulthandler().enable(file=_STDERR, all_threads=True)
+
+
+def _faulthandler() -> Any:
+    """Return the module without leaving it among those that the script finds imported."""
     was_imported = "faulthandler" in sys.modules
     import faulthandler
 
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    descriptor = os.open(path, flags, 0o600)
-    faulthandler.register(DUMP_SIGNAL, file=descriptor, all_threads=True, chain=False)
     if not was_imported:
         _KEPT.append(sys.modules.pop("faulthandler"))
+    return faulthandler
 
 
 def show_command(words: Sequence[str]) -> None:
@@ -214,6 +229,7 @@ if __name__ == "__main__":
     stacks_file = os.environ.pop(STACKS_VARIABLE, None)
     if stacks_file is not None:
         arm(stacks_file)
+    show_crashes()
     arrange_path(sys.argv[2], sys.path, sys.argv[1])
     show_command([sys.executable, *sys.argv[2:]])
     run_script(sys.argv[2], sys.argv[3:])

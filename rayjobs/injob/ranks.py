@@ -192,6 +192,7 @@ def _set_up(
     startup.close_descriptors(keep=warm.descriptors)  # closes `setup` too: the host sees success
     if armed is not None:
         rank.arm(armed)
+    rank.show_crashes()
     return Program(plan.argv[0], tuple(arguments), leaving.newest_module())
 
 

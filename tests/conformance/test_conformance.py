@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -101,7 +103,6 @@ def test_script_in_a_subfolder_imports_its_neighbour(short_path: Path, warm: str
         "import sys; sys.exit(256 + 7)",
         "raise SystemExit",
         "import os; print('lost', end=''); os._exit(5)",
-        "import os; print('kept', flush=True); os.abort()",
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "import os, signal; os.kill(os.getpid(), signal.SIGINT)\nwhile True: pass",
         "raise KeyboardInterrupt",
@@ -126,6 +127,51 @@ def test_exit_and_traceback_are_the_same(short_path: Path, warm: str, source: st
 def test_end_of_the_interpreter_is_the_same(short_path: Path, torch_warm: str) -> None:
     printed = three_ways(short_path, torch_warm, script("farewell"))
     assert printed.split() == [b"main", b"thread", b"atexit", b"del"]
+
+
+# What `faulthandler` prints that differs between two runs (thread ids), that is not of the script
+# (frames of what started it), or that names all packages which a warm interpreter has imported.
+_THREAD = re.compile(rb"0x[0-9a-f]+")
+_NOT_OF_THE_SCRIPT = re.compile(
+    rb'^  File ".*/(?:rayjobs/injob|asyncio|runpy)[/.].*\n|^  File "<frozen .*\n'
+    rb"|^\nExtension modules: .*\n",
+    re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import ctypes\ndef load():\n    ctypes.string_at(0)\nload()",
+        "import os\nprint('kept', flush=True)\nos.abort()",
+        "import faulthandler\nfaulthandler.disable()\nimport ctypes\nctypes.string_at(0)",
+        "import faulthandler, sys\nfaulthandler.enable(sys.stdout)\nimport os\nos.abort()",
+    ],
+)
+def test_a_crash_shows_its_python_stack(short_path: Path, warm: str, source: str) -> None:
+    """The other difference that is wanted: as by ``python -X faulthandler script.py``."""
+    attempt = Attempt.make(short_path, source, env={"PYTHONFAULTHANDLER": "1"})
+    code, output = attempt.truth()
+    assert code in (-signal.SIGSEGV, -signal.SIGABRT)
+    (attempt.root / "truth.log").unlink()
+    del attempt.plan["env"]["PYTHONFAULTHANDLER"]  # which would start every way cold
+    for way in WAYS:
+        found_code, found = run(way, attempt, warm)
+        found = _NOT_OF_THE_SCRIPT.sub(b"", _THREAD.sub(b"0x", found))
+        assert (found_code, found) == (code, _THREAD.sub(b"0x", output)), (way, found)
+
+
+def test_the_script_finds_faulthandler_on_and_not_imported(short_path: Path, warm: str) -> None:
+    source = (
+        "import sys; print('faulthandler' in sys.modules)\n"
+        "import faulthandler; print(faulthandler.is_enabled())\n"
+        "import signal; print(signal.getsignal(signal.SIGSEGV))\n"
+    )
+    attempt = Attempt.make(short_path, source)
+    truth = attempt.truth()
+    assert truth[1].splitlines()[1] == b"False"
+    for way in WAYS:
+        assert run(way, attempt, warm) == (0, truth[1].replace(b"\nFalse\n", b"\nTrue\n", 1)), way
 
 
 def test_missing_script_is_reported_as_python_does(short_path: Path, warm: str) -> None:

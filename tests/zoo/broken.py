@@ -148,14 +148,25 @@ ZOO = (
     Broken(
         "a segmentation fault",
         "import ctypes\nprint('loading', flush=True)\nctypes.string_at(0)\n",
-        "rank 0 was ended by SIGSEGV (native code read or wrote where it may not)",
+        "rank 0 crashed with SIGSEGV (invalid memory access in native code) at train.py:3",
+        '  File "train.py", line 3 in <module>',
         code=None,
         signal=signal.SIGSEGV,
     ),
     Broken(
+        "a breakpoint",
+        "import sys\nbreakpoint()\nprint('not reached')\n",
+        "breakpoint() cannot stop here: a job has no terminal",
+    ),
+    Broken(
+        "a question to the user",
+        "answer = input('Continue? ')\n",
+        "input() has nothing to read: a job has no terminal",
+    ),
+    Broken(
         "an abort",
         "import os\nprint('terminate called', flush=True)\nos.abort()\n",
-        "rank 0 was ended by SIGABRT (native code gave up, or an assertion failed)",
+        "rank 0 crashed with SIGABRT (native code aborted, or an assertion failed) at train.py:3",
         code=None,
         signal=signal.SIGABRT,
     ),

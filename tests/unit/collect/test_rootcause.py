@@ -136,9 +136,70 @@ BROKEN = [
     Broken(
         "a segmentation fault",
         "loading\n",
-        "rank 0 was ended by SIGSEGV (native code read or wrote where it may not)",
+        "rank 0 crashed with SIGSEGV (invalid memory access in native code)",
         code=None,
         signal=signal.SIGSEGV,
+    ),
+    Broken(
+        "a segmentation fault whose Python stack was printed",
+        "loading\nFatal Python error: Segmentation fault\n\n"
+        "Thread 0x00007fe9216d86c0 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/threading.py", line 982 in run\n\n'
+        "Current thread 0x00007fe92225eb80 (most recent call first):\n"
+        '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at\n'
+        f'  File "{WORK}/train.py", line 3 in load\n  File "{WORK}/train.py", line 5 in <module>\n'
+        '  File "/opt/rayjobs/injob/leaving.py", line 87 in _run\n\n'
+        "Extension modules: numpy.linalg._umath_linalg (total: 1)\n",
+        "rank 0 crashed with SIGSEGV (invalid memory access in native code) at train.py:3 in load",
+        code=None,
+        signal=signal.SIGSEGV,
+        lines=(
+            "loading",
+            "Fatal Python error: Segmentation fault",
+            '  File "/usr/lib/python3.11/ctypes/__init__.py", line 519 in string_at',
+            '  File "train.py", line 3 in load',
+            '  File "train.py", line 5 in <module>',
+        ),
+    ),
+    Broken(
+        "an abort while leaving after an exception",
+        "Traceback (most recent call last):\n"
+        f"  File \"{WORK}/train.py\", line 9, in <module>\n    run()\nKeyError: 'loss'\n"
+        "terminate called without an active exception\nFatal Python error: Aborted\n\n"
+        "Current thread 0x00007fe92225eb80 (most recent call first):\n  <no Python frame>\n",
+        "rank 0 crashed with SIGABRT (native code aborted, or an assertion failed): "
+        "KeyError: 'loss' (train.py:9)",
+        code=None,
+        signal=signal.SIGABRT,
+    ),
+    Broken(
+        "a crash of a helper process before the exception",
+        "Fatal Python error: Segmentation fault\n\n"
+        "Current thread 0x00007fe92225eb80 (most recent call first):\n"
+        f'  File "{WORK}/train.py", line 3 in load\n\nTraceback (most recent call last):\n'
+        f'  File "{WORK}/train.py", line 9, in <module>\n    next(loader)\n'
+        "RuntimeError: DataLoader worker (pid 7) is killed by signal: Segmentation fault.\n",
+        "rank 0 exited with code 1: RuntimeError: DataLoader worker (pid 7) is killed by signal: "
+        "Segmentation fault. (train.py:9)",
+    ),
+    Broken(
+        "a breakpoint",
+        f"> {WORK}/train.py(3)f()\n-> x = 1\n(Pdb) \nTraceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 3, in f\n    x = 1\n'
+        '  File "/usr/lib/python3.11/bdb.py", line 94, in trace_dispatch\n    return 1\n'
+        "bdb.BdbQuit\n",
+        "rank 0 exited with code 1: bdb.BdbQuit (train.py:3 in f); breakpoint() cannot stop here: "
+        "a job has no terminal. Debug the script outside a job (`python SCRIPT`), or see where a "
+        "running job is with `rayjobs stacks JOB`",
+    ),
+    Broken(
+        "a question to the user",
+        "Continue? Traceback (most recent call last):\n"
+        f'  File "{WORK}/train.py", line 1, in <module>\n    input("Continue? ")\n'
+        "EOFError: EOF when reading a line\n",
+        "rank 0 exited with code 1: EOFError: EOF when reading a line; input() has nothing to "
+        "read: a job has no terminal. Pass the value as an argument of the script (after `--`), "
+        "or as a file",
     ),
     Broken(
         "a kill from outside",
