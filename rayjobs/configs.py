@@ -15,6 +15,7 @@ from typing import Any
 from rayjobs.data_arguments import DataArguments, Keep, is_data
 from rayjobs.errors import UsageError
 from rayjobs.spec import JobSpec
+from rayjobs.submit.project import default_target
 
 DEFAULT_DURATION_S = 2_592_000
 COMMUNICATORS = ("None", "OpenMpi", "IntelMpi", "Mpi", "Nccl", "Gloo")
@@ -179,7 +180,9 @@ class ScriptRunConfig:
             self.run_config = run_config
         else:
             self.run_config = RunConfiguration()
-            self.run_config.target = "local" if compute_target is None else compute_target
+            self.run_config.target = (
+                default_target().name if compute_target is None else compute_target
+            )
             self.run_config.environment = environment
             self.run_config.max_run_duration_seconds = max_run_duration_seconds
             if docker_runtime_config is not None:

@@ -19,6 +19,7 @@ from rayjobs.data_arguments import is_data
 from rayjobs.environments import requirements
 from rayjobs.environments.definitions import CondaDependencies, Environment
 from rayjobs.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.submit.project import default_target
 
 # What Azure ML calls machines that may be taken away, and others.
 PRIORITIES = {"lowpriority": True, "dedicated": False}
@@ -147,7 +148,7 @@ class Estimator:
         if problems:
             raise SpecError(problems=problems)
         settings = RunConfiguration(framework="PyTorch" if backend != "none" else "Python")
-        settings.target = "local" if compute_target is None else compute_target
+        settings.target = default_target().name if compute_target is None else compute_target
         settings.node_count = nodes
         settings.mpi.process_count_per_node = processes
         settings.communicator = {"mpi": "OpenMpi", "none": "None"}.get(backend, backend)

@@ -23,6 +23,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "logs": ("logs:logs", "Print or follow what a job printed."),
         "wait": ("wait:wait", "Wait for the end of jobs; exit as they did."),
         "cancel": ("cancel:cancel", "Ask jobs to end."),
+        "rerun": ("rerun:rerun", "Run a job again, with changes."),
         "resume": ("resume:resume", "Go on from a job's checkpoint, in a new job."),
         "verify-resume": ("verify_resume:verify_resume", "Kill a script at random; compare."),
         "update": ("update:update", "Change a job's priority, tags or shown name."),
@@ -61,6 +62,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "db": ("db:db", "Upgrade, back up or check a workspace's store."),
     },
     "Other": {
+        "init": ("init:init", "Write the files of a new project."),
         "schema": ("schema:schema", "Print the JSON schema of job files."),
         "completion": ("completion:completion", "Print the completion script of a shell."),
     },

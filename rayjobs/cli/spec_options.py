@@ -128,7 +128,11 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
     _option("--source", metavar="DIR", help="Folder that goes along; else the script's own."),
     _option("-c", "--command", metavar="TEXT", help="Shell text to run instead of a script."),
-    _option("--target", metavar="NAME", help="Where to run [local]."),
+    _option(
+        "--target",
+        metavar="NAME",
+        help="Where to run; default: see `rayjobs target use`.",
+    ),
     _option("--cold", is_flag=True, default=None, help="A fresh interpreter for each process."),
     _option("--log-cap", metavar="SIZE", help="Keep start and end of a longer log [1GiB]."),
 )

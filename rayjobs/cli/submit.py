@@ -20,6 +20,7 @@ from rayjobs.errors import Problem, SpecError, TargetError
 
 if TYPE_CHECKING:
     from rayjobs.spec import JobSpec
+    from rayjobs.submit.project import Project
     from rayjobs.submitting import Submitted
     from rayjobs.workspace_files import OpenWorkspace
 
@@ -55,6 +56,12 @@ class SubmitCommand(click.Command):
         except click.NoSuchOption as error:
             text = f"{error.format_message()} Arguments of the script come after `--`."
             raise click.UsageError(text, ctx) from error
+
+
+def script_arguments() -> tuple[str, ...] | None:
+    """Return what stands after ``--`` on this command line; None where there is no ``--``."""
+    given = click.get_current_context().meta.get(_ARGUMENTS)
+    return None if given is None else tuple(given)
 
 
 @click.command(cls=SubmitCommand, epilog=EPILOG)
@@ -100,8 +107,12 @@ def submit(
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
+    from rayjobs.submit.project import load_project
+
+    project = load_project()
+    experiment = experiment or project.experiment
     try:
-        spec = typed_spec(script, file, options)
+        spec = typed_spec(script, file, options, project)
         if dry_run:
             return _show_plan(settings, spec, experiment)
         with settings.open(create=True) as workspace:
@@ -115,18 +126,21 @@ def submit(
     return Exit.DONE
 
 
-def typed_spec(script: str | None, file: str | None, options: dict[str, Any]) -> JobSpec:
-    """Return the spec that the file and the options give together.
+def typed_spec(
+    script: str | None, file: str | None, options: dict[str, Any], project: Project
+) -> JobSpec:
+    """Return the spec that options, the file and the project's defaults give, in this order.
 
     Raises:
         SpecError: all that is wrong with either, and with the script's path, at once.
     """
     from rayjobs.spec_file import build_spec, load_spec_file, merge
+    from rayjobs.submit.project import with_defaults
 
     problems: list[Problem] = []
-    context = click.get_current_context()
-    typed = from_options(script, context.meta.get(_ARGUMENTS, ()), options, problems)
+    typed = from_options(script, script_arguments() or (), options, problems)
     data = typed if file is None else merge(load_spec_file(file), typed)
+    data = with_defaults(data, project)
     if "name" not in data:
         data["name"] = _name_of(data.get("script"))
         context.meta[_DEFAULT_NAME] = True

@@ -69,12 +69,16 @@ def create(
     """Submit the sweep in FILE. On a terminal the command stays with it; Ctrl-C detaches."""
     import sys
 
+    from rayjobs.submit.project import load_project, with_defaults
     from rayjobs.tuning.submitter import submit_sweep
     from rayjobs.tuning.sweep_file import load_sweep
 
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
+    project = load_project()
     spec = load_sweep(file)
+    spec = spec.model_copy(update={"job": with_defaults(spec.job, project)})
+    experiment = experiment or project.experiment
     with settings.open(create=True) as workspace:
         if dry_run:
             return _show_plan(settings, workspace, spec)

@@ -44,6 +44,7 @@ Examples:
   rayjobs target ls
   rayjobs target start                     the local one
   rayjobs target create lab --address 10.0.0.5:6379 --token-file ~/.lab-token
+  rayjobs target use lab                   jobs run there from now on
 """
 
 
@@ -154,6 +155,42 @@ def ls(settings: Settings) -> None:
     ]
     header = ("NAME", "KIND", "STATE", "WORK", "ADDRESS", "NODES")
     click.echo(table(rows, header, colours=colours))
+
+
+@target.command(
+    epilog="\b\nExamples:\n"
+    "  rayjobs target use lab        jobs run on lab from now on\n"
+    "  rayjobs target use            print the default target and what sets it\n"
+    "  rayjobs target use local      back to this machine\n"
+)
+@click.argument("name", required=False, metavar="[NAME]", type=TargetName())
+@json_option
+@common_options
+@click.pass_obj
+def use(settings: Settings, name: str | None) -> None:
+    """Choose the default target: where jobs run that name none.
+
+    --target and a job file come first, then RAYJOBS_TARGET, then `target:` in the nearest
+    rayjobs.yaml, then this choice, which holds for all projects of this user on this machine.
+    """
+    from rayjobs.submit.project import default_target, use_target
+
+    if name is not None:
+        from rayjobs.compute.targetrecord import load_target
+        from rayjobs.paths import home
+
+        load_target(name, home=home())  # says which targets there are when there is no such
+        use_target(name)
+    found = default_target()
+    if settings.as_json:
+        print_json({"target": found.name, "set_by": found.origin})
+        return
+    click.echo(found.name)
+    settings.note(f"set by {found.origin}")
+    if name is not None and found.name != name:
+        settings.note(
+            f"your choice {name} is stored, but {found.origin} comes first and says {found.name}"
+        )
 
 
 @target.command(epilog="\b\nExample:\n  rayjobs target show local --json\n")

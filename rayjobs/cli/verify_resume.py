@@ -88,11 +88,14 @@ def verify_resume(
         )
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
+    from rayjobs.submit.project import load_project
     from rayjobs.verifying import Asked, verify
     from rayjobs.verifying_compare import Tolerance
 
+    project = load_project()
+    experiment = experiment or project.experiment
     try:
-        spec = typed_spec(script, file, options)
+        spec = typed_spec(script, file, options, project)
         asked = Asked(
             spec=spec,
             experiment=experiment or spec.name,

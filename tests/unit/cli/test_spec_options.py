@@ -10,6 +10,7 @@ import pytest
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import submit, typed_spec
 from rayjobs.spec import JobSpec, Resources
+from rayjobs.submit.project import Project
 from tests.unit.cli.conftest import Terminal
 
 OPTIONS = [
@@ -51,7 +52,7 @@ def spec_of(*arguments: str) -> JobSpec:
     context = submit.make_context("submit", list(arguments), obj=Settings())
     with context:
         options = dict(context.params)
-        return typed_spec(options.pop("script"), options.pop("file"), options)
+        return typed_spec(options.pop("script"), options.pop("file"), options, Project())
 
 
 def test_options_and_a_file_give_the_same_spec(project: Path) -> None:

@@ -1,0 +1,182 @@
+"""Defaults of a project and of a user: `rayjobs.yaml`, ``RAYJOBS_TARGET``, ``target use``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.errors import Problem, SpecError
+from rayjobs.paths import home as default_home
+
+FILE = "rayjobs.yaml"
+TARGET_VARIABLE = "RAYJOBS_TARGET"
+LOCAL = "local"
+_KEYS = ("target", "experiment", "job")
+# What each job says for itself.
+_NOT_DEFAULTS = ("script", "command", "version", "name", "array", "source_directory")
+
+
+@dataclass(frozen=True)
+class Project:
+    """What a project's `rayjobs.yaml` says; all empty where there is no such file.
+
+    Attributes:
+        path: The file.
+        job: Keys of job files, as written there: the defaults of every job of the project.
+    """
+
+    path: Path | None = None
+    target: str | None = None
+    experiment: str | None = None
+    job: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TargetChoice:
+    """The target of jobs that name none, and what says so."""
+
+    name: str
+    origin: str
+
+
+def find_file(start: Path | None = None) -> Path | None:
+    """Return the nearest `rayjobs.yaml` of this user, from `start` (the working directory) up."""
+    here = Path.cwd() if start is None else start
+    for folder in (here, *here.parents):
+        found = folder / FILE
+        # A file that another user put above ours (say, in /tmp) does not count.
+        if found.is_file() and found.stat().st_uid == os.getuid():
+            return found
+    return None
+
+
+def load_project(start: Path | None = None) -> Project:
+    """Return the defaults of the project that `start` (the working directory) belongs to.
+
+    Raises:
+        SpecError: the file is not YAML, or has keys or values that mean nothing; all at once.
+    """
+    path = find_file(start)
+    if path is None:
+        return Project()
+    data = _read(path)
+    problems: list[Problem] = []
+    for key in data:
+        if key not in _KEYS:
+            near = difflib.get_close_matches(str(key), _KEYS, n=1)
+            remedy = (
+                f"Did you mean `{near[0]}`?"
+                if near
+                else f"Its keys are {', '.join(_KEYS)}; defaults of jobs go below `job`."
+            )
+            problems.append(Problem(str(key), "is not a known key.", remedy))
+    for key in ("target", "experiment"):
+        if key in data and (not isinstance(data[key], str) or not data[key]):
+            problems.append(Problem(key, f"{data[key]!r} is not a name."))
+    job = data.get("job") or {}
+    if not isinstance(job, dict):
+        problems.append(Problem("job", "must hold `key: value` lines, such as `priority: 5`."))
+        job = {}
+    for key in _NOT_DEFAULTS:
+        if job.pop(key, None) is not None:
+            problems.append(
+                Problem(f"job.{key}", "cannot be a default of all jobs.", "Write it in a job file.")
+            )
+    if "target" in job and "target" in data:
+        problems.append(Problem("job.target", "repeats `target`.", "Give one of them only."))
+    from rayjobs.environments.reading import anchored
+
+    if "environment" in job:
+        job["environment"] = anchored(job["environment"], path.absolute().parent)
+    problems += _problems_of(job)
+    if problems:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        raise SpecError(f"{path} has {count}", problems=problems)
+    target = data.get("target") or job.pop("target", None)
+    return Project(path, target, data.get("experiment"), job)
+
+
+def default_target(project: Project | None = None) -> TargetChoice:
+    """Return the target of jobs that name none.
+
+    Order: ``RAYJOBS_TARGET``, the project's `rayjobs.yaml`, ``rayjobs target use``, ``local``.
+
+    Args:
+        project: The project's defaults; None looks for them from the working directory upward.
+
+    Raises:
+        SpecError: `project` is None and the project's file is wrong.
+    """
+    named = os.environ.get(TARGET_VARIABLE)
+    if named:
+        return TargetChoice(named, TARGET_VARIABLE)
+    found = load_project() if project is None else project
+    if found.target:
+        return TargetChoice(found.target, str(found.path))
+    try:
+        chosen = _choice_file().read_text(encoding="utf-8").strip()
+    except OSError:
+        chosen = ""
+    if chosen:
+        return TargetChoice(chosen, "rayjobs target use")
+    return TargetChoice(LOCAL, "default")
+
+
+def use_target(name: str) -> None:
+    """Make `name` this user's default target on this machine; ``local`` takes the choice back."""
+    path = _choice_file()
+    if name == LOCAL:
+        path.unlink(missing_ok=True)
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.write_text(f"{name}\n", encoding="utf-8")
+    fresh.replace(path)
+
+
+def with_defaults(data: Mapping[str, Any], project: Project) -> dict[str, Any]:
+    """Return what a job file and options say, on top of the project's and the user's defaults."""
+    from rayjobs.spec_file import merge
+
+    merged = merge(project.job, data)
+    if merged.get("target") is None:
+        merged["target"] = default_target(project).name
+    return merged
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from rayjobs.spec_file import FILE_LIMIT
+    from rayjobs.spec_text import parse_yaml
+
+    try:
+        with path.open("rb") as stream:
+            text = stream.read(FILE_LIMIT + 1).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path} cannot be read: {error}") from error
+    if len(text) > FILE_LIMIT:
+        raise SpecError(f"{path} is larger than {FILE_LIMIT // 1024} KiB")
+    data = parse_yaml(text, str(path))
+    if data is None:  # comments alone
+        return {}
+    if not isinstance(data, dict):
+        raise SpecError(f"{path} must hold `key: value` lines, such as `target: local`")
+    return data
+
+
+def _choice_file() -> Path:
+    return default_home() / "default-target"
+
+
+def _problems_of(job: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong with a job that has nothing but these defaults and a script."""
+    from rayjobs.spec_file import build_spec, merge
+
+    try:
+        build_spec(merge(job, {"script": "-", "name": "defaults"}))
+    except SpecError as error:
+        return [Problem(f"job.{one.path}", one.message, one.remedy) for one in error.problems]
+    return []

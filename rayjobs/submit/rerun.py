@@ -1,0 +1,151 @@
+"""Run a job again: the same code and spec, with changes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.errors import Problem, SpecError, UsageError
+
+if TYPE_CHECKING:
+    from rayjobs.submitting import Submitted
+    from rayjobs.workspace_files import OpenWorkspace
+
+
+def rerun(
+    workspace: OpenWorkspace,
+    job_id: str,
+    *,
+    settings: Sequence[str] = (),
+    arguments: Sequence[str] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    new_code: bool = False,
+    idempotency_key: str | None = None,
+    wake: bool = True,
+) -> Submitted:
+    """Submit a new job with a job's spec and code.
+
+    A member of an array becomes an array of one; what the job waited for is left out.
+
+    Args:
+        job_id: Whatever names the job.
+        settings: Texts ``KEY=VALUE``: a key of job files (dots go deeper), or an option of the
+            script (``--lr=0.1``), which is replaced among its arguments, or added.
+        arguments: The script's arguments instead of the job's; None keeps those.
+        changes: Fields of the spec that differ, such as ``{"name": "again"}``.
+        new_code: Pack the source directory as it is now, instead of the job's snapshot.
+        wake: Wake the target, or start it in the background where it is not running.
+
+    Raises:
+        NotFoundError: there is no such job, or its snapshot was pruned.
+        UsageError: it is a sweep; `new_code`, and its source directory is not known.
+        SpecError: a setting is wrong; all problems at once.
+    """
+    from rayjobs.spec_file import build_spec, merge
+    from rayjobs.submitting import submit
+
+    job = workspace.store.find(job_id)
+    if job.kind == "sweep":
+        raise UsageError(
+            f"{job.id} is a sweep. Create it again from its file: rayjobs sweep create -f FILE; "
+            f"or run one of its trials again"
+        )
+    if new_code and job.spec.source_directory is None:
+        raise UsageError(f"{job.id} has no source directory, so there is no newer code to pack")
+    values = {**job.spec.model_dump(mode="json"), "depends_on": []}
+    if arguments is not None:
+        values["arguments"] = list(arguments)
+    if job.array_index is not None and job.spec.array is not None:
+        # Its script goes by index and count: they stay what they were in the array.
+        count = job.spec.array.count or len(job.spec.array.expand())
+        values["array"] = {"indices": str(job.array_index), "limit": None, "count": count}
+    given, values["arguments"] = _read(settings, values["arguments"])
+    spec = build_spec(merge(merge(values, given), changes or {}))
+    source = Path(job.spec.source_directory) if new_code and job.spec.source_directory else None
+    return submit(
+        workspace,
+        spec,
+        source=source,
+        experiment=job.experiment,
+        snapshot=None if new_code else job.snapshot,
+        idempotency_key=idempotency_key,
+        wake=wake,
+    )
+
+
+def _read(settings: Sequence[str], arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the spec's part that settings give, and the script's arguments with theirs."""
+    given: dict[str, Any] = {}
+    changed = list(arguments)
+    problems = []
+    for text in settings:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip("-. "):
+            problems.append(
+                Problem(
+                    "--set",
+                    f"{text!r} has no KEY=.",
+                    "Write --set resources.gpus=1, or --set --lr=0.1 for the script's own option.",
+                )
+            )
+        elif key.startswith("-"):
+            changed = with_argument(changed, key, value)
+        elif f"--{key}" in {one.partition("=")[0] for one in arguments} and not _is_key(key):
+            problems.append(
+                Problem(
+                    "--set",
+                    f"{key!r} is an option of the script, not a key of a job.",
+                    f"Write --set --{key}={value}.",
+                )
+            )
+        else:
+            _put(given, key.split("."), _value(value))
+    if problems:
+        raise SpecError(problems=problems)
+    return given, changed
+
+
+def with_argument(arguments: Sequence[str], option: str, value: str) -> list[str]:
+    """Return a script's arguments with one option's value replaced, or added at the end.
+
+    The last occurrence counts, as for argparse; ``--lr 0.1`` and ``--lr=0.1`` keep their form.
+    """
+    changed = list(arguments)
+    for at in range(len(changed) - 1, -1, -1):
+        if changed[at].startswith(f"{option}="):
+            changed[at] = f"{option}={value}"
+            return changed
+        if changed[at] == option and at + 1 < len(changed):
+            changed[at + 1] = value
+            return changed
+    return [*changed, option, value]
+
+
+def _is_key(key: str) -> bool:
+    from rayjobs.spec import JobSpec
+    from rayjobs.spec_problems import SHORT_KEYS
+
+    top = key.partition(".")[0]
+    return top in JobSpec.model_fields or top in SHORT_KEYS[""]
+
+
+def _put(data: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    *parts, last = path
+    for part in parts:
+        inner = data.setdefault(part, {})
+        if not isinstance(inner, dict):
+            inner = data[part] = {}
+        data = inner
+    data[last] = value
+
+
+def _value(text: str) -> Any:
+    """Return a list or mapping that was written as JSON; any other text as it is."""
+    if text[:1] in ("[", "{"):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    return text
