@@ -39,7 +39,7 @@ job's checkpoint, see `rayjobs resume`.
     metavar="KEY=VALUE",
     help="Change a key of the job (see `rayjobs schema`) or an option of its script; repeatable.",
 )
-@click.option("-n", "--name", metavar="NAME", help="Name of the new job; default: the same.")
+@click.option("-n", "--name", metavar="NAME", help="Name of the new job; default: numbered.")
 @click.option("--target", metavar="NAME", help="Where to run; default: where the job ran.")
 @click.option("--new-code", is_flag=True, help="Pack the source folder as it is now.")
 @click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")

@@ -143,7 +143,7 @@ def typed_spec(
     data = with_defaults(data, project)
     if "name" not in data:
         data["name"] = _name_of(data.get("script"))
-        context.meta[_DEFAULT_NAME] = True
+        click.get_current_context().meta[_DEFAULT_NAME] = True
     try:
         spec = build_spec(data)
         if spec.resume_from is not None and spec.script is not None:

@@ -54,7 +54,8 @@ def rerun(
         )
     if new_code and job.spec.source_directory is None:
         raise UsageError(f"{job.id} has no source directory, so there is no newer code to pack")
-    values = {**job.spec.model_dump(mode="json"), "depends_on": []}
+    # The displayed name tells jobs apart, so the new job gets one of its own: train-2 of train-1.
+    values = {**job.spec.model_dump(mode="json"), "depends_on": [], "display_name": None}
     if arguments is not None:
         values["arguments"] = list(arguments)
     if job.array_index is not None and job.spec.array is not None:
@@ -72,6 +73,7 @@ def rerun(
         snapshot=None if new_code else job.snapshot,
         idempotency_key=idempotency_key,
         wake=wake,
+        numbered="name" not in (changes or {}),
     )
 
 
