@@ -127,8 +127,8 @@ class Catalogue(Protocol):
     def set_dataset_tags(self, id: str, tags: Mapping[str, str]) -> DatasetRecord:
         """Replace the tags of one version. Raises DatasetNotFound."""
 
-    def remove_dataset(self, name: str) -> None:
-        """Forget all versions; the data stays. Version numbers are not used again."""
+    def remove_dataset(self, name: str, version: int | None = None) -> None:
+        """Remove one version, or all for None; the data stays. Numbers are not used again."""
 
 
 class MemoryCatalogue:
@@ -249,10 +249,14 @@ class MemoryCatalogue:
             versions[versions.index(before)] = after
         return after
 
-    def remove_dataset(self, name: str) -> None:
+    def remove_dataset(self, name: str, version: int | None = None) -> None:
         """See `Catalogue`."""
         with self._lock:
-            self._datasets.pop(name, None)
+            if version is None:
+                self._datasets.pop(name, None)
+                return
+            versions = self._datasets.get(name, [])
+            versions[:] = [record for record in versions if record.version != version]
 
 
 def datastore_exists(name: str) -> DatastoreExists:

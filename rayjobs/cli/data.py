@@ -256,6 +256,40 @@ def register(
     settings.note(f"use it: rayjobs submit … --input data=dataset:{name}{mode}")
 
 
+@data.command(
+    epilog="\b\nExamples:\n  rayjobs data rm digits:2\n  rayjobs data rm digits:2 --force\n"
+)
+@click.argument("name", metavar="NAME:VERSION")
+@click.option("--force", is_flag=True, help="Also when the lineage of a model names it.")
+@json_option
+@common_options
+@click.pass_obj
+def rm(settings: Settings, name: str, force: bool) -> None:
+    """Delete one version of a dataset from the registry; its files stay in their datastore.
+
+    Refused while an unfinished job reads it, or (without --force) when a model was made of it.
+    Its number is not given again.
+    """
+    from rayjobs.datastore.catalogue import parse_version
+    from rayjobs.housekeeping.deletion import delete_dataset
+
+    title, _, text = name.removeprefix(DATASET).partition(":")
+    with settings.open() as workspace:
+        version = parse_version(text or None)
+        if version is None:
+            newest = workspace.catalogue.dataset(title).version
+            raise click.UsageError(
+                f"{name!r} names no version; the newest is {title}:{newest}. Write NAME:VERSION."
+            )
+        uses = delete_dataset(workspace, title, version, force=force)
+    if settings.as_json:
+        print_json({"deleted": f"{title}:{version}", "models": list(uses.models)})
+        return
+    click.echo(f"deleted {title}:{version}; its files stay where they are")
+    if uses.models:
+        settings.note(f"these models were made of it: {', '.join(uses.models)}")
+
+
 @data.command(epilog="\b\nExamples:\n  rayjobs data show digits\n  rayjobs data show digits:2\n")
 @click.argument("name", metavar="NAME[:VERSION]")
 @json_option

@@ -25,6 +25,7 @@ Examples:
   rayjobs model lineage mnist:3
   rayjobs model alias mnist:3 live
   rayjobs model download mnist@live -o models
+  rayjobs model rm mnist:1
 
 A model is named NAME (its newest version), NAME:VERSION or NAME@ALIAS.
 """
@@ -274,6 +275,39 @@ def download(settings: Settings, model: str, output: str, force: bool) -> None:
         print_json({"model": found.id, "path": path})
     else:
         click.echo(path)
+
+
+@model.command(
+    epilog="\b\nExamples:\n  rayjobs model rm mnist:3\n  rayjobs model rm mnist:3 --force\n"
+)
+@MODEL
+@click.option("--force", is_flag=True, help="Also with aliases that point to it.")
+@json_option
+@common_options
+@click.pass_obj
+def rm(settings: Settings, model: str, force: bool) -> None:
+    """Delete one version of a model; its number is not given again.
+
+    Name the version: NAME:VERSION. `rayjobs prune` frees the files that nothing else needs.
+    """
+    from rayjobs import models
+    from rayjobs.housekeeping.deletion import delete_model
+
+    with settings.open() as workspace:
+        if ":" not in model:
+            models.find(workspace, model)
+            raise click.UsageError(
+                f"{model!r} names no version; `rayjobs model ls -a` lists them. Write NAME:VERSION."
+            )
+        found = models.find(workspace, model)
+        aliases = delete_model(workspace, found.name, found.version, force=force)
+    title = f"{found.name}:{found.version}"
+    if settings.as_json:
+        print_json({"deleted": title, "aliases": list(aliases)})
+        return
+    click.echo(f"deleted {title}")
+    for one in aliases:
+        settings.note(f"deleted its alias {found.name}@{one}")
 
 
 def _find(settings: Settings, text: str) -> Model:

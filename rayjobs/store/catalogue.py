@@ -196,12 +196,13 @@ class StoreCatalogue:
             )
         return replace(kept, tags=dict(tags))
 
-    def remove_dataset(self, name: str) -> None:
+    def remove_dataset(self, name: str, version: int | None = None) -> None:
         """See `Catalogue`."""
         with self._database.write(durable=True) as connection:
             connection.execute(
-                "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL",
-                {"name": name, "now": to_text(self._clock.now())},
+                "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL"
+                " AND (:version IS NULL OR version = :version)",
+                {"name": name, "version": version, "now": to_text(self._clock.now())},
             )
 
 

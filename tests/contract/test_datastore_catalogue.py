@@ -126,6 +126,17 @@ class CatalogueContract:
             catalogue.dataset("digits")
         assert catalogue.add_dataset(a_dataset(id="b")).version == 2
 
+    def test_one_version_can_be_removed(self, catalogue: Catalogue) -> None:
+        for id in "abc":
+            catalogue.add_dataset(a_dataset(id=id), create_new_version=True)
+        catalogue.remove_dataset("digits", 3)
+        assert catalogue.dataset("digits").version == 2
+        catalogue.remove_dataset("digits", 1)
+        assert [one.version for one in catalogue.dataset_versions("digits")] == [2]
+        with pytest.raises(DatasetNotFound):
+            catalogue.dataset_by_id("a")
+        assert catalogue.add_dataset(a_dataset(id="d"), create_new_version=True).version == 4
+
     def test_writers_at_once_get_different_versions(self, catalogue: Catalogue) -> None:
         def write(number: int) -> None:
             record = a_dataset(id=f"id-{number}")

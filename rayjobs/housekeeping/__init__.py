@@ -1,0 +1,1 @@
+"""What keeps a workspace and a machine tidy."""
