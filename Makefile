@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench soak prove clean
+.PHONY: help setup demo test quick check format bench soak prove clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,11 +19,16 @@ help: ## this list
 setup: ## virtual environment, Python packages, system packages where allowed
 	@tools/setup.sh
 
-demo: setup ## train on real digits through the queue: live lines, metrics, stored files
+demo: ## train on real digits through the queue: live lines, metrics, stored files
+	@tools/setup.sh --without-horovod
 	@$(PYTHON) examples/demo.py
 
 test: check ## everything CI runs: checks and all tests
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" --durations=15 $(PYTEST_ARGS)
+
+quick: check ## the checks and the tests that start neither Ray nor a server: for the loop
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \
+		-m "not slow and not ray and not storage and not conformance" $(PYTEST_ARGS)
 
 check: setup ## format, lint, types, layers, texts, links
 	@tools/check.sh

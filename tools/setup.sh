@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
-# Makes .venv/ with everything the tests and the demo need, and the system packages of tools/apt.txt.
+# Makes .venv/ with everything the tests need, and the system packages of tools/apt.txt.
 # Safe to run again and again: nothing is done twice as long as its inputs are the same.
+#   --without-horovod   leaves out Horovod, which takes minutes to compile: enough for the demo
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 ROOT=$PWD
 VENV=$ROOT/.venv
-STAMP=$VENV/.rayjobs-setup
+STAMP=$VENV/.rayjobs-setup # the Python packages are there
+HOROVOD_STAMP=$VENV/.rayjobs-setup-horovod
+horovod=true
+[[ ${1:-} == --without-horovod ]] && horovod=false
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 
@@ -83,11 +87,28 @@ compiled() {
     "$VENV/bin/python" -m compileall -q "$@" >/dev/null || true
 }
 
-if [[ -x $VENV/bin/python && -x $VENV/bin/rayjobs && -f $STAMP && $(<"$STAMP") == "$key" ]]; then
+has() { [[ -f $1 && $(<"$1") == "$key" ]]; }
+
+# Some minutes, once for each version of PyTorch: the wheel is kept in the user's cache folder. Where
+# it cannot be built (no compiler, no network) the tests of Horovod say so and are skipped.
+build_horovod() {
+    $horovod && ! has "$HOROVOD_STAMP" || return 0
+    rm -f "$HOROVOD_STAMP"
+    if nice "$VENV/bin/rayjobs" horovod install --if-needed --cpu; then
+        printf '%s\n' "$key" >"$HOROVOD_STAMP"
+    else
+        # No stamp: the next run tries again.
+        say "Horovod cannot be built here (see above): its tests are skipped. Try again:" \
+            ".venv/bin/rayjobs horovod install"
+    fi
+}
+
+if [[ -x $VENV/bin/python && -x $VENV/bin/rayjobs ]] && has "$STAMP"; then
     compiled rayjobs tuning datastore
+    build_horovod
     exit 0
 fi
-rm -f "$STAMP"
+rm -f "$STAMP" "$HOROVOD_STAMP"
 
 if ! "$VENV/bin/python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     say "making the virtual environment .venv with $("$python" -V)"
@@ -130,13 +151,6 @@ for name in annotated_types click pathspec platformdirs psutil pydantic pydantic
 done
 compiled rayjobs tuning datastore "${commands[@]}"
 
-# Some minutes, once for each version of PyTorch: the wheel is kept in the user's cache folder. Where
-# it cannot be built (no compiler, no network) the tests of Horovod say so and are skipped.
-if ! nice "$VENV/bin/rayjobs" horovod install --if-needed --cpu; then
-    say "Horovod cannot be had here (see above): its tests are skipped. Try again: .venv/bin/rayjobs horovod install"
-    # No stamp: the next run tries again.
-    exit 0
-fi
-
 printf '%s\n' "$key" >"$STAMP"
+build_horovod
 say "ready: .venv/bin/rayjobs"

@@ -103,7 +103,9 @@ def test_names_the_versions_of_this_checkout(cluster: dict[str, Any]) -> None:
     ray_version = re.search(r"^ray==(\S+)", pins, re.MULTILINE)
     assert ray_version is not None
     assert f":{ray_version.group(1)}-" in cluster["docker"]["image"]
-    assert any(f"=={project['version']}" in command for command in cluster["setup_commands"])
+    wheel = f"~/rayjobs-dist/rayjobs-{project['version']}-*.whl"
+    assert any(wheel in command for command in cluster["setup_commands"])
+    assert cluster["file_mounts"]["~/rayjobs-dist"] == "dist"  # where `uv build` puts the wheel
 
 
 def test_every_node_gets_open_mpi(cluster: dict[str, Any]) -> None:
