@@ -2,37 +2,76 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayjobs.cli.jobviews import earlier_runs, job_json, name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import Outlook, outlooks
-from rayjobs.cli.output import ago_text, duration_text, print_json_rows, state_colour, table
-from rayjobs.cli.params import pairs
+from rayjobs.cli.output import (
+    ago_text,
+    cut,
+    duration_text,
+    print_json_rows,
+    state_colour,
+    table,
+    width,
+)
+from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.errors import NotFoundError
 from rayjobs.records import JobLine
 from rayjobs.states import FINAL, JobState
 from rayjobs.store.base import Store
+from rayjobs.terminal import plain_text
+
+if TYPE_CHECKING:
+    from rayjobs.results.values import Values
 
 FINISHED_SHOWN = 10
 WATCH_EVERY_S = 1.0
+REASON_WANTED = 40  # columns; where the terminal leaves less, other columns are left out
 STATES = {str(state).lower(): state for state in JobState}
 
 EPILOG = """\b
 Examples:
-  rayjobs ls                      not finished, and the last 10 that ended
-  rayjobs ls -a -s failed         all that failed
+  rayjobs ls                      unfinished jobs, and the last 10 that ended
+  rayjobs ls -a -s failed         all failed jobs
   rayjobs ls -e mnist --tag seed=3
-  rayjobs ls --expand             each member of an array on a line of its own
+  rayjobs ls --columns lr,val_accuracy --sort -val_accuracy -n 20
+  rayjobs ls --filter 'accuracy>0.9' --filter lr=0.1 --filter state=Completed
+  rayjobs ls --expand             each member of an array on its own line
   rayjobs ls --json | jq '.[].id'
+  rayjobs queue                   running and waiting jobs, in queue order
+
+Columns, --sort and --filter take metrics (their last value), arguments of the
+script, tags, and: name, experiment, state, user, target, priority, attempt,
+failure, reason, age, waited, ran. Write metric:NAME, arg:NAME or tag:NAME where
+two of them have the same name. Operators of --filter: = != > >= < <= and ~
+(contains); text may hold * as a wildcard. Without -n, --sort and --filter look
+at all jobs.
 """
 
 
+@dataclass(frozen=True)
+class _Listing:
+    """Jobs in the order in which they are shown, with what is known of them."""
+
+    jobs: Sequence[JobLine] = ()
+    seen: Mapping[str, Outlook] = field(default_factory=dict)
+    earlier_s: Mapping[str, float] = field(default_factory=dict)
+    columns: Sequence[Values] = ()
+    is_empty: bool = False  # the workspace has no job at all
+    where: str | None = None
+
+
 @click.command(epilog=EPILOG)
-@click.option("-a", "--all", "show_all", is_flag=True, help="All jobs, however long ago.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All jobs, however old.")
 @click.option(
     "-s",
     "--state",
@@ -41,57 +80,119 @@ Examples:
     type=click.Choice(sorted(STATES), case_sensitive=False),
     help="Only jobs in this state (repeatable).",
 )
-@click.option("-e", "--experiment", metavar="NAME", help="Only jobs of this experiment.")
-@click.option("--parent", metavar="JOB", help="Only the children of a sweep, or of an array.")
+@click.option(
+    "-e",
+    "--experiment",
+    metavar="NAME",
+    help="Only jobs of this experiment.",
+)
+@click.option(
+    "--parent",
+    metavar="JOB",
+    help="Only the children of a sweep, or of an array.",
+)
 @click.option("--expand", is_flag=True, help="List the members of arrays too.")
 @click.option("--target", metavar="NAME", help="Only jobs for this target.")
 @click.option("--tag", metavar="K=V", help="Only jobs with this tag.")
+@click.option(
+    "-c",
+    "--columns",
+    multiple=True,
+    metavar="NAME,...",
+    type=Names("columns", separator=","),
+    help="Show these metrics, arguments or tags as columns.",
+)
+@click.option(
+    "--sort",
+    metavar="[-]NAME",
+    type=Names("columns", prefix="-"),
+    help="Sort by a column; -NAME: highest first.",
+)
+@click.option(
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="CONDITION",
+    help="Only jobs that meet it, e.g. 'accuracy>0.9' (repeatable: all of them).",
+)
 @click.option("-n", "--limit", type=click.IntRange(1), metavar="N", help="At most N jobs.")
-@click.option("-w", "--watch", is_flag=True, help="Show again every second, until Ctrl-C.")
+@click.option("-w", "--watch", is_flag=True, help="Refresh every second, until Ctrl-C.")
 @json_option
 @common_options
 @click.pass_obj
 def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
-    """List jobs: those that are not finished, and the last ones that ended.
+    """List jobs: the unfinished ones, and the last ones that ended.
 
     An array is one line, with how many of its members are in each state.
 
     ID is the last part of a job's id; every command takes it.
     """
+    chosen["is_queue"] = click.get_current_context().info_name == "queue"
+    chosen["columns"] = [
+        name.strip() for text in chosen["columns"] for name in text.split(",") if name.strip()
+    ]
     if watch and settings.as_json:
         raise click.UsageError("--watch and --json do not go together: JSON is printed once.")
-    if not watch:
-        _show(settings, chosen)
+    if watch:
+        _watch(settings, chosen)
         return 0
-    while True:
-        click.clear()
-        _show(settings, chosen)
-        time.sleep(WATCH_EVERY_S)
+    found = _read(settings, chosen)
+    if settings.as_json:
+        print_json_rows([_row_json(job, found) for job in found.jobs])
+    elif found.jobs:
+        click.echo(_table(found, settings))
+        for one in found.columns:
+            if one.note:
+                settings.note(f"{one.note}.")
+    elif found.where is not None:
+        settings.note(_none_text(found, chosen))
+    return 0
 
 
-def _show(settings: Settings, chosen: dict[str, Any]) -> None:
+def _none_text(found: _Listing, chosen: Mapping[str, Any]) -> str:
+    if found.is_empty:
+        return f"No jobs yet in {found.where}. Submit one: rayjobs submit train.py"
+    if chosen["is_queue"]:
+        return "No job is running or waiting; `rayjobs ls` lists the last ones that ended."
+    return f"No job in {found.where} matches; `rayjobs ls -a` lists all."
+
+
+def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
     try:
         with settings.open() as workspace:
-            jobs = _select(workspace.store, chosen)
-            seen = outlooks(workspace.path, jobs, store=workspace.store)
-            earlier = earlier_runs(workspace.store, jobs)
-            where = workspace.path
+            store = workspace.store
+            jobs, columns = _select(store, chosen)
+            seen = outlooks(workspace.path, jobs, store=store)
+            if chosen["is_queue"] and not chosen["sort"]:
+                jobs = sorted(jobs, key=lambda job: _queue_place(job, seen[job.id]))
+                jobs = jobs[: chosen["limit"]]
+            return _Listing(
+                jobs=jobs,
+                seen=seen,
+                earlier_s=earlier_runs(store, jobs),
+                columns=columns,
+                is_empty=not jobs and not store.counts(),
+                where=str(workspace.path),
+            )
     except NotFoundError as error:
         if settings.workspace is not None:
             raise
-        jobs, seen, earlier, where = [], {}, {}, None
         settings.note(f"{error.message}.")
-    if settings.as_json:
-        print_json_rows(
-            [job_json(job, seen[job.id], earlier_s=earlier.get(job.id)) for job in jobs]
-        )
-    elif jobs:
-        click.echo(_table(jobs, seen, earlier, settings))
-    elif where is not None:
-        settings.note(f"no such jobs in {where}; `rayjobs ls -a` lists all.")
+        return _Listing()
 
 
-def _select(store: Store, chosen: dict[str, Any]) -> list[JobLine]:
+def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
+    """Return where a job belongs in the queue: what runs, what waits by its place, what ended."""
+    if job.state in FINAL:
+        return (3, 0, 0, -job.serial)
+    if job.state is not JobState.QUEUED and outlook.state != str(JobState.QUEUED):
+        return (0, 0, 0, job.serial)
+    if outlook.position is not None:
+        return (1, outlook.position, 0, 0)
+    return (2, 0, -job.priority, job.serial)
+
+
+def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[Values]]:
     filters: dict[str, Any] = {
         "experiment": chosen["experiment"],
         "target": chosen["target"],
@@ -104,37 +205,167 @@ def _select(store: Store, chosen: dict[str, Any]) -> list[JobLine]:
         [(name, value)] = pairs([chosen["tag"]], option="--tag", example="seed=3").items()
         filters["tag"] = (name, value)
     limit = chosen["limit"]
+    if chosen["columns"] or chosen["sort"] or chosen["filters"]:
+        return _with_values(store, chosen, filters)
+    if chosen["is_queue"]:
+        limit = None  # cut once they are in order
+    return _in_scope(store, chosen, filters, limit=limit), []
+
+
+def _in_scope(
+    store: Store, chosen: dict[str, Any], filters: dict[str, Any], *, limit: int | None
+) -> list[JobLine]:
     wanted = [STATES[name.lower()] for name in chosen["states"]]
-    if wanted or chosen["show_all"] or chosen["parent"] or chosen["tag"]:
-        return store.job_lines(states=wanted or None, limit=limit, **filters)
     unfinished = [state for state in JobState if state not in FINAL]
+    if chosen["is_queue"] and not wanted and not chosen["show_all"]:
+        wanted = unfinished
+    is_all = chosen["show_all"] or chosen["parent"] or chosen["tag"] or chosen["filters"]
+    if wanted or is_all or chosen["sort"]:
+        return store.job_lines(states=wanted or None, limit=limit, **filters)
     waiting = store.job_lines(states=unfinished, limit=limit, **filters)
     ended = store.job_lines(states=sorted(FINAL), limit=limit or FINISHED_SHOWN, **filters)
     both = sorted([*waiting, *ended], key=lambda job: -job.serial)
     return both[:limit] if limit else both
 
 
-def _table(
-    jobs: list[JobLine], seen: dict[str, Outlook], earlier: dict[str, float], settings: Settings
-) -> str:
-    rows, colours = [], []
-    for job in jobs:
-        outlook, earlier_s = seen[job.id], earlier.get(job.id)
-        position = f"#{outlook.position} " if outlook.position else ""
-        reason = "" if job.state is JobState.COMPLETED else outlook.reason
-        rows.append(
-            (
-                short_id(job),
-                name_of(job)[:24],
-                job.experiment[:20],
-                outlook.state,
-                ago_text(job.submitted_at),
-                duration_text(waited_s(job, earlier_s=earlier_s)),
-                duration_text(ran_s(job, earlier_s=earlier_s)),
-                position + " ".join(reason.split()),
-            )
-        )
-        colour = state_colour(outlook.state) if settings.colours() else None
-        colours.append([None, None, None, colour, None, None, None, None])
-    header = ("ID", "NAME", "EXPERIMENT", "STATE", "SUBMITTED", "WAITED", "RAN", "")
-    return table(rows, header, right=(5, 6), colours=colours)
+def _with_values(
+    store: Store, chosen: dict[str, Any], filters: dict[str, Any]
+) -> tuple[list[JobLine], list[Values]]:
+    """Return the jobs that meet the filters, in order, and the columns asked for."""
+    from rayjobs.results.values import ValueReader, parse_filter, sorted_by
+
+    conditions = [parse_filter(text) for text in chosen["filters"]]
+    sort = chosen["sort"] or ""
+    key = sort.removeprefix("-")
+    is_cut_late = bool(conditions or sort)
+    limit = None if is_cut_late else chosen["limit"]
+    jobs = _in_scope(store, chosen, filters, limit=limit)
+    asked = [*chosen["columns"], *([key] if key else []), *(one.name for one in conditions)]
+    reader = ValueReader(store, jobs, asked)
+    for condition in conditions:
+        values = reader.values(condition.name)
+        jobs = [job for job in jobs if condition.admits(values.of(job))]
+    if key:
+        jobs = sorted_by(jobs, reader.values(key), descending=sort.startswith("-"))
+    elif chosen["limit"]:
+        jobs = jobs[: chosen["limit"]]
+    return jobs[: chosen["limit"]], [reader.values(name) for name in chosen["columns"]]
+
+
+def _row_json(job: JobLine, found: _Listing) -> dict[str, Any]:
+    row = job_json(job, found.seen[job.id], earlier_s=found.earlier_s.get(job.id))
+    if found.columns:
+        row["columns"] = {one.name: _finite(one.of(job)) for one in found.columns}
+    return row
+
+
+def _finite(value: Any) -> Any:
+    """Return a value as JSON has it: NaN and infinities as texts."""
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def _reason(job: JobLine, outlook: Outlook) -> str:
+    if job.state is JobState.COMPLETED and job.kind == "job":
+        return ""
+    text = " ".join(outlook.reason.split())
+    if job.state is JobState.CANCELED and text:
+        text += f" {ago_text(job.ended_at)}"
+    return f"#{outlook.position} {text}" if outlook.position else text
+
+
+def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -> str:
+    """Return the table, without columns that say nothing new or that a terminal has no room for."""
+    columns = width() if columns is None else columns
+    jobs, seen, earlier = found.jobs, found.seen, found.earlier_s
+    name_columns = 24 if columns >= 100 else 16
+    cells: dict[str, list[str]] = {
+        "ID": [short_id(job) for job in jobs],
+        "NAME": [name_of(job)[:name_columns] for job in jobs],
+        "EXPERIMENT": [job.experiment[:20] for job in jobs],
+        "STATE": [seen[job.id].state for job in jobs],
+        "PRIORITY": [str(job.priority) for job in jobs],
+        "SUBMITTED": [ago_text(job.submitted_at) for job in jobs],
+        "WAITED": [duration_text(waited_s(job, earlier_s=earlier.get(job.id))) for job in jobs],
+        "RAN": [duration_text(ran_s(job, earlier_s=earlier.get(job.id))) for job in jobs],
+    }
+    if all(job.experiment == job.name for job in jobs):
+        del cells["EXPERIMENT"]
+    if not any(job.priority and job.state not in FINAL for job in jobs):
+        del cells["PRIORITY"]
+    own = [one for one in found.columns if one.name.upper() not in cells]
+    for one in own:
+        cells[one.name] = [_cell(one.name, one.of(job)) for job in jobs]
+    reasons = [_reason(job, seen[job.id]) for job in jobs]
+    longest = max(len(reason) for reason in reasons)
+    for name in ("WAITED", "SUBMITTED", "EXPERIMENT"):
+        room = columns - sum(_wide(title, part) + 2 for title, part in cells.items())
+        if room >= min(longest, REASON_WANTED):
+            break
+        cells.pop(name, None)
+    header = [*cells, "REASON" if longest else ""]
+    rows = list(zip(*cells.values(), reasons, strict=True))
+    right = [at for at, name in enumerate(header) if name in ("PRIORITY", "WAITED", "RAN")]
+    right += range(len(cells) - len(own), len(cells))
+    colours: list[list[str | None]] = [[None] * len(header) for _ in rows]
+    if settings.colours():
+        for row, job in zip(colours, jobs, strict=True):
+            row[header.index("STATE")] = state_colour(seen[job.id].state)
+    return table(rows, header, right=right, colours=colours, columns=columns)
+
+
+def _wide(title: str, cells: Sequence[str]) -> int:
+    return max(len(title), *map(len, cells))
+
+
+def _cell(name: str, value: Any) -> str:
+    from rayjobs.metrics import number_text
+    from rayjobs.results.values import DURATIONS
+
+    if value is not None and name.lower() in DURATIONS:
+        return duration_text(value)
+    return cut(plain_text(number_text(value)), 24)
+
+
+def _watch(settings: Settings, chosen: dict[str, Any]) -> None:
+    """Show the list again and again: on a terminal in its place, which leaves no copies behind."""
+    if not sys.stdout.isatty():
+        shown = ""
+        while True:
+            text = _text(settings, chosen)
+            if text != shown:
+                click.echo(text)
+                shown = text
+            time.sleep(WATCH_EVERY_S)
+    enter, leave, home, clear_line, clear_rest = (
+        "\x1b[?1049h",  # the alternate screen: the scrollback stays as it is
+        "\x1b[?1049l",
+        "\x1b[H",
+        "\x1b[K",
+        "\x1b[J",
+    )
+    text = ""
+    sys.stdout.write(enter)
+    try:
+        while True:
+            text = _text(settings, chosen)
+            lines = text.splitlines()
+            rows = max(2, shutil.get_terminal_size().lines - 1)
+            if len(lines) > rows:
+                left = len(lines) - rows + 1
+                lines = [*lines[: rows - 1], f"… and {left} more; `-n` limits the list"]
+            drawn = "".join(f"{line}{clear_line}\n" for line in lines)
+            sys.stdout.write(f"{home}{drawn}{clear_rest}")
+            sys.stdout.flush()
+            time.sleep(WATCH_EVERY_S)
+    finally:
+        sys.stdout.write(leave)
+        if text:
+            click.echo(text)  # how it stood last
+        sys.stdout.flush()
+
+
+def _text(settings: Settings, chosen: dict[str, Any]) -> str:
+    found = _read(settings, chosen)
+    return _table(found, settings) if found.jobs else _none_text(found, chosen)

@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 import rayjobs
+from rayjobs.cli.completing import complete_by_name
 from rayjobs.cli.reporting import PipeClosedError, invoke
 from rayjobs.cli.settings import Settings, talk_options, workspace_option
 
@@ -18,7 +19,7 @@ from rayjobs.cli.settings import Settings, talk_options, workspace_option
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Jobs": {
         "submit": ("submit:submit", "Run a training script."),
-        "ls": ("ls:ls", "List jobs (also: ps, queue)."),
+        "ls": ("ls:ls", "List jobs (also: ps; `queue`: in queue order)."),
         "show": ("show:show", "Show all about a job."),
         "logs": ("logs:logs", "Print or follow what a job printed."),
         "wait": ("wait:wait", "Wait for the end of jobs; exit as they did."),
@@ -99,6 +100,7 @@ class Commands(click.Group):
                 loaded: click.Command = getattr(
                     importlib.import_module(f"rayjobs.cli.{module}"), attribute
                 )
+                complete_by_name(loaded, name)
                 return loaded
         return None
 

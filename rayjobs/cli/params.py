@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 else:
     ParamType = click.ParamType  # generic from click 8.2 on
 
-MOST_COMPLETED = 200
-
 
 class Duration(ParamType):
     """Seconds from ``90``, ``45s``, ``30m``, ``6h``, ``1d12h``."""
@@ -32,10 +30,80 @@ class Duration(ParamType):
             self.fail(f"{error.message}.", param, ctx)
 
 
-class JobId(ParamType):
-    """A job as people name it; completes the ids of the workspace, newest first."""
+class Names(ParamType):
+    """Text whose known values a shell completes; it may be any other all the same.
+
+    Args:
+        source: A key of `completing.SOURCES`.
+        separator: Between several values in one text; the last one is completed.
+        prefix: May stand before the value, as in ``--sort -loss``.
+    """
+
+    name = "text"
+
+    def __init__(self, source: str, *, separator: str = "", prefix: str = "") -> None:
+        self.source = source
+        self._separator = separator
+        self._prefix = prefix
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text."""
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Return the known values that begin with `incomplete`."""
+        from rayjobs.cli.completing import offered
+        from rayjobs.cli.settings import Settings
+
+        settings = ctx.find_object(Settings) or Settings()
+        before, typed = "", incomplete
+        if self._separator:
+            head, found, tail = incomplete.rpartition(self._separator)
+            before, typed = head + found, tail
+        elif self._prefix and incomplete.startswith(self._prefix):
+            before, typed = self._prefix, incomplete.removeprefix(self._prefix)
+        return [
+            CompletionItem(before + value, help=text or None)
+            for value, text in offered(self.source, settings, typed)
+        ]
+
+
+class FileName(ParamType):
+    """A path, which the shell itself completes.
+
+    Args:
+        folders: Folders alone.
+    """
+
+    name = "path"
+
+    def __init__(self, *, folders: bool = False) -> None:
+        self._kind = "dir" if folders else "file"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the text."""
+        return str(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Leave it to the shell."""
+        return [CompletionItem(incomplete, type=self._kind)]
+
+
+class JobId(Names):
+    """A job as people name it; completes the ids of the workspace, newest first.
+
+    Args:
+        source: Of which jobs: ``jobs`` or ``sweeps``.
+    """
 
     name = "job"
+
+    def __init__(self, source: str = "jobs") -> None:
+        super().__init__(source)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text; the store finds the job."""
@@ -43,29 +111,6 @@ class JobId(ParamType):
         if not text:
             self.fail("a job's id may not be empty.", param, ctx)
         return text
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Return ids that begin with `incomplete`, or whose random tail does."""
-        from rayjobs.cli.settings import Settings
-        from rayjobs.errors import RayjobsError
-
-        settings = ctx.find_object(Settings) or Settings()
-        try:
-            with settings.open() as workspace:
-                jobs = workspace.store.job_lines(limit=MOST_COMPLETED, members=False)
-        except RayjobsError:
-            return []  # a shell that completes is no place for errors
-        found = []
-        for job in jobs:
-            tail = job.id.rpartition("_")[2]
-            text = f"{job.state} {job.display_name or job.name}"
-            if job.id.startswith(incomplete):
-                found.append(CompletionItem(job.id, help=text))
-            elif tail.startswith(incomplete):
-                found.append(CompletionItem(tail, help=text))
-        return found
 
 
 def pairs(values: Sequence[str], *, option: str, example: str) -> dict[str, str]:

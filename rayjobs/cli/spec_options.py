@@ -35,6 +35,7 @@ PLAIN: Mapping[str, str] = {
     "target": "target",
 }
 MODES = ("mount", "download", "direct")
+BACKENDS = ("none", "gloo", "nccl", "mpi", "horovod-gloo")
 
 
 def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
@@ -49,7 +50,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option("--procs-per-node", metavar="N", help="Processes on each node [1]."),
     _option(
         "--backend",
-        metavar="none|gloo|nccl|mpi|horovod-gloo",
+        metavar="|".join(BACKENDS),
         help="How the processes talk [none]; Horovod takes mpi or horovod-gloo.",
     ),
     _option("--cpus-per-proc", metavar="N", help="CPUs for each process [1]."),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 import rayjobs
+import rayjobs.cli.ls as ls_module
 from rayjobs.failures import FailureClass
-from rayjobs.records import Job
+from rayjobs.records import Job, MetricPoint
 from rayjobs.states import JobState
 from tests.unit.cli.conftest import LOG, Queue, Terminal
 from tests.unit.cli.fake_target import target
@@ -34,8 +35,9 @@ def test_ls_shows_what_waits_and_what_ended_lately(queue: Queue, terminal: Termi
     ended = [queue.completed() for _ in range(10)]
     waiting = queue.submit("next")
     lines = terminal.type("ls").out.splitlines()
-    assert lines[0].split() == ["ID", "NAME", "EXPERIMENT", "STATE", "SUBMITTED", "WAITED", "RAN"]
-    assert lines[1].split()[:4] == [tail(waiting), "next", "next", "Queued"]
+    # EXPERIMENT is left out where it is the name of each job.
+    assert lines[0].split() == ["ID", "NAME", "STATE", "SUBMITTED", "WAITED", "RAN", "REASON"]
+    assert lines[1].split()[:3] == [tail(waiting), "next", "Queued"]
     assert [line.split()[0] for line in lines[2:]] == [tail(job) for job in reversed(ended)]
     assert tail(old) not in "\n".join(lines)
     assert tail(old) in terminal.type("ls", "-a").out
@@ -70,10 +72,115 @@ def test_ran_is_what_all_attempts_ran_and_waited_the_rest(
     assert "Ran " in terminal.type("show", job.id).out
 
 
-@pytest.mark.parametrize("alias", ["ps", "queue"])
-def test_ls_has_the_names_that_others_use(alias: str, queue: Queue, terminal: Terminal) -> None:
+def test_ls_has_the_name_that_others_use(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed()
-    assert tail(job) in terminal.type(alias).out
+    assert tail(job) in terminal.type("ps").out
+
+
+def test_queue_lists_what_runs_and_what_waits_in_queue_order(
+    queue: Queue, terminal: Terminal
+) -> None:
+    queue.completed("old")
+    assert terminal.type("queue").err.startswith("No job is running or waiting")
+    jobs = [queue.submit(f"j{n}", priority=n) for n in range(4)]
+    running = queue.start(queue.submit("running"))
+    places = {jobs[0].id: 3, jobs[1].id: 1, jobs[2].id: 2}
+    where = queue.workspace.path
+    answer = {
+        "ok": True,
+        "waiting": {
+            f"{where}::{job}": {"reason": "waits for 1 CPU", "position": place}
+            for job, place in places.items()
+        },
+    }
+    with target(answer):
+        listed = json.loads(terminal.type("queue", "--json").out)
+        assert [one["name"] for one in listed] == ["running", "j1", "j2", "j0", "j3"]
+        first = json.loads(terminal.type("queue", "--json", "-n", "2").out)
+        assert [one["name"] for one in first] == ["running", "j1"]
+        assert "PRIORITY" in terminal.type("queue").out.splitlines()[0]
+    assert tail(running) in terminal.type("queue").out
+
+
+def test_a_new_workspace_has_no_jobs_yet(queue: Queue, terminal: Terminal) -> None:
+    done = terminal.type("ls")
+    assert (done.code, done.out) == (0, "")
+    assert done.err.startswith(f"No jobs yet in {queue.workspace.path}. Submit one: rayjobs submit")
+    queue.completed()
+    assert "No job in" in terminal.type("ls", "-s", "failed").err
+
+
+def trained(queue: Queue, lr: str, accuracy: object, **spec: object) -> Job:
+    """Write a running job with arguments and metrics."""
+    job = queue.start(queue.submit("train", arguments=("--lr", lr, "--batch-size=32"), **spec))
+    at = datetime.now(UTC)
+    points = [
+        MetricPoint(attempt=1, rank=0, sequence=n, name=name, value=value, step=n, at=at)
+        for n, (name, value) in enumerate([("accuracy", 0.1), ("accuracy", accuracy), ("lr", 9)])
+    ]
+    queue.workspace.store.add_metrics(job.id, points)
+    return job
+
+
+def test_ls_shows_sorts_and_filters_by_metrics_arguments_and_tags(
+    queue: Queue, terminal: Terminal
+) -> None:
+    low = trained(queue, "0.1", 0.5, tags={"owner": "ada"})
+    high = queue.finish(trained(queue, "1e-2", 0.95))
+    odd = trained(queue, "0.1", "NaN")
+    bare = queue.submit("bare")
+    shown = terminal.type(
+        "ls", "--columns", "arg:lr,accuracy", "-c", "owner", "--sort", "-accuracy"
+    )
+    lines = shown.out.splitlines()
+    assert lines[0].split()[-4:] == ["arg:lr", "accuracy", "owner", "REASON"]
+    in_order = [tail(job) for job in (high, low, bare, odd)]
+    assert [line.split()[0] for line in lines[1:]] == in_order
+    assert "0.1 0.5 ada" in " ".join(lines[2].split())
+    both = terminal.type("ls", "-c", "lr")
+    assert "lr is read as metric:lr; there is also arg:lr." in both.err
+
+    def names(*conditions: str) -> list[str]:
+        words = [word for text in conditions for word in ("--filter", text)]
+        done = terminal.type("ls", "--json", *words)
+        assert done.code == 0, done.err
+        return [one["id"] for one in json.loads(done.out)]
+
+    assert names("accuracy>0.9") == [high.id]
+    assert names("arg:lr=0.01") == [high.id]
+    assert names("arg:lr = 0.1", "accuracy<=0.5") == [low.id]
+    assert names("batch_size=32", "state=running") == [odd.id, low.id]
+    assert names("state!=Running") == [bare.id, high.id]
+    assert names("name~BAR") == [bare.id]
+    assert names("name=tra*", "owner=ada") == [low.id]
+    assert names("ran>1h") == []
+    [row] = json.loads(terminal.type("ls", "--json", "-c", "accuracy", "--filter", "owner=ada").out)
+    assert row["columns"] == {"accuracy": 0.5}
+    limited = json.loads(terminal.type("ls", "--json", "--sort", "accuracy", "-n", "1").out)
+    assert [one["id"] for one in limited] == [low.id]
+
+
+def test_ls_refuses_columns_and_conditions_that_mean_nothing(
+    queue: Queue, terminal: Terminal
+) -> None:
+    trained(queue, "0.1", 0.5)
+    unknown = terminal.type("ls", "--columns", "acuracy")
+    assert unknown.code == 2
+    assert "no listed job has a metric, argument or tag named 'acuracy'" in unknown.err
+    assert "Did you mean accuracy?" in unknown.err
+    assert "is not a condition" in terminal.type("ls", "--filter", "accuracy").err
+    assert terminal.type("ls", "--filter", "ran>soon").code == 2
+
+
+def test_ls_leaves_columns_out_where_a_terminal_is_narrow(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch, terminal: Terminal
+) -> None:
+    queue.failed(name="a-name-of-a-good-length")
+    monkeypatch.setattr(ls_module, "width", lambda: 80)
+    narrow = terminal.type("ls").out.splitlines()
+    assert max(map(len, narrow)) <= 80
+    assert narrow[0].split() == ["ID", "NAME", "STATE", "RAN", "REASON"]
+    assert "rank 0 exited with code 1" in narrow[1]
 
 
 def test_ls_says_why_jobs_wait_or_failed(queue: Queue, terminal: Terminal) -> None:

@@ -1,0 +1,334 @@
+"""What shells offer for a value: read from the workspace, the home and the job file's own tables.
+
+Each source is a function of the call's settings and what was typed; none imports ray, and none
+raises: a shell that completes is no place for errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import click
+
+    from rayjobs.cli.settings import Settings
+    from rayjobs.store.base import Store
+
+MOST = 200
+Candidates = Iterable[tuple[str, str]]  # value, and what a shell may show next to it
+Source = Callable[["Settings", str], Candidates]
+
+FILE, FOLDER = "file", "dir"  # completed by the shell itself
+
+# What an option of this name takes, in whatever command; `COMMAND --option` where one differs.
+OPTIONS: Mapping[str, str] = {
+    "--after": "after",
+    "--alias": "aliases",
+    "--backend": "backends",
+    "--columns": "columns",
+    "--env": FILE,
+    "--experiment": "experiments",
+    "--file": FILE,
+    "--filter": "columns",
+    "--ignore": "metrics",
+    "--input": "inputs",
+    "--metric": "metrics",
+    "--node-type": "node types",
+    "--output": FILE,
+    "submit --output": "outputs",
+    "verify-resume --output": "outputs",
+    "--parent": "parents",
+    "--plot": FILE,
+    "--resume-from": "jobs",
+    "--retries": "retries",
+    "--run": "jobs",
+    "--secret": "secrets",
+    "--sort": "columns",
+    "--source": FOLDER,
+    "--tag": "tags",
+    "--target": "targets",
+    "--token-file": FILE,
+    "--untag": "tag names",
+    "--user": "users",
+    "--workspace": FOLDER,
+}
+# What the arguments of a command take, where their own type does not say it.
+ARGUMENTS: Mapping[str, str] = {
+    "metrics names": "metrics",
+    "files names": "files",
+    "download names": "files",
+    "logs name": "logs",
+    "model alias alias": "aliases",
+    "model ls name": "models",
+    "model register name": "models",
+    "sweep best sweep_id": "sweeps",
+    "sweep cancel sweep_id": "sweeps",
+    "sweep plot sweep_id": "sweeps",
+    "sweep show sweep_id": "sweeps",
+    "sweep watch sweep_id": "sweeps",
+    "data get source": "data paths",
+    "data ls place": "data paths",
+    "data put destination": "data paths",
+    "data register name": "dataset names",
+    "data register sources": "data paths",
+    "data show name": "datasets",
+    "target limits name": "targets",
+    "simulate trace": FILE,
+}
+
+
+def _store(read: Callable[[Store], Candidates]) -> Source:
+    def source(settings: Settings, _typed: str) -> Candidates:
+        with settings.open() as workspace:
+            return list(read(workspace.store))
+
+    return source
+
+
+def _jobs(kinds: tuple[str, ...] | None = None) -> Source:
+    def source(settings: Settings, typed: str) -> Candidates:
+        with settings.open() as workspace:
+            found = workspace.store.job_lines(limit=MOST, members=False)
+        for job in found:
+            if kinds is not None and job.kind not in kinds:
+                continue
+            tail = job.id.rpartition("_")[2]
+            name = job.display_name or job.name
+            text = f"{job.state} {name}"
+            if typed and not job.id.startswith(typed) and tail.startswith(typed):
+                yield tail, text
+            elif typed and not job.id.startswith(typed) and name.startswith(typed):
+                yield name, f"{job.state} {job.id}"
+            else:
+                yield job.id, text
+
+    return source
+
+
+def _experiments(store: Store) -> Candidates:
+    return [(name, "") for name in dict.fromkeys(job.experiment for job in _lines(store))]
+
+
+def _users(store: Store) -> Candidates:
+    return [(name, "") for name in dict.fromkeys(job.user for job in _lines(store)) if name]
+
+
+def _tags(store: Store) -> Candidates:
+    pairs = (f"{key}={value}" for job in _lines(store) for key, value in job.tags.items())
+    return [(text, "") for text in dict.fromkeys(pairs)]
+
+
+def _lines(store: Store) -> Iterable[Any]:
+    return store.job_lines(limit=MOST)
+
+
+def _columns(store: Store) -> Candidates:
+    from rayjobs.results.values import FIELDS, named_arguments
+
+    for name in store.metric_names(most=MOST):
+        yield name, "metric"
+    lines = store.job_lines(limit=MOST)
+    arguments = store.job_arguments([job.serial for job in lines])
+    for name in dict.fromkeys(key for one in arguments.values() for key in named_arguments(one)):
+        yield name, "argument"
+    for name in dict.fromkeys(key for job in lines for key in job.tags):
+        yield name, "tag"
+    for name in FIELDS:
+        yield name, "field"
+
+
+def _tag_names(store: Store) -> Candidates:
+    return [(key, "") for key in dict.fromkeys(key for job in _lines(store) for key in job.tags)]
+
+
+def _files_of(folder: str) -> Source:
+    def source(settings: Settings, _typed: str) -> Candidates:
+        import click
+
+        context = click.get_current_context(silent=True)
+        job = context.params.get("job") if context is not None else None
+        if not job:
+            return []
+        if isinstance(job, (tuple, list)):
+            job = job[0]
+        with settings.open() as workspace:
+            found = workspace.store.files(workspace.store.find(str(job), newest=True).id)
+        return [(one.name, "") for one in found if one.name.startswith(folder)]
+
+    return source
+
+
+def _metrics(store: Store) -> Candidates:
+    return [(name, "") for name in store.metric_names(most=MOST)]
+
+
+def _models(store: Store) -> Candidates:
+    return [(name, "") for name in dict.fromkeys(one.name for one in store.models())]
+
+
+def _model_versions(store: Store) -> Candidates:
+    known = store.models()
+    for name in dict.fromkeys(one.name for one in known):
+        yield name, "newest version"
+    for one in known:
+        yield f"{one.name}:{one.version}", ""
+    for one in known:
+        for alias in one.aliases:
+            yield f"{one.name}:{alias}", f"version {one.version}"
+
+
+def _aliases(store: Store) -> Candidates:
+    found = (alias for one in store.models() for alias in one.aliases)
+    return [(alias, "") for alias in dict.fromkeys(found)]
+
+
+def _dataset_names(store: Store) -> Candidates:
+    """Offer each dataset, and each of its versions."""
+    for one in store.catalogue.datasets():
+        yield one.name, f"newest version: {one.version}"
+        for version in store.catalogue.dataset_versions(one.name):
+            yield f"{one.name}:{version.version}", version.kind
+
+
+def _dataset_versions(store: Store) -> Candidates:
+    for name, text in _dataset_names(store):
+        yield f"dataset:{name}", text
+
+
+def _datastores(store: Store) -> Candidates:
+    return [(one.name, one.kind) for one in store.catalogue.datastores()]
+
+
+def _paths(store: Store) -> Candidates:
+    """Offer what a path or dataset begins with."""
+    yield from ((f"{name}/", kind) for name, kind in _datastores(store))
+    yield from _dataset_versions(store)
+
+
+def _inputs(settings: Settings, typed: str) -> Candidates:
+    name, separator, _ = typed.partition("=")
+    if not separator:
+        return []
+    with settings.open() as workspace:
+        return [(f"{name}={value}", text) for value, text in _paths(workspace.store)]
+
+
+def _outputs(settings: Settings, typed: str) -> Candidates:
+    name, separator, _ = typed.partition("=")
+    if not separator:
+        return []
+    with settings.open() as workspace:
+        return [(f"{name}={value}/", kind) for value, kind in _datastores(workspace.store)]
+
+
+def _targets(_settings: Settings, _typed: str) -> Candidates:
+    from rayjobs.compute.targetrecord import all_targets
+    from rayjobs.paths import home
+
+    return [(record.name, record.address or "this machine") for record in all_targets(home=home())]
+
+
+def _node_types(_settings: Settings, _typed: str) -> Candidates:
+    from rayjobs.compute.targetrecord import all_targets
+    from rayjobs.paths import home
+
+    for record in all_targets(home=home()):
+        for one in record.node_types.types if record.node_types is not None else ():
+            yield one.name, f"{record.name}: {one.vm_size}"
+
+
+def _after(settings: Settings, typed: str) -> Candidates:
+    job, separator, _ = typed.rpartition(":")
+    if separator:
+        return [(f"{job}:ok", "it has completed"), (f"{job}:any", "it has ended")]
+    return list(_jobs()(settings, typed))
+
+
+def _retries(_settings: Settings, _typed: str) -> Candidates:
+    from rayjobs.failures import FailureClass
+
+    return [(f"{one}=", "") for one in FailureClass]
+
+
+def _backends(_settings: Settings, _typed: str) -> Candidates:
+    from rayjobs.cli.spec_options import BACKENDS
+
+    return [(one, "") for one in BACKENDS]
+
+
+def _secrets(_settings: Settings, typed: str) -> Candidates:
+    name, separator, _ = typed.partition("=")
+    return [(f"{name}=env:", ""), (f"{name}=file:", "")] if separator else []
+
+
+SOURCES: Mapping[str, Source] = {
+    "jobs": _jobs(),
+    "sweeps": _jobs(("sweep",)),
+    "parents": _jobs(("sweep", "array")),
+    "after": _after,
+    "experiments": _store(_experiments),
+    "users": _store(_users),
+    "tags": _store(_tags),
+    "tag names": _store(_tag_names),
+    "files": _files_of(""),
+    "logs": _files_of("azureml-logs/"),
+    "columns": _store(_columns),
+    "metrics": _store(_metrics),
+    "models": _store(_models),
+    "model versions": _store(_model_versions),
+    "aliases": _store(_aliases),
+    "datasets": _store(_dataset_names),
+    "dataset versions": _store(_dataset_versions),
+    "dataset names": _store(lambda store: [(one.name, "") for one in store.catalogue.datasets()]),
+    "datastores": _store(_datastores),
+    "data paths": _store(_paths),
+    "inputs": _inputs,
+    "outputs": _outputs,
+    "targets": _targets,
+    "node types": _node_types,
+    "retries": _retries,
+    "backends": _backends,
+    "secrets": _secrets,
+}
+
+
+def offered(source: str, settings: Settings, typed: str) -> list[tuple[str, str]]:
+    """Return the values of a source that begin with what was typed, with their help."""
+    from rayjobs.datastore.errors import DatastoreError
+    from rayjobs.errors import RayjobsError
+
+    try:
+        candidates = dict(reversed(list(SOURCES[source](settings, typed))))
+    except (RayjobsError, DatastoreError, OSError):
+        return []
+    found = [(value, text) for value, text in reversed(candidates.items())]
+    return [(value, text) for value, text in found if value.startswith(typed)][:MOST]
+
+
+def complete_by_name(command: click.Command, words: str) -> None:
+    """Let the parameters of a command, and of those below it, complete what their names say.
+
+    Only plain texts are given a source; a type of its own completes by itself.
+    """
+    import click
+
+    from rayjobs.cli.params import FileName, JobId, Names
+
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            complete_by_name(below, f"{words} {name}")
+        return
+    for parameter in command.params:
+        if parameter.type is not click.STRING and type(parameter.type) is not JobId:
+            continue
+        if isinstance(parameter, click.Argument):
+            source = ARGUMENTS.get(f"{words} {parameter.name}")
+        else:
+            long = next((one for one in parameter.opts if one.startswith("--")), "")
+            source = OPTIONS.get(f"{words} {long}", OPTIONS.get(long))
+        if source in (FILE, FOLDER):
+            parameter.type = FileName(folders=source == FOLDER)
+        elif source is not None:
+            is_job = isinstance(parameter.type, JobId)
+            parameter.type = JobId(source) if is_job else Names(source)

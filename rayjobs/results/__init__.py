@@ -1,0 +1,1 @@
+"""What runs leave behind, read: values to list, sort and compare jobs by."""
