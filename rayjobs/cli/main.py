@@ -38,6 +38,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "events": ("events:events", "List a job's history."),
     },
     "Results": {
+        "compare": ("compare:compare", "Compare jobs side by side."),
         "metrics": ("metrics:metrics", "Show what a job measured."),
         "files": ("files:files", "List a job's stored files."),
         "download": ("download:download", "Fetch a job's stored files."),

@@ -1,0 +1,227 @@
+"""Several jobs next to each other: arguments, code, packages, data, settings, metrics."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.errors import NotFoundError, SnapshotError
+from rayjobs.jobdata import inputs_read
+from rayjobs.metrics import Series, series, summaries
+from rayjobs.results.values import named_arguments
+from rayjobs.snapshots.listing import files_of
+
+if TYPE_CHECKING:
+    from rayjobs.records import Job
+    from rayjobs.workspace_files import OpenWorkspace
+
+GIT = {
+    "commit": "azureml.git.commit",
+    "branch": "azureml.git.branch",
+    "repository": "azureml.git.repository_uri",
+    "dirty": "azureml.git.dirty",
+}
+SECTIONS = ("Job", "Arguments", "Code", "Packages", "Environment", "Data", "Resources", "Metrics")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing that is compared.
+
+    Attributes:
+        section: One of `SECTIONS`.
+        values: One for each job, in their order; None where a job has none.
+    """
+
+    section: str
+    name: str
+    values: tuple[Any, ...]
+
+    @property
+    def differs(self) -> bool:
+        """Whether the jobs do not all have the same here."""
+        return any(value != self.values[0] for value in self.values[1:])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was compared, and what could not be.
+
+    Attributes:
+        notes: What is not known of some job, a sentence each.
+    """
+
+    jobs: tuple[Job, ...]
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...] = ()
+
+
+def compare(workspace: OpenWorkspace, jobs: Sequence[Job]) -> Comparison:
+    """Return everything about the jobs, row by row, in the order of `SECTIONS`."""
+    notes: list[str] = []
+    facts = [_facts(workspace, job) for job in jobs]
+    parts: Mapping[str, list[dict[str, Any]]] = {
+        "Job": [_job(job) for job in jobs],
+        "Arguments": [_arguments(job) for job in jobs],
+        "Code": _code(workspace, jobs, facts, notes),
+        "Packages": [_packages(one) for one in facts],
+        "Environment": [_environment(job, one) for job, one in zip(jobs, facts, strict=True)],
+        "Data": [_data(workspace, job) for job in jobs],
+        "Resources": [_resources(job) for job in jobs],
+        "Metrics": [
+            {one.name: one.last for one in summaries(workspace.store.metrics(job.id))}
+            for job in jobs
+        ],
+    }
+    rows = [
+        Row(section, name, tuple(one.get(name) for one in parts[section]))
+        for section in SECTIONS
+        for name in dict.fromkeys(name for one in parts[section] for name in one)
+    ]
+    return Comparison(tuple(jobs), tuple(rows), tuple(notes))
+
+
+def common_series(workspace: OpenWorkspace, jobs: Sequence[Job]) -> list[dict[str, Series]]:
+    """Return each job's numeric series, of the metrics that at least two of them have."""
+    found = [series(workspace.store.metrics(job.id)) for job in jobs]
+    counts: dict[str, int] = {}
+    for one in found:
+        for name, values in one.items():
+            counts[name] = counts.get(name, 0) + bool(values.finite)
+    wanted = 2 if len(jobs) > 1 else 1
+    return [
+        {name: values for name, values in one.items() if counts[name] >= wanted} for one in found
+    ]
+
+
+def _job(job: Job) -> dict[str, Any]:
+    ran_s = None
+    if job.started_at is not None and job.ended_at is not None:
+        ran_s = round((job.ended_at - job.started_at).total_seconds(), 3)
+    return {
+        "state": str(job.state),
+        "failure": job.failure.message if job.failure else None,
+        "experiment": job.experiment,
+        "target": job.target,
+        "user": job.user,
+        "attempts": job.attempt,
+        "ran (s)": ran_s,
+        **{f"tag {key}": value for key, value in job.tags.items()},
+    }
+
+
+def _arguments(job: Job) -> dict[str, Any]:
+    arguments = job.spec.arguments
+    found: dict[str, Any] = dict(named_arguments(arguments))
+    if job.spec.command:
+        found["command"] = job.spec.command
+    if arguments and not found:
+        found["all"] = shlex.join(arguments)
+    return found
+
+
+def _facts(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
+    """Return what the newest attempt recorded about its code and machine; empty where nothing is.
+
+    Older records have none, and fields that are not understood are left alone.
+    """
+    attempts = workspace.store.attempts(job.id)
+    for attempt in reversed(attempts):
+        recorded = getattr(attempt, "facts", None)
+        if isinstance(recorded, Mapping) and recorded:
+            return dict(recorded)
+    return {}
+
+
+def _code(
+    workspace: OpenWorkspace,
+    jobs: Sequence[Job],
+    facts: Sequence[Mapping[str, Any]],
+    notes: list[str],
+) -> list[dict[str, Any]]:
+    listings = _listings(workspace, jobs, notes)
+    found: list[dict[str, Any]] = []
+    for job, known, files in zip(jobs, facts, listings, strict=True):
+        git = known.get("git")
+        git = git if isinstance(git, Mapping) else {}
+        one: dict[str, Any] = {"script": job.spec.script}
+        for name, key in GIT.items():
+            value = git.get(name, job.properties.get(key))
+            if value is not None:
+                one[f"git {name}"] = value
+        one["snapshot"] = _short(job.snapshot)
+        one |= {path: _short(digest) for path, digest in sorted(files.items())}
+        found.append(one)
+    return found
+
+
+def _listings(
+    workspace: OpenWorkspace, jobs: Sequence[Job], notes: list[str]
+) -> list[dict[str, str]]:
+    """Return the files of each job's snapshot; each snapshot is read once."""
+    known: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        if job.snapshot is None or job.snapshot in known:
+            continue
+        try:
+            known[job.snapshot] = files_of(job.snapshot, workspace.blobs.open)
+        except (NotFoundError, SnapshotError) as error:
+            known[job.snapshot] = {}
+            notes.append(f"the files of {job.id} cannot be compared: {error}")
+    return [known.get(job.snapshot or "", {}) for job in jobs]
+
+
+def _short(digest: str | None) -> str | None:
+    if digest is None or not digest.startswith("sha256:"):
+        return digest
+    return digest.partition(":")[2][:12]
+
+
+def _packages(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return versions by package, from a mapping or from texts such as ``numpy==2.1``."""
+    recorded = facts.get("packages")
+    if isinstance(recorded, Mapping):
+        return {str(name): str(version) for name, version in sorted(recorded.items())}
+    if not isinstance(recorded, Sequence) or isinstance(recorded, str):
+        return {}
+    pairs = (str(one).partition("==") for one in recorded)
+    return {name: version or "present" for name, _, version in sorted(pairs)}
+
+
+def _environment(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
+    spec = job.spec
+    plain = {
+        name: facts[name]
+        for name in ("python", "torch", "cuda", "driver", "machine", "cpu", "gpu")
+        if isinstance(facts.get(name), (str, int, float))
+    }
+    return {
+        "interpreter": spec.environment_text or "the target's own",
+        **{f"variable {name}": value for name, value in spec.environment_variables.items()},
+        **plain,
+    }
+
+
+def _data(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
+    found = {}
+    for one in inputs_read(workspace.store, job):
+        version = one.get("version") or one["source"]
+        found[one["name"]] = f"{version} ({one['mode']})"
+    if job.spec.resume_from:
+        found["resumes from"] = job.spec.resume_from
+    return found
+
+
+def _resources(job: Job) -> dict[str, Any]:
+    shape, each = job.spec.distribution, job.spec.resources
+    return {
+        "nodes": shape.nodes,
+        "processes per node": shape.processes_per_node,
+        "backend": shape.backend,
+        "CPUs per process": each.cpus,
+        "GPUs per process": each.gpus,
+        "memory per process (GiB)": each.memory_gib,
+        "limit (s)": job.spec.max_duration_s,
+    }
