@@ -15,20 +15,30 @@ Examples:
   rayjobs dashboard                   prints its address
   rayjobs dashboard --open            opens a browser
   rayjobs dashboard --show-token      also prints the token that its login asks for
+\b
+`ray job list`, `ray job status ID` and `ray job logs -f ID` show the same jobs:
+  export RAY_ADDRESS=$(rayjobs dashboard) RAY_AUTH_MODE=token
+  export RAY_AUTH_TOKEN_PATH=FILE     the token_file of `rayjobs dashboard --json`
 """
 
 
 @click.command(epilog=EPILOG)
 @NAME
 @click.option("--open", "open_browser", is_flag=True, help="Open it in a browser.")
-@click.option("--show-token", is_flag=True, help="Print the login token. Whoever has it has all.")
+@click.option(
+    "--show-token",
+    is_flag=True,
+    help="Print the login token. It gives full control of the cluster.",
+)
 @json_option
 @common_options
 @click.pass_obj
 def dashboard(settings: Settings, name: str, open_browser: bool, show_token: bool) -> None:
-    """Print or open the Ray dashboard of a target. Jobs are listed there by their names.
+    """Print or open the Ray dashboard of a target.
 
-    Its login asks for the target's token, which is in the file that is named here.
+    Its Jobs page lists the target's jobs by id, with their states, messages and live logs: all
+    that run, the newest 100 that wait and the newest 100 that have ended. Its login asks for the
+    target's token; with --json the file that holds it is named.
     """
     from rayjobs.compute.dashboard import dashboard_of
 

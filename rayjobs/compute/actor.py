@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,10 @@ from rayjobs.compute.targetlimits import LimitsFile
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.compute.workspaceserver import WorkspaceServer
+from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.paths import TargetPaths, short_socket
+from rayjobs.protocol import ray_jobs
 from rayjobs.store.base import Store
 
 if TYPE_CHECKING:
@@ -131,6 +134,9 @@ class TargetActor:
             limits=LimitsFile(self.target, home=self.home),
             lease_s=record.lease_s,
             growth=Growth(record.node_types, timeout_s=record.start_timeout_s),
+            shown=DashboardJobs(
+                self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
+            ),
         )
         self._engine = engine
         server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)

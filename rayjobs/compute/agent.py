@@ -21,7 +21,9 @@ from rayjobs.compute.ports import HeldPorts
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
+from rayjobs.node.served_log import ServedLogs
 from rayjobs.paths import TargetPaths
+from rayjobs.protocol import ray_jobs
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ class NodeAgent:
         self.linger = Linger(settings.linger_s, SystemClock().monotonic_s)
         self._leaving: asyncio.Task[None] | None = None
         self._ports = HeldPorts()
+        self._logs = ServedLogs(ray_jobs.log_path, ray_jobs.is_our_log)
         self._prune_at_s = 0.0
         self._pruning: asyncio.Future[list[Path]] | None = None
 
@@ -107,12 +110,19 @@ class NodeAgent:
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `cluster.Agent.follow`."""
         self.linger.expect(order)
-        relaying = asyncio.ensure_future(self._relay(order["plan"]))
+        beside = [asyncio.ensure_future(self._relay(order["plan"]))]
+        if int(order["plan"].get("node", 0)) == 0:
+            beside.append(asyncio.ensure_future(self._serve_log(order["plan"])))
         try:
             return await self._node.follow(order)
         finally:
-            relaying.cancel()
-            await asyncio.gather(relaying, return_exceptions=True)
+            for one in beside:
+                one.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+    async def _serve_log(self, plan: Mapping[str, Any]) -> None:
+        """Show what rank 0 prints on Ray's dashboard."""
+        await self._logs.serve(str(plan["job"]), int(plan["attempt"]), Path(plan["root"]))
 
     async def _relay(self, plan: Mapping[str, Any]) -> None:
         """Bring mpirun's requests for orted to the agents of the other nodes."""

@@ -22,6 +22,7 @@ from rayjobs.compute.growth import Growth
 from rayjobs.compute.ownership import forsake_removed, look_for_successor, take_up_ownerless
 from rayjobs.compute.queueview import QueueView
 from rayjobs.compute.recovery import recover, tidy
+from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
 from rayjobs.records import Attempt, Job
@@ -61,8 +62,11 @@ class Engine:
         limits: Callable[[], Limits] = Limits,
         lease_s: float | None = None,
         growth: Growth | None = None,
+        shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
+        # What the Ray dashboard lists of the queue; None: nothing.
+        self._shown = shown
         self.epoch = epoch
         self.drivers = drivers
         self.cluster = cluster
@@ -188,6 +192,8 @@ class Engine:
         finally:
             if self._tidying is not None:
                 self._tidying.cancel()
+            if self._shown is not None:
+                await self._shown.stop()
 
     async def turn(self) -> None:
         """Do one round: take over, cancels, decisions, starts, tidying."""
@@ -224,6 +230,8 @@ class Engine:
         # A sweep between two trials is no reason to stop the target either.
         busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
+        if self._shown is not None:
+            self._shown.look(views, self.plan, [node.node_id for node in self.nodes])
 
     async def _decide(self, views: Sequence[QueueView]) -> int:
         """Decide and act, where anything is other than at the last decision.

@@ -53,6 +53,11 @@ class QueueView:
         self._depended_on: list[str] = []
         self._lock = asyncio.Lock()
 
+    @property
+    def change(self) -> tuple[int, int] | None:
+        """What the store said of its changes when it was read; None: nothing is known."""
+        return self._change
+
     async def look(self) -> None:
         """Read what has changed since the last look; after an error nothing is known.
 

@@ -215,6 +215,18 @@ def end_actor(name: str) -> None:
     raise TargetError(f"the actor of target {name!r} did not end within {ACTOR_END_S:g} s")
 
 
+def _clear_dashboard(name: str) -> None:
+    """Take a target's jobs off the cluster's list of jobs: nothing keeps them true from here on."""
+    import asyncio
+
+    from rayjobs.protocol import ray_jobs
+
+    try:
+        asyncio.run(ray_jobs.clear(name))
+    except Exception:  # its end does not depend on a list
+        traceback.print_exc()
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the starter; the exit code is 0 when the target answers (or ended, for `end`).
 
@@ -245,6 +257,8 @@ def main(argv: list[str] | None = None) -> int:
                 localhead.write_private(paths.root / "dashboard", f"http://{dashboard}")
         if options.what in ("replace", "end"):
             end_actor(options.target)
+        if options.what == "end":
+            _clear_dashboard(options.target)
         if options.what != "end":
             start_actor(options.target, options.home, progress.stage)
             progress.ready()

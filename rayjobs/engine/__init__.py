@@ -1,0 +1,1 @@
+"""The target actor: it decides, starts attempts, and follows them to their ends."""

@@ -1,0 +1,1 @@
+"""The node agent: what happens on a node for the attempts that are there."""

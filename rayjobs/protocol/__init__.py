@@ -1,0 +1,1 @@
+"""What the parts of a target say to each other, and to Ray."""

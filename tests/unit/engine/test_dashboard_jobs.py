@@ -1,0 +1,304 @@
+"""Ray's list of jobs follows the queue: what is listed, how much of it, and who may change it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.clock import SystemClock
+from rayjobs.compute.board import Served
+from rayjobs.compute.queueview import QueueView
+from rayjobs.engine import dashboard_jobs
+from rayjobs.engine.dashboard_jobs import DashboardJobs
+from rayjobs.failures import Failure, FailureClass
+from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError
+from rayjobs.records import Job
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.store.sql import SqlStore
+
+
+class Records:
+    """Ray's job records in memory; counts what is written."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Shown] = {}
+        self.puts: list[str] = []
+        self.primed: list[tuple[str, ...]] = []
+        self.manager_starts = True
+        self.error: Exception | None = None
+
+    async def prime(self, node_ids: Iterable[str]) -> bool:
+        self.primed.append(tuple(node_ids))
+        starts, self.manager_starts = self.manager_starts, False
+        return starts
+
+    async def entries(self) -> dict[str, Shown]:
+        return dict(self.kept)
+
+    async def statuses(self, jobs: Iterable[str]) -> dict[str, str | None]:
+        return {job: self.kept[job].status if job in self.kept else None for job in jobs}
+
+    async def put(self, job: str, shown: Shown) -> None:
+        if self.error is not None:
+            raise self.error
+        self.puts.append(job)
+        self.kept[job] = shown
+
+    async def delete(self, job: str) -> None:
+        self.kept.pop(job, None)
+
+
+class Turned(SystemClock):
+    """A clock that a test turns on."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return self.ahead_s
+
+
+class Scene:
+    """A store, its view, and a list of jobs that follows it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = SqlStore(folder / "store.db")
+        self.records = Records()
+        self.clock = Turned()
+        self.served = Served(str(folder), "ws", self.store)
+        self.view = QueueView(self.served, "local")
+        self.jobs = self.new()
+
+    def new(self) -> DashboardJobs:
+        return DashboardJobs("local", lambda: self.records, self.clock)
+
+    def submit(self, **more: Any) -> Job:
+        values: dict[str, Any] = {"script": "train.py", "name": "t"} | more
+        job, _ = self.store.submit(JobSpec(**values), experiment="e", snapshot=None, user="ann")
+        return job
+
+    def start(self, job: Job) -> Job:
+        name = f"rj-local-{job.id}"
+        self.store.add_allocation(name, target="local", shape={"nodes": 1})
+        attempt = self.store.start(job.id, attempt=job.attempt, allocation=name)
+        assert attempt is not None
+        for old, new in (
+            (JobState.PROVISIONING, JobState.PREPARING),
+            (JobState.PREPARING, JobState.RUNNING),
+        ):
+            self.store.move(job.id, attempt=attempt.number, old=old, new=new)
+        hosts = [{"node": 0, "node_id": "node0"}]
+        self.store.set_hosts(job.id, attempt=attempt.number, hosts=hosts, cold_reason=None)
+        return self.store.job(job.id)
+
+    def complete(self, job: Job) -> None:
+        self.store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
+        self.store.finish(job.id, attempt=1, state=JobState.COMPLETED, outcome="completed")
+
+    async def step(self, seconds: float = 10.0) -> None:
+        self.clock.ahead_s += seconds
+        await self.view.look()
+        self.jobs.look([self.view], None, ["node0"])
+        await self.jobs.settled()
+
+    def shown(self, job: Job) -> Shown:
+        return self.records.kept[job.id]
+
+
+def play(folder: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
+    here = Scene(folder)
+    try:
+        asyncio.run(scene(here))  # type: ignore[arg-type]
+    finally:
+        here.store.close()
+
+
+def test_a_job_is_listed_from_its_submission_to_its_end(tmp_path: Path) -> None:
+    async def scene(here: Scene) -> None:
+        job = here.submit(arguments=("--lr", "0.1 or so"), name="digits")
+        await here.step()
+        waiting = here.shown(job)
+        assert waiting.status == "PENDING"
+        assert waiting.entrypoint == "train.py --lr '0.1 or so'"
+        assert waiting.start_ms == int(job.submitted_at.timestamp() * 1000)
+        assert waiting.metadata["experiment"] == "e"
+        assert waiting.metadata["user"] == "ann"
+        job = here.start(job)
+        await here.step()
+        running = here.shown(job)
+        assert (running.status, running.node_id, running.end_ms) == ("RUNNING", "node0", None)
+        assert running.metadata["attempt"] == "1"
+        failure = Failure(FailureClass.USER, "rank 0 exited with code 3", exit_code=3)
+        here.store.finish(
+            job.id,
+            attempt=1,
+            state=JobState.FAILED,
+            outcome="failed",
+            reason=failure.message,
+            failure=failure,
+        )
+        await here.step()
+        ended = here.shown(job)
+        assert (ended.status, ended.message, ended.exit_code) == ("FAILED", failure.message, 3)
+        assert ended.end_ms is not None
+        assert ended.node_id == "node0"  # where its log is served
+
+    play(tmp_path, scene)
+
+
+def test_a_job_that_ended_between_two_looks_is_listed_with_the_node_of_its_log(
+    tmp_path: Path,
+) -> None:
+    async def scene(here: Scene) -> None:
+        job = here.start(here.submit())
+        here.complete(job)
+        await here.step()
+        assert here.shown(job).status == "SUCCEEDED"
+        assert here.shown(job).node_id == "node0"
+
+    play(tmp_path, scene)
+
+
+def test_a_long_queue_is_listed_up_to_a_bound_and_costs_nothing_while_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: take every waiting job in `_wanted`."""
+    monkeypatch.setattr(dashboard_jobs, "MOST_WAITING", 5)
+
+    async def scene(here: Scene) -> None:
+        jobs = [here.submit() for _ in range(40)]
+        await here.step()
+        assert set(here.records.kept) == {job.id for job in jobs[-5:]}
+        for _ in range(5):
+            await here.step()
+        assert len(here.records.puts) == 5
+        running = here.start(jobs[0])
+        await here.step()
+        assert here.shown(running).status == "RUNNING"
+
+    play(tmp_path, scene)
+
+
+def test_ended_jobs_are_listed_up_to_a_bound_and_by_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dashboard_jobs, "MOST_ENDED", 3)
+
+    async def scene(here: Scene) -> None:
+        long = here.start(here.submit())
+        for _ in range(6):
+            job = here.start(here.submit())
+            await here.step()
+            here.complete(job)
+            await here.step()
+        here.complete(long)
+        await here.step()
+        assert len(here.records.kept) == 3
+        assert here.shown(long).status == "SUCCEEDED"  # the oldest by number, the newest by its end
+
+    play(tmp_path, scene)
+
+
+def test_a_job_that_rays_manager_calls_failed_is_written_again(tmp_path: Path) -> None:
+    """Off switch: leave out `_forget_what_was_changed`."""
+
+    async def scene(here: Scene) -> None:
+        job = here.start(here.submit())
+        await here.step()
+        right = here.shown(job)
+        here.records.kept[job.id] = Shown("", "FAILED", "failed to get job supervisor", 0)
+        await here.step()
+        assert here.shown(job) == right
+
+    play(tmp_path, scene)
+
+
+def test_records_go_with_the_jobs_and_a_new_actor_takes_over_what_an_earlier_one_wrote(
+    tmp_path: Path,
+) -> None:
+    """Off switch: begin with nothing written instead of `entries()`."""
+
+    async def scene(here: Scene) -> None:
+        kept = here.submit()
+        await here.step()
+        here.records.kept["gone_1"] = Shown("x", "RUNNING", "", 0)
+        here.records.manager_starts = True
+        here.jobs = here.new()
+        await here.step()
+        assert set(here.records.kept) == {kept.id}
+        job = here.start(kept)
+        here.complete(job)
+        await here.step()
+        here.store.prune_records([job.id])
+        await here.step()
+        assert here.records.kept == {}
+
+    play(tmp_path, scene)
+
+
+def test_a_new_head_gets_every_job_again(tmp_path: Path) -> None:
+    async def scene(here: Scene) -> None:
+        ended = here.start(here.submit())
+        here.complete(ended)
+        waiting = here.submit()
+        await here.step()
+        here.records = Records()
+        here.jobs = here.new()
+        await here.step()
+        assert set(here.records.kept) == {ended.id, waiting.id}
+
+    play(tmp_path, scene)
+
+
+def test_nothing_is_written_before_the_job_managers_have_started(tmp_path: Path) -> None:
+    async def scene(here: Scene) -> None:
+        here.records.manager_starts = False
+        here.submit()
+        await here.step(5.0)
+        assert here.records.kept == {}
+        await here.step(dashboard_jobs.AGENTS_WAIT_S)  # without them, then
+        assert len(here.records.kept) == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_ray_without_the_interface_is_said_once_and_left_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> Records:
+        raise UnsupportedRayError("Ray 9.9 keeps other job records")
+
+    async def scene(here: Scene) -> None:
+        here.jobs = DashboardJobs("local", refuse, here.clock)
+        here.submit()
+        with caplog.at_level(logging.WARNING, "rayjobs.engine.dashboard_jobs"):
+            for _ in range(3):
+                await here.step()
+        assert [one.getMessage() for one in caplog.records] == [
+            "jobs are not shown on the Ray dashboard: Ray 9.9 keeps other job records"
+        ]
+
+    play(tmp_path, scene)
+
+
+def test_a_control_service_that_fails_is_said_once_and_written_to_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene(here: Scene) -> None:
+        job = here.submit()
+        here.records.error = OSError("it is busy")
+        with caplog.at_level(logging.WARNING, "rayjobs.engine.dashboard_jobs"):
+            for _ in range(3):
+                await here.step(20.0)
+        assert len(caplog.records) == 1
+        here.records.error = None
+        await here.step(20.0)
+        assert here.shown(job).status == "PENDING"
+
+    play(tmp_path, scene)
