@@ -45,12 +45,12 @@ OPTIONS: Mapping[str, str] = {
     "--run": "jobs",
     "--secret": "secrets",
     "--sort": "columns",
+    "--script": FILE,
     "--source": FOLDER,
     "--tag": "tags",
     "--target": "targets",
     "--token-file": FILE,
     "--untag": "tag names",
-    "--user": "users",
     "--workspace": FOLDER,
 }
 # What the arguments of a command take, where their own type does not say it.
@@ -72,6 +72,7 @@ ARGUMENTS: Mapping[str, str] = {
     "data put destination": "data paths",
     "data register name": "dataset names",
     "data register sources": "data paths",
+    "data rm name": "datasets",
     "data show name": "datasets",
     "target limits name": "targets",
     "simulate trace": FILE,
@@ -110,10 +111,6 @@ def _experiments(store: Store) -> Candidates:
     return [(name, "") for name in dict.fromkeys(job.experiment for job in _lines(store))]
 
 
-def _users(store: Store) -> Candidates:
-    return [(name, "") for name in dict.fromkeys(job.user for job in _lines(store)) if name]
-
-
 def _tags(store: Store) -> Candidates:
     pairs = (f"{key}={value}" for job in _lines(store) for key, value in job.tags.items())
     return [(text, "") for text in dict.fromkeys(pairs)]
@@ -142,21 +139,16 @@ def _tag_names(store: Store) -> Candidates:
     return [(key, "") for key in dict.fromkeys(key for job in _lines(store) for key in job.tags)]
 
 
-def _files_of(folder: str) -> Source:
-    def source(settings: Settings, _typed: str) -> Candidates:
-        import click
-
-        context = click.get_current_context(silent=True)
-        job = context.params.get("job") if context is not None else None
-        if not job:
-            return []
-        if isinstance(job, (tuple, list)):
-            job = job[0]
-        with settings.open() as workspace:
-            found = workspace.store.files(workspace.store.find(str(job), newest=True).id)
-        return [(one.name, "") for one in found if one.name.startswith(folder)]
-
-    return source
+def _files_of(folder: str, settings: Settings, params: Mapping[str, Any]) -> Candidates:
+    """Offer the stored files of the job that was typed before."""
+    job = params.get("job")
+    if isinstance(job, (tuple, list)):
+        job = job[0] if job else None
+    if not job:
+        return []
+    with settings.open() as workspace:
+        found = workspace.store.files(workspace.store.find(str(job), newest=True).id)
+    return [(one.name, "") for one in found if one.name.startswith(folder)]
 
 
 def _metrics(store: Store) -> Candidates:
@@ -268,11 +260,8 @@ SOURCES: Mapping[str, Source] = {
     "parents": _jobs(("sweep", "array")),
     "after": _after,
     "experiments": _store(_experiments),
-    "users": _store(_users),
     "tags": _store(_tags),
     "tag names": _store(_tag_names),
-    "files": _files_of(""),
-    "logs": _files_of("azureml-logs/"),
     "columns": _store(_columns),
     "metrics": _store(_metrics),
     "models": _store(_models),
@@ -293,17 +282,32 @@ SOURCES: Mapping[str, Source] = {
 }
 
 
-def offered(source: str, settings: Settings, typed: str) -> list[tuple[str, str]]:
-    """Return the values of a source that begin with what was typed, with their help."""
+# Sources that depend on what was typed before: which folder of the job's files.
+FILES_OF_JOB: Mapping[str, str] = {"files": "", "logs": "azureml-logs/"}
+
+
+def offered(
+    source: str, settings: Settings, typed: str, params: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return the values of a source that begin with what was typed, with their help.
+
+    Args:
+        params: The values of the command's parameters that were typed before.
+    """
     from rayjobs.datastore.errors import DatastoreError
     from rayjobs.errors import RayjobsError
 
     try:
-        candidates = dict(reversed(list(SOURCES[source](settings, typed))))
+        if source in FILES_OF_JOB:
+            found = list(_files_of(FILES_OF_JOB[source], settings, params))
+        else:
+            found = list(SOURCES[source](settings, typed))
     except (RayjobsError, DatastoreError, OSError):
         return []
-    found = [(value, text) for value, text in reversed(candidates.items())]
-    return [(value, text) for value, text in found if value.startswith(typed)][:MOST]
+    first: dict[str, str] = {}  # a value that two kinds have is offered once
+    for value, text in found:
+        first.setdefault(value, text)
+    return [(value, text) for value, text in first.items() if value.startswith(typed)][:MOST]
 
 
 def complete_by_name(command: click.Command, words: str) -> None:

@@ -1,4 +1,4 @@
-"""`rayjobs completion`: what a shell needs to complete commands, options and live job ids."""
+"""`rayjobs completion`: what a shell needs to complete commands, options and their values."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ Examples:
 @common_options
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script of a shell: commands, options, ids of jobs."""
+    """Print the completion script of a shell: commands, options and their values."""
     from click.shell_completion import get_completion_class
 
+    from rayjobs.cli import shells
+
+    shells.install()
     kind = get_completion_class(shell)
     assert kind is not None  # click's own, one per shell above
     root = context.find_root()

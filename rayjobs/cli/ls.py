@@ -105,7 +105,6 @@ class _Listing:
 @click.option(
     "--sort",
     metavar="[-]NAME",
-    type=Names("columns", prefix="-"),
     help="Sort by a column; -NAME: highest first.",
 )
 @click.option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -157,4 +158,8 @@ def main(context: click.Context) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command line and return its exit code."""
+    if "_RAYJOBS_COMPLETE" in os.environ:
+        from rayjobs.cli import shells
+
+        shells.install()
     return invoke(main, arguments)

@@ -36,15 +36,13 @@ class Names(ParamType):
     Args:
         source: A key of `completing.SOURCES`.
         separator: Between several values in one text; the last one is completed.
-        prefix: May stand before the value, as in ``--sort -loss``.
     """
 
     name = "text"
 
-    def __init__(self, source: str, *, separator: str = "", prefix: str = "") -> None:
+    def __init__(self, source: str, *, separator: str = "") -> None:
         self.source = source
         self._separator = separator
-        self._prefix = prefix
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the text."""
@@ -62,11 +60,9 @@ class Names(ParamType):
         if self._separator:
             head, found, tail = incomplete.rpartition(self._separator)
             before, typed = head + found, tail
-        elif self._prefix and incomplete.startswith(self._prefix):
-            before, typed = self._prefix, incomplete.removeprefix(self._prefix)
         return [
             CompletionItem(before + value, help=text or None)
-            for value, text in offered(self.source, settings, typed)
+            for value, text in offered(self.source, settings, typed, ctx.params)
         ]
 
 

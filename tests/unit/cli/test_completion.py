@@ -12,10 +12,12 @@ import pytest
 from tests.unit.cli.conftest import Queue, Terminal
 
 
-def completed(words: str, *, shell: str = "bash") -> list[str]:
+def completed(words: str, *, shell: str = "bash", line: str | None = None) -> list[str]:
     """Return what the shell would offer for the last word."""
     parts = words.split(" ")
     variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
+    if line is not None:
+        variables["_RAYJOBS_LINE"] = line
     done = subprocess.run(
         [
             sys.executable,

@@ -1,0 +1,83 @@
+"""Completion in bash of values with ``=`` and ``:`` in them, which bash takes for several words.
+
+Bash cuts ``--input data=dataset:di`` into five words and replaces only the last one. So the script
+passes the line as it was typed, and each candidate loses what bash leaves on the line.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    add_completion_class,
+    split_arg_string,
+)
+
+BREAKS = "=:"  # of COMP_WORDBREAKS, those that are in our values
+SOURCE = """\
+%(complete_func)s() {
+    local IFS=$'\\n'
+    local response
+
+    response=$(env COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
+_RAYJOBS_LINE="${COMP_LINE:0:COMP_POINT}" %(complete_var)s=bash_complete $1)
+
+    for completion in $response; do
+        IFS=',' read type value <<< "$completion"
+
+        if [[ $type == 'dir' ]]; then
+            COMPREPLY=()
+            compopt -o dirnames
+        elif [[ $type == 'file' ]]; then
+            COMPREPLY=()
+            compopt -o default
+        elif [[ $type == 'plain' ]]; then
+            COMPREPLY+=($value)
+            [[ $value == *[=:/] ]] && compopt -o nospace
+        fi
+    done
+
+    return 0
+}
+
+%(complete_func)s_setup() {
+    complete -o nosort -F %(complete_func)s %(prog_name)s
+}
+
+%(complete_func)s_setup;
+"""
+
+
+class LineBashComplete(BashComplete):
+    """Completes the line that was typed, not bash's words."""
+
+    source_template: ClassVar[str] = SOURCE
+    _kept = ""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """Return the words before the one that is completed, and that one."""
+        line = os.environ.get("_RAYJOBS_LINE")
+        if line is None:  # a script that an older rayjobs printed
+            return super().get_completion_args()
+        words = split_arg_string(line)
+        incomplete = ""
+        if words and not line[-1:].isspace():
+            incomplete = words.pop()
+        last = max(incomplete.rfind(char) for char in BREAKS)
+        self._kept = incomplete[: last + 1]
+        return words[1:], incomplete
+
+    def format_completion(self, item: CompletionItem) -> str:
+        """Return a candidate without what bash keeps on the line."""
+        value: Any = item.value
+        if isinstance(value, str) and self._kept and value.startswith(self._kept):
+            value = value[len(self._kept) :]
+        return f"{item.type},{value}"
+
+
+def install() -> None:
+    """Let click use it for bash."""
+    add_completion_class(LineBashComplete)
