@@ -17,7 +17,6 @@ from rayjobs.errors import UsageError
 from rayjobs.spec import JobSpec
 from rayjobs.submit.project import default_target
 
-DEFAULT_DURATION_S = 2_592_000
 COMMUNICATORS = ("None", "OpenMpi", "IntelMpi", "Mpi", "Nccl", "Gloo")
 
 
@@ -122,7 +121,7 @@ class RunConfiguration:
         self.node_count = 1
         self.mpi = _Processes()
         self.pytorch: PyTorchConfiguration | None = None
-        self.max_run_duration_seconds: float | None = DEFAULT_DURATION_S
+        self.max_run_duration_seconds: float | None = None
         self.docker = DockerConfiguration()
         self.priority = 0
         self.data_references: dict[str, Any] = {}
@@ -165,7 +164,7 @@ class ScriptRunConfig:
         environment: Any = None,
         distributed_job_config: MpiConfiguration | PyTorchConfiguration | None = None,
         resume_from: Any = None,
-        max_run_duration_seconds: float | None = DEFAULT_DURATION_S,
+        max_run_duration_seconds: float | None = None,
         command: str | Sequence[Any] | None = None,
         docker_runtime_config: DockerConfiguration | None = None,
     ) -> None:

@@ -229,7 +229,7 @@ class JobSpec(Model):
             was not given (a spec that only names a snapshot).
         environment: Path of a Python interpreter or virtual environment on the target, or
             packages to build one of; None uses the target's own.
-        max_duration_s: Limit of one attempt in seconds, from its start.
+        max_duration_s: Limit of one attempt in seconds, from its start; None: there is none.
         resume_from: A run id, a local path, or ``datastore/path`` with a checkpoint.
         grace_s: Seconds between SIGTERM and SIGKILL.
         stall_timeout_s: End the attempt when nothing is heard for so long; None never.
@@ -259,7 +259,7 @@ class JobSpec(Model):
         default_factory=dict
     )
     resume_from: str | None = None
-    max_duration_s: Annotated[float, Field(gt=0)] | None = 2_592_000.0
+    max_duration_s: Annotated[float, Field(gt=0)] | None = None
     grace_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
     stall_timeout_s: Annotated[float, Field(gt=0)] | None = None
     retries: Retries = Retries()
