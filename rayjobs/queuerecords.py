@@ -25,11 +25,13 @@ class Durations:
         median_s, p90_s: Seconds that their attempts ran, all together that made one run: from
             the last that began from nothing, over those that went on from checkpoints, to the
             job's end.
+        is_of_any: They are of any experiment, since the one asked for has none of them.
     """
 
     count: int
     median_s: float
     p90_s: float
+    is_of_any: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "simulate_eviction:simulate_eviction",
             "Evict a job as a spot machine does.",
         ),
-        "why": ("why:why", "Say why a job waits, and when it may start."),
+        "why": ("why:why", "Explain why a job is waiting and when it should start."),
         "top": ("top:top", "Show who uses what now, and who waits."),
         "events": ("events:events", "List a job's history."),
     },
@@ -55,7 +55,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "simulate": ("simulate:simulate", "Play a trace of jobs: what would each policy do?"),
-        "report": ("report:report", "Say how good the queue's estimates were, and who waited."),
+        "report": ("report:report", "Report wait times and how accurate the estimates were."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
         "horovod": ("horovod:horovod", "Build Horovod for an environment's PyTorch."),
     },

@@ -33,7 +33,7 @@ NAMED_AT_MOST = 20
 
 @click.group(epilog="\b\nExample:\n  rayjobs report queue --since 7d\n")
 def report() -> None:
-    """Say how the queue did."""
+    """Report how the queue did."""
 
 
 @report.command(epilog=EPILOG)
@@ -43,12 +43,13 @@ def report() -> None:
 @common_options
 @click.pass_obj
 def queue(settings: Settings, since: float | None, target: str | None) -> None:
-    """Predicted against actual starts, waits by priority, user and sweep, and what was in use.
+    """Report wait times and how accurate the estimates of start times were.
 
-    A prediction is what `rayjobs why` would have said: the first one for a job, when it was first
-    looked at, and the last one before it got its place. Jobs that started at once have none.
-    Those that waited without one, since nothing told when there would be room or the target had
-    to start, are counted.
+    An estimate is what `rayjobs why` shows: the first one for a job, and the last one before it
+    started. MEDIAN ERROR is the distance between the estimated and the actual start, MEDIAN DELAY
+    counts early starts as negative, WITHIN x2 is the share of jobs that waited between half and
+    twice as long as estimated. Jobs that started at once have no estimate. Jobs that waited
+    without one are counted.
     """
     now = datetime.now(UTC)
     begin = None if since is None else now - timedelta(seconds=since)
@@ -81,9 +82,9 @@ def _capacity(target: str) -> tuple[float, float] | None:
 
 def _sections(made: QueueReport) -> list[str]:
     sections = [
-        _predictions("Predicted and actual starts: the first word", made.first_by_target, "TARGET"),
-        _predictions("The last word before the start", made.last_by_target, "TARGET"),
-        _predictions("The first word by what it rested on", made.first_by_basis, "FROM"),
+        _predictions("First estimates against actual starts", made.first_by_target, "TARGET"),
+        _predictions("Last estimates before the start", made.last_by_target, "TARGET"),
+        _predictions("First estimates by what they are based on", made.first_by_basis, "BASED ON"),
         _waiting("Waits", [made.waits], "JOBS"),
     ]
     if len(made.waits_by_priority) > 1:
@@ -128,7 +129,7 @@ def _predictions(title: str, figures: Sequence[Predicted], name: str) -> str:
         )
         for one in figures
     ]
-    header = (name, "JOBS", "MEDIAN ERROR", "MEDIAN LATE", "WITHIN x2")
+    header = (name, "JOBS", "MEDIAN ERROR", "MEDIAN DELAY", "WITHIN x2")
     return f"{title}\n" + table(rows, header, right=(1, 2, 3, 4))
 
 
@@ -155,7 +156,7 @@ def _waiting(title: str, figures: Sequence[Waits], name: str) -> str:
         for one in figures
         if one.name in names
     ]
-    header = (name, "STARTED", "MEDIAN", "P90", "LONGEST", "WAITING", "SO FAR")
+    header = (name, "STARTED", "MEDIAN", "P90", "LONGEST", "STILL WAITING", "LONGEST SO FAR")
     text = f"{title}\n" + table(rows, header, right=(1, 2, 3, 4, 5, 6))
     more = len(figures) - len(rows)
     return f"{text}\nand {more} more (--json)" if more > 0 else text

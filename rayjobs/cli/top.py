@@ -179,8 +179,8 @@ def _lines(seen: dict[str, Any]) -> list[str]:
     waits = ""
     if seen["median_wait_s"] is not None:
         waits = (
-            f", for {duration_text(seen['median_wait_s'])} in the median, "
-            f"{duration_text(seen['longest_wait_s'])} at most"
+            f" (median wait {duration_text(seen['median_wait_s'])}, "
+            f"longest {duration_text(seen['longest_wait_s'])})"
         )
     lines = [
         f"target {seen['target']} ({seen['state']}): {len(seen['running'])} running, "

@@ -20,6 +20,7 @@ from rayjobs.records import Job
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.terminal import plain_text
+from rayjobs.units import duration_text as exact_text
 
 EPILOG = """\b
 Examples:
@@ -35,8 +36,9 @@ ABOUT_ROOM = ("room", "line", "yielding", "never_fits")
 # What an estimate rests on, in words.
 BASES = {
     "history": "from how long such jobs took",
-    "limit": "from the time limits of the jobs before it",
-    "elapsed": "a guess: running jobs are taken to run as long again as they have",
+    "script": "from how long the script took in other experiments",
+    "limit": "from the time limits of the jobs ahead",
+    "elapsed": "a guess: each running job is assumed to run as long again as it has",
 }
 
 
@@ -46,7 +48,7 @@ BASES = {
 @common_options
 @click.pass_obj
 def why(settings: Settings, job: str) -> None:
-    """Say why a job waits: the rule, its place, what is free, and when it may start."""
+    """Explain why a job is waiting and when it should start."""
     with settings.open() as workspace:
         store = workspace.store
         asked = newest_named(settings, store, job)
@@ -67,16 +69,16 @@ def why(settings: Settings, job: str) -> None:
         reason = outlook.reason
         told = reason[5:] if reason.startswith("waits ") else f": {reason}"
         click.echo(plain_text(f"{found.id} waits{place}{told}"))
-        details = facts(_details(decision, ahead, waits_for))
+        details = facts(_details(found, decision, ahead, waits_for))
         if details:
             click.echo(plain_text(details))
     elif found.state.is_final:
-        click.echo(f"{found.id} does not wait: {end_text(found)}")
+        click.echo(f"{found.id} is not waiting: it is {end_text(found)}")
     elif found.state is JobState.PROVISIONING and outlook.reason.startswith("waits "):
         click.echo(f"{found.id} {outlook.reason}")
     else:
         rest = f": {outlook.reason}" if outlook.reason else ""
-        click.echo(f"{found.id} does not wait: {outlook.state}{rest}")
+        click.echo(f"{found.id} is not waiting: it is {outlook.state}{rest}")
 
 
 def _next_member(store: Store, job: Job) -> Job:
@@ -138,7 +140,10 @@ def _known_without_target(store: Store, job: Job) -> list[str]:
 
 
 def _details(
-    decision: Mapping[str, Any] | None, ahead: list[dict[str, Any]], waits_for: list[str]
+    job: Job,
+    decision: Mapping[str, Any] | None,
+    ahead: list[dict[str, Any]],
+    waits_for: list[str],
 ) -> list[tuple[str, str]]:
     if decision is None:
         return [("  Also waits for", "; ".join(waits_for))]
@@ -159,7 +164,19 @@ def _details(
         lines.append(("  Nearest fit", _short_nodes(str(decision.get("nearest") or ""), decision)))
     lines.append(("  Starts", _estimate_text(decision)))
     lines.append(("  To start it now", str(decision.get("remedy") or "")))
+    lines.append(("  Command", _command(job, decision.get("change") or {})))
     return lines
+
+
+def _command(job: Job, change: Mapping[str, Any]) -> str:
+    """Return the command that makes the change which would start the job; empty: there is none."""
+    told = {
+        "max_duration_s": lambda value: f"--max-duration {exact_text(value)}",
+        "priority": lambda value: f"--priority {value:g}",
+        "nodes": lambda value: f"--nodes {value:g}",
+    }
+    options = [told[name](float(value)) for name, value in change.items() if name in told]
+    return f"rayjobs update {short_id(job)} {' '.join(options)}" if options else ""
 
 
 def _short_nodes(text: str, decision: Mapping[str, Any]) -> str:
@@ -182,11 +199,13 @@ def _estimate_text(decision: Mapping[str, Any]) -> str:
     parts = []
     if estimate_s is not None:
         basis = BASES.get(str(decision.get("basis")), str(decision.get("basis") or ""))
+        if decision.get("source"):
+            basis = f"from {decision['source']}"
         parts.append(f"in about {duration_text(float(estimate_s))}" + (f" ({basis})" * bool(basis)))
     if latest_s is not None:
         parts.append(f"within {duration_text(float(latest_s))} at the latest")
     return ", ".join(parts) or (
-        "cannot be told: how long jobs before it run is not known"
+        "unknown (no duration history for the jobs ahead)"
         if decision.get("basis") == "unknown"
-        else "cannot be told"
+        else "unknown"
     )

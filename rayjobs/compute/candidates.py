@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 from rayjobs import capacity
 from rayjobs.clock import to_text
@@ -16,8 +17,16 @@ from rayjobs.policy import Rule, Running, Shape, Waiting
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 
-# Median seconds of completed attempts by (experiment, entry).
-Usual = Mapping[tuple[str, str], float]
+
+class Learned(NamedTuple):
+    """How long jobs of one (experiment, entry) take; see `policy.Waiting.expected_s`."""
+
+    median_s: float
+    basis: str = "history"
+    source: str = ""
+
+
+Usual = Mapping[tuple[str, str], Learned]
 _Seen = tuple[Served, Mapping[str, Job], Mapping[str, JobState]]
 
 
@@ -127,10 +136,11 @@ class Candidates:
         """Return a queued job as the policy sees it.
 
         Args:
-            blocked: Which other job it waits for; None: none.
+            blocked: Which other jobs it waits for; None: none.
             usual: How long jobs like it take.
         """
         key = served.key(job.id)
+        learned = usual.get((job.experiment, job.spec.entry))
         return Waiting(
             key=key,
             priority=job.priority,
@@ -143,9 +153,11 @@ class Candidates:
             preemptible=job.spec.preemptible,
             max_duration_s=job.spec.max_duration_s,
             grace_s=job.spec.grace_s,
-            expected_s=usual.get((job.experiment, job.spec.entry)),
+            expected_s=None if learned is None else learned.median_s,
+            expected_basis="history" if learned is None else learned.basis,
+            expected_from="" if learned is None else learned.source,
             not_before_s=_seconds(job.not_before),
-            blocked_by=job.held or blocked,
+            blocked_by=_held(job.held, blocked) if job.held else blocked,
             blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
             after=() if blocked is None else _after(served, job),
         )
@@ -165,25 +177,30 @@ class Candidates:
         ]
 
 
+def _held(hold: str, blocked: str | None) -> str:
+    return f"held: {hold}" + (f"; it also {blocked}" if blocked else "")
+
+
 def _after(served: Served, job: Job) -> tuple[str, ...]:
     return tuple(served.key(one.job) for one in job.spec.depends_on)
 
 
 def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
-    """Return which other job this one waits for, and whether it waits in vain.
+    """Return which other jobs this one waits for, and whether it waits in vain.
 
-    One parent that has failed it decides at once, whichever others are still to end.
+    All that have not ended are named. One parent that has failed it decides at once, whichever
+    others are still to end.
     """
-    waits: str | None = None
+    waits: list[str] = []
     for dependency in job.spec.depends_on:
         state = parents.get(dependency.job)
         if state is None:
             return f"job {dependency.job}, which it waits for, does not exist", True
         if not state.is_final:
-            waits = waits or f"waits for {dependency.job} ({state})"
+            waits.append(f"{dependency.job} ({state})")
         elif dependency.when == "ok" and state is not JobState.COMPLETED:
             return f"{dependency.job}, which it waited for, ended as {state}", True
-    return waits, False
+    return (f"waits for {' and '.join(waits)}" if waits else None), False
 
 
 def _running(
@@ -191,6 +208,7 @@ def _running(
 ) -> Running:
     job, attempt = fresh if fresh is not None else (drive.job, None)
     ending = drive.canceled.is_set() or drive.preempted.is_set()
+    learned = usual.get((job.experiment, job.spec.entry))
     return Running(
         key=drive.key,
         priority=job.priority,
@@ -205,7 +223,9 @@ def _running(
         preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
         max_duration_s=job.spec.max_duration_s,
         grace_s=job.spec.grace_s,
-        expected_s=usual.get((job.experiment, job.spec.entry)),
+        expected_s=None if learned is None else learned.median_s,
+        expected_basis="history" if learned is None else learned.basis,
+        expected_from="" if learned is None else learned.source,
         saved_s=saved_s,
         is_ending=ending or job.state is JobState.FINALIZING,
     )

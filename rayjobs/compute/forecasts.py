@@ -13,10 +13,13 @@ from datetime import timedelta
 
 from rayjobs.clock import Clock
 from rayjobs.compute.board import Served
+from rayjobs.compute.candidates import Learned
 from rayjobs.errors import StoreError
 from rayjobs.policy import Plan
-from rayjobs.queuerecords import Prediction
+from rayjobs.policy.durations import HISTORY, SCRIPT
+from rayjobs.queuerecords import Durations, Prediction
 from rayjobs.records import Job
+from rayjobs.units import counted
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ FORETELL_S = 2.0
 AGAIN_S = 10.0
 MOVED_S = 60.0
 MOVED_PART = 0.25
+# A command may be long; so much of it names it.
+NAMED_CHARACTERS = 40
 
 
 class Forecasts:
@@ -38,7 +43,7 @@ class Forecasts:
     def __init__(self, target: str, clock: Clock) -> None:
         self._target = target
         self._clock = clock
-        self._usual: dict[tuple[str, str], float] = {}
+        self._usual: dict[tuple[str, str], Learned] = {}
         self._asked: set[tuple[str, str]] = set()
         self._learned_s = float("-inf")
         self._seen: frozenset[str] = frozenset()
@@ -47,8 +52,10 @@ class Forecasts:
 
     async def usual(
         self, entries: Set[tuple[str, str]], served: Sequence[Served]
-    ) -> dict[tuple[str, str], float]:
+    ) -> dict[tuple[str, str], Learned]:
         """Return median seconds by (experiment, entry), as far as there is history.
+
+        Where the experiment is new, what the script took in any experiment of its workspace.
 
         Args:
             entries: Those of the jobs that wait.
@@ -57,14 +64,18 @@ class Forecasts:
         due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
         if entries <= self._asked and now_s - self._learned_s < due_s:
             return self._usual
-        learned: dict[tuple[str, str], float] = {}
+        learned: dict[tuple[str, str], Learned] = {}
         for one in served:
             try:
                 found = await one.ask(one.store.usual_durations, self._target)
             except StoreError as error:
                 log.warning("durations of %s cannot be read: %s", one.path, error)
                 continue
-            learned |= {entry: known.median_s for entry, known in found.items()}
+            for entry, known in found.items():
+                before = learned.get(entry)
+                # Of several workspaces with such jobs one may know them better.
+                if before is None or before.basis == SCRIPT or not known.is_of_any:
+                    learned[entry] = _learned(entry, known)
         self._usual, self._asked, self._learned_s = learned, set(entries), now_s
         return learned
 
@@ -102,3 +113,12 @@ class Forecasts:
                 await served.ask(served.store.note_predictions, predictions)
             except StoreError as error:
                 log.warning("predictions are not kept in %s: %s", served.path, error)
+
+
+def _learned(entry: tuple[str, str], known: Durations) -> Learned:
+    experiment, script = entry
+    if len(script) > NAMED_CHARACTERS:
+        script = f"{script[: NAMED_CHARACTERS - 1]}…"
+    where = "this workspace" if known.is_of_any else f"experiment {experiment}"
+    source = f"{counted(known.count, 'run')} of {script} in {where}"
+    return Learned(known.median_s, SCRIPT if known.is_of_any else HISTORY, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from rayjobs.policy.records import (
     Preempt,
     Promise,
     Rule,
+    Running,
     Situation,
     Start,
     Waiting,
@@ -24,6 +26,8 @@ from rayjobs.policy.shapes import NodeRoom, Shape, take
 
 # So many different jobs are tried behind the first in line; the others wait for the next turn.
 BACKFILL_TRIES = 1000
+# Who is refused by these takes none of the turns of its array.
+_NO_TURN = (Rule.ARRAY_LIMIT, Rule.DEPENDENCY, Rule.HELD, Rule.PAUSE)
 
 
 @dataclass
@@ -55,11 +59,30 @@ class Plan:
     head_rule: Rule = Rule.ROOM
     kept: Kept | None = None
     rooms: Sequence[NodeRoom] = ()
+    sources: dict[str, str] = field(default_factory=dict, compare=False)  # see `Decision.source`
 
     @cached_property
     def started(self) -> Mapping[str, Start]:
         """The starts by key."""
         return {one.key: one for one in self.starts}
+
+    @cached_property
+    def holding(self) -> Sequence[Running | Waiting]:
+        """The jobs that hold a place once the plan is carried out."""
+        return [*self.situation.running, *(self.by_key[one.key] for one in self.starts)]
+
+    @cached_property
+    def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
+        """How many jobs of each group hold a place, and how many have their turn before others.
+
+        Those may wait for room, or for a limit of their user.
+        """
+        turns = Counter(
+            job.group
+            for key, job in self.by_key.items()
+            if key not in self.started and self.refused.get(key) not in _NO_TURN
+        )
+        return Counter(one.group for one in self.holding), turns
 
     @cached_property
     def queue(self) -> tuple[str, ...]:

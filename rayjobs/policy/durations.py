@@ -6,9 +6,9 @@ import math
 
 from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 
-# What a time rests on: the median of history, a limit, that a job runs as long again as it has,
-# or nothing.
-HISTORY, LIMITS, ELAPSED, UNKNOWN = "history", "limit", "elapsed", "unknown"
+# What a time rests on: the median of history (of the script in its experiment, or of the script
+# in any), a limit, that a job runs as long again as it has, or nothing.
+HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elapsed", "unknown"
 # So long a job must have run before its time so far says anything.
 TELLING_ELAPSED_S = 10.0
 # A job of which nothing is known is taken to run for at least so long.
@@ -45,7 +45,7 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
         rest_s = job.expected_s - elapsed_s
         if rest_s <= 0:
             rest_s = max(0.1 * job.expected_s, -rest_s)
-        return now_s + min(rest_s, left_s), HISTORY
+        return now_s + min(rest_s, left_s), job.expected_basis
     guess_s = max(elapsed_s, LEAST_GUESS_S)
     return (now_s + left_s, LIMITS) if left_s <= guess_s else (now_s + guess_s, ELAPSED)
 
@@ -72,10 +72,15 @@ def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
     """Return how long a waiting job will probably run, and where that is from."""
     limit_s = math.inf if job.max_duration_s is None else job.max_duration_s
     if job.expected_s is not None:
-        return min(job.expected_s, limit_s), HISTORY
+        return min(job.expected_s, limit_s), job.expected_basis
     if limit_s <= TELLING_LIMIT_S:
         return limit_s, LIMITS
     return None, ""
+
+
+def source_of(job: Waiting | Running, basis: str) -> str:
+    """Return which runs a job's probable time is from; empty where it is from none."""
+    return job.expected_from if basis in (HISTORY, SCRIPT) else ""
 
 
 def worst_duration_s(job: Waiting) -> float:
@@ -100,4 +105,6 @@ def as_running(job: Waiting, nodes: tuple[str, ...]) -> Running:
         max_duration_s=job.max_duration_s,
         grace_s=job.grace_s,
         expected_s=job.expected_s,
+        expected_basis=job.expected_basis,
+        expected_from=job.expected_from,
     )

@@ -11,7 +11,9 @@ from rayjobs.policy.durations import (
     ELAPSED,
     HISTORY,
     LIMITS,
+    SCRIPT,
     likely_duration_s,
+    source_of,
     told_end_s,
 )
 from rayjobs.policy.records import Rule, Running, Waiting
@@ -24,7 +26,9 @@ if TYPE_CHECKING:
 # So far down the line estimates are kept up to date; one further down is made when it is asked for.
 DEPTH = 1000
 # The weakest of what an estimate is built on is what it is built on.
-_WEAKNESS = {"": 0, HISTORY: 1, LIMITS: 2, ELAPSED: 3}
+_WEAKNESS = {"": 0, HISTORY: 1, SCRIPT: 2, LIMITS: 3, ELAPSED: 4}
+# So many scripts are named as the source of an estimate.
+NAMED_SOURCES = 2
 
 
 def estimates(plan: Plan, *, depth: int = DEPTH) -> dict[str, tuple[float, str]]:
@@ -53,6 +57,7 @@ class _Play:
         held = len(plan.situation.running) + len(plan.starts)
         self.slots = math.inf if limits.jobs is None else limits.jobs - held
         self.weakest = ""
+        self.sources: dict[str, dict[str, None]] = {}  # basis → whose runs, in order
         # The key is unique: no Running is compared.
         self.ends: list[tuple[float, str, str, Running]] = []
         self.line: deque[str] = deque(plan.queue)
@@ -98,7 +103,9 @@ class _Play:
                 and plan.kept.likely_s == self.clock_s
             ):
                 basis = self.weakest = plan.kept.basis  # others that end before are no part of it
+                self.sources = {basis: {plan.kept.source: None}} if plan.kept.source else {}
             found[job.key] = (self.clock_s - self.now_s, basis)
+            plan.sources[job.key] = _named(self.sources.get(basis, {}))
             self._begin(job, taken[1])
         return found
 
@@ -110,7 +117,13 @@ class _Play:
         if duration_s is not None:
             order = ("", 0, job.key)
             one = Running(
-                key=job.key, priority=0, order=order, shape=job.shape, nodes=nodes, group=job.group
+                key=job.key,
+                priority=0,
+                order=order,
+                shape=job.shape,
+                nodes=nodes,
+                group=job.group,
+                expected_from=job.expected_from,
             )
             heapq.heappush(self.ends, (self.clock_s + duration_s, job.key, basis, one))
 
@@ -119,6 +132,9 @@ class _Play:
         at_s, key, basis, ended = heapq.heappop(self.ends)
         self.clock_s = max(self.clock_s, at_s)
         self.weakest = max(self.weakest, basis, key=_WEAKNESS.__getitem__)
+        source = source_of(ended, basis)
+        if source:
+            self.sources.setdefault(basis, {})[source] = None
         self.rooms = with_room_of([ended], self.rooms)
         self.slots += 1
         if ended.group is not None and self.held_back[ended.group]:
@@ -127,3 +143,10 @@ class _Play:
             self.parents[child].discard(key)
             if not self.parents[child]:
                 self.line.append(child)
+
+
+def _named(sources: dict[str, None]) -> str:
+    """Return whose runs an estimate rests on, for people."""
+    if len(sources) > NAMED_SOURCES:
+        return f"earlier runs of {len(sources)} scripts"
+    return " and ".join(sources)

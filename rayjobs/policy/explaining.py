@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
-from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, take
+from rayjobs.policy.shapes import SLACK, NodeRoom, Shape, describe_free, take
 from rayjobs.units import counted, duration_text
 
 if TYPE_CHECKING:
@@ -44,24 +44,31 @@ def reason_of(plan: Plan, key: str) -> str:
                 f"{describe_free([room.emptied() for room in plan.situation.rooms])}"
             )
         case Rule.ARRAY_LIMIT:
-            return f"{job.group_limit} of its group run, the most that may at a time"
+            assert job.group_limit is not None
+            return _of_array(plan, job, job.group_limit)
         case Rule.USER_JOBS:
             assert limits.jobs_per_user is not None
             most = counted(limits.jobs_per_user, "job")
-            return f"at most {most} of {_who(job)} may run at a time"
+            running = sum(one.user == job.user for one in plan.holding)
+            return f"at most {most} of {_who(job)} may run at a time ({running} running)"
         case Rule.USER_GPUS:
             assert limits.gpus_per_user is not None
             most = f"jobs of {_who(job)} may hold {limits.gpus_per_user:g} GPUs at a time"
-            return f"{most}, and this one asks for {job.gpus:g}"
+            if job.gpus > limits.gpus_per_user + SLACK:
+                return f"{most}, and this one alone asks for {job.gpus:g}"
+            held = sum(one.gpus for one in plan.holding if one.user == job.user)
+            return f"{most}; they hold {held:g}, and this one asks for {job.gpus:g}"
         case Rule.OWN_ORDER:
             return f"an earlier job of {_who(job)} waits for that user's limit"
         case Rule.TARGET_JOBS:
             assert limits.jobs is not None
+            most = counted(limits.jobs, "job")
             return (
-                f"first in line; this target runs at most {counted(limits.jobs, 'job')} at a time"
+                f"first in line; this target runs at most {most} at a time "
+                f"({len(plan.holding)} running)"
             )
         case Rule.YIELDING:
-            return "first in line; starts when jobs that are ending have given back their room"
+            return "first in line; starts when the jobs that are ending have ended"
         case Rule.ROOM if take(plan.rooms, job.shape) is not None:
             if plan.situation.may_start == 0:
                 return "first in line; no more nodes may start before others have gone"
@@ -79,14 +86,16 @@ def explain(plan: Plan, key: str) -> Decision:
     started = plan.started.get(key)
     position = plan.positions.get(key, 0)
     estimate_s, basis = plan.estimate(key)
+    source = plan.sources.get(key, "")
     if rule is Rule.PAUSE and job.not_before_s is not None:
-        estimate_s, basis = job.not_before_s - plan.situation.now_s, LIMITS
+        estimate_s, basis, source = job.not_before_s - plan.situation.now_s, LIMITS, ""
     latest_s = None
     if key == plan.head and plan.promise is not None and plan.promise.at_s is not None:
         latest_s = plan.promise.at_s - plan.situation.now_s
         if latest_s <= 0:  # a claim, or what holds it overran its time: no time is known
             latest_s = None
     first = max(0, position - 1 - AHEAD)
+    advice = Advice() if started else advice_for(plan, job, rule)
     return Decision(
         key=key,
         rule=rule,
@@ -97,8 +106,10 @@ def explain(plan: Plan, key: str) -> Decision:
         nearest="" if started else nearest_fit(plan.rooms, job.shape),
         estimate_s=estimate_s,
         basis=basis,
+        source=source,
         latest_s=latest_s,
-        remedy="" if started else remedy_of(plan, job, rule),
+        remedy=advice.text,
+        change=advice.change,
         nodes=started.nodes if started else (),
     )
 
@@ -148,28 +159,49 @@ def _lack(room: NodeRoom, shape: Shape) -> tuple[bool, float, float, float]:
     )
 
 
-def remedy_of(plan: Plan, job: Waiting, rule: Rule) -> str:
-    """Return what change would start the job now or sooner; empty: none is known."""
+@dataclass(frozen=True)
+class Advice:
+    """What would start a job now or sooner.
+
+    Attributes:
+        text: For people; empty: nothing is known.
+        change: See `Decision.change`.
+    """
+
+    text: str = ""
+    change: Mapping[str, float] = field(default_factory=dict)
+
+
+def advice_for(plan: Plan, job: Waiting, rule: Rule) -> Advice:
+    """Return what change would start the job now or sooner."""
     limits = plan.situation.limits
     match rule:
         case Rule.NEVER_FITS:
-            return "submit it with less per node, or add a node that is large enough"
+            return Advice("submit it with less per node, or add a node that is large enough")
         case Rule.ARRAY_LIMIT:
-            return "submit with a higher limit after the % of --array"
-        case Rule.USER_GPUS if limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user:
-            return "submit it with fewer GPUs, or raise the user's limit on the target"
-        case Rule.USER_JOBS | Rule.USER_GPUS | Rule.OWN_ORDER:
-            return "end one of that user's jobs, or raise the user's limit on the target"
+            return Advice("submit with a higher limit after the % of --array")
+        case Rule.USER_GPUS if (
+            limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user + SLACK
+        ):
+            return Advice("submit it with fewer GPUs, or raise the user's limit on the target")
+        case Rule.USER_JOBS:
+            return Advice("end one of that user's jobs, or raise the user's limit on the target")
+        case Rule.USER_GPUS:
+            return Advice(
+                "end jobs of that user that hold GPUs, or raise the user's limit on the target"
+            )
+        case Rule.OWN_ORDER:
+            return Advice("raise the user's limit on the target")
         case Rule.TARGET_JOBS:
-            return "end a job, or raise the target's limit of running jobs"
+            return Advice("end a job, or raise the target's limit of running jobs")
         case Rule.ROOM:
             advice = _smaller(plan, job)
         case Rule.LINE:
             advice = _sooner(plan, job)
         case _:
-            return ""
+            return Advice()
     tried = islice(advice, ADVICE_TRIES)
-    return next((text for changed, text in tried if _would_start(plan, changed)), "")
+    return next((told for changed, told in tried if _would_start(plan, changed)), Advice())
 
 
 def _would_start(plan: Plan, changed: Waiting) -> bool:
@@ -198,14 +230,14 @@ def _carried_out(plan: Plan, waiting: Sequence[Waiting]) -> dict[str, Any]:
     return {"waiting": left, "running": running, "rooms": plan.rooms}
 
 
-def _smaller(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
+def _smaller(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     """Find smaller shapes that have room now."""
     shape = job.shape
     for nodes in range(shape.nodes - 1, 0, -1):
         fewer = replace(shape, nodes=nodes)
         if take(plan.rooms, fewer) is not None:
             text = f"with {counted(nodes, 'node')} it would start now"
-            yield replace(job, shape=fewer), text
+            yield replace(job, shape=fewer), Advice(text, {"nodes": float(nodes)})
     gpus = math.floor(max((room.free_gpus for room in plan.rooms), default=0.0))
     cpus = math.floor(max((room.free_cpus for room in plan.rooms), default=0.0))
     for asked, free, less, text in (
@@ -213,10 +245,11 @@ def _smaller(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
         (shape.cpus, cpus, replace(shape, nodes=1, cpus=float(cpus)), counted(cpus, "CPU")),
     ):
         if asked > free >= 1 and take(plan.rooms, less) is not None:
-            yield replace(job, shape=less), f"with {text} on one node it would start now"
+            advice = Advice(f"with {text} on one node it would start now")
+            yield replace(job, shape=less), advice
 
 
-def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
+def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     """Find what may let a job behind the head start now: a limit of time, or priority."""
     if plan.kept is None or take(plan.rooms, job.shape) is None:
         return
@@ -227,12 +260,15 @@ def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, str]]:
         text = f"with --max-duration {duration_text(limit_s)} or less"
         yield (
             replace(job, max_duration_s=float(limit_s)),
-            f"{text} it would pass those ahead and start now",
+            Advice(
+                f"{text} it would pass those ahead and start now",
+                {"max_duration_s": float(limit_s)},
+            ),
         )
     priority = _priority_to_stand_first(plan, job)
     if priority is not None:
         text = f"with priority {priority} it would stand first and start now"
-        yield replace(job, priority=priority), text
+        yield replace(job, priority=priority), Advice(text, {"priority": float(priority)})
 
 
 def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
@@ -259,6 +295,16 @@ def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
         else:
             low = middle + 1
     return low
+
+
+def _of_array(plan: Plan, job: Waiting, limit: int) -> str:
+    """Say how many of a job's array run, and how many of it have their turn before it."""
+    running, before = (counts[job.group] for counts in plan.groups)
+    told = f"{running} running"
+    if before:
+        told += f", {before} waiting before it"
+    members = "member" if limit == 1 else "members"
+    return f"at most {limit} {members} of the array may run at a time ({told})"
 
 
 def _who(job: Waiting) -> str:

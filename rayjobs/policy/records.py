@@ -53,6 +53,9 @@ class Waiting:
         grace_s: Seconds between the order to end and the end by force.
         expected_s: How long such jobs took (median of history); None: unknown. Used for
             estimates, and to make way for the first in line earlier, never to start a job.
+        expected_basis: What that is from: ``history`` (the same script in the same experiment)
+            or ``script`` (the same script in any experiment, which says less).
+        expected_from: The same for people: "12 runs of train.py in this workspace".
         not_before_s: When a retry's pause is over; None: it is.
         blocked_by: Why it cannot start whatever the room; None when nothing does.
         blocked_rule: The rule behind `blocked_by`.
@@ -71,6 +74,8 @@ class Waiting:
     max_duration_s: float | None = None
     grace_s: float = 0.0
     expected_s: float | None = None
+    expected_basis: str = "history"
+    expected_from: str = ""
     not_before_s: float | None = None
     blocked_by: str | None = None
     blocked_rule: Rule = Rule.DEPENDENCY
@@ -110,6 +115,8 @@ class Running:
     max_duration_s: float | None = None
     grace_s: float = 0.0
     expected_s: float | None = None
+    expected_basis: str = "history"
+    expected_from: str = ""
     saved_s: float | None = None
     is_ending: bool = False
     is_scaling: bool = False
@@ -215,12 +222,16 @@ class Decision:
         nearest: The node that comes nearest to holding it, and what it lacks there; empty
             where that does not say anything.
         estimate_s: Seconds until it starts, as far as can be told; None: cannot be told.
-        basis: Where the estimate is from: ``history``, ``limit`` (the jobs' own limits of
-            time), ``elapsed`` (a job is taken to run as long again as it has), ``unknown`` (it
-            waits, and nobody can tell how long); empty: nothing that ends by itself.
+        basis: Where the estimate is from: ``history``, ``script`` (as `Waiting.expected_basis`),
+            ``limit`` (the jobs' own limits of time), ``elapsed`` (a job is taken to run as long
+            again as it has), ``unknown`` (there is no duration history for the jobs ahead);
+            empty: nothing that ends by itself.
+        source: Which runs a basis of ``history`` or ``script`` means, for people.
         latest_s: Seconds by which it starts even if every job takes all its time; only for
             the first in line, None where a running job has no limit.
         remedy: What change would start it now or sooner; empty: none is known.
+        change: The same as fields: ``max_duration_s``, ``priority`` or ``nodes``; empty where
+            the change is none of one field of the job.
         nodes: Where it starts; empty while it waits.
     """
 
@@ -233,8 +244,10 @@ class Decision:
     nearest: str = ""
     estimate_s: float | None = None
     basis: str = ""
+    source: str = ""
     latest_s: float | None = None
     remedy: str = ""
+    change: Mapping[str, float] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
 
     @property
@@ -254,7 +267,9 @@ class Decision:
             "nearest": self.nearest,
             "estimate_s": self.estimate_s,
             "basis": self.basis,
+            "source": self.source,
             "latest_s": self.latest_s,
             "remedy": self.remedy,
+            "change": dict(self.change),
             "nodes": list(self.nodes),
         }

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from rayjobs.policy.durations import latest_end_s, likely_end_s
+from rayjobs.policy.durations import latest_end_s, likely_end_s, source_of
 from rayjobs.policy.records import Promise, Running, Waiting
 from rayjobs.policy.shapes import NodeRoom, Shape, take
 
@@ -20,6 +20,7 @@ class Kept:
         promise: None when no set of nodes could hold it.
         likely_s: When it will probably start; None: nobody knows.
         basis: Where `likely_s` is from.
+        source: Which runs that means, for people.
         spare: For each promised node, its room once the promised job is there: what a job
             that may run for ever can have.
     """
@@ -28,13 +29,18 @@ class Kept:
     likely_s: float | None
     basis: str
     spare: Mapping[str, NodeRoom]
+    source: str = ""
 
     @property
     def until_s(self) -> float:
-        """Jobs that have given back their place by then may use the promised room."""
-        if self.promise is None or self.promise.at_s is None or self.likely_s is None:
+        """Jobs that have given back their place by then may use the promised room.
+
+        Where a job without any limit holds that room there is no latest start, and the likely
+        one decides alone.
+        """
+        if self.promise is None or self.likely_s is None:
             return -math.inf
-        return min(self.promise.at_s, self.likely_s)
+        return min(math.inf if self.promise.at_s is None else self.promise.at_s, self.likely_s)
 
 
 def keep(
@@ -72,7 +78,7 @@ def keep(
             taken = take(with_room_of(by_latest[:found], rooms), head.shape)
             assert taken is not None
             nodes, index = taken[1], found
-    likely_s, basis = likely_start(head.shape, running, rooms, now_s=now_s, slots=slots)
+    likely_s, basis, source = likely_start(head.shape, running, rooms, now_s=now_s, slots=slots)
     if nodes is None:
         return _keep_of_empty(head, rooms)
     at_s = latest_end_s(by_latest[index - 1], now_s) if index else now_s
@@ -88,7 +94,7 @@ def keep(
         for node, count in Counter(nodes).items()
     }
     promise = Promise(key=head.key, nodes=nodes, at_s=promised, is_claim=is_claim)
-    return Kept(promise, likely_s, basis, spare)
+    return Kept(promise, likely_s, basis, spare, source)
 
 
 def likely_start(
@@ -98,14 +104,18 @@ def likely_start(
     *,
     now_s: float,
     slots: float = math.inf,
-) -> tuple[float | None, str]:
-    """Return when there is probably room for the shape, and where that is from."""
+) -> tuple[float | None, str, str]:
+    """Return when there is probably room for the shape, the basis, and which runs it means."""
     ends = {one.key: likely_end_s(one, now_s) for one in running}
     by_likely = sorted(running, key=lambda one: (ends[one.key][0], one.order))
     index = _first_fit(by_likely, rooms, lambda now: take(now, shape) is not None, slots)
     if index is None:
-        return None, ""
-    return ends[by_likely[index - 1].key] if index else (now_s, "")
+        return None, "", ""
+    if not index:
+        return now_s, "", ""
+    last = by_likely[index - 1]
+    at_s, basis = ends[last.key]
+    return at_s, basis, source_of(last, basis)
 
 
 def _keep_of_empty(head: Waiting, rooms: Sequence[NodeRoom]) -> Kept:

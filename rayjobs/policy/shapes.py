@@ -87,9 +87,9 @@ class NodeRoom:
         """Return whether one bundle of the shape fits into what is free."""
         return (
             (not shape.node_types or self.node_type in shape.node_types)
-            and self.free_cpus + _SLACK >= shape.cpus
-            and self.free_gpus + _SLACK >= shape.gpus
-            and self.free_memory + _SLACK >= shape.memory
+            and self.free_cpus + SLACK >= shape.cpus
+            and self.free_gpus + SLACK >= shape.gpus
+            and self.free_memory + SLACK >= shape.memory
         )
 
     def less(self, shape: Shape) -> NodeRoom:
@@ -130,7 +130,7 @@ class NodeRoom:
 
 
 # Fractions of CPUs and GPUs are added and taken away: their sums differ in the last bit.
-_SLACK = 1e-6
+SLACK = 1e-6
 
 
 def take(rooms: Sequence[NodeRoom], shape: Shape) -> tuple[list[NodeRoom], tuple[str, ...]] | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sqlite3
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import Any
 
 from rayjobs.queuerecords import RESUMED, Durations, Prediction, QueueRow, Usage
 from rayjobs.states import FINAL, JobState
@@ -22,6 +24,15 @@ SELECT started_at, ended_at, id, attempt FROM jobs
 WHERE experiment = :experiment AND entry = :entry AND state = 'Completed'
     AND started_at IS NOT NULL AND kind = 'job'
 ORDER BY ended_at DESC LIMIT :most
+"""
+
+# The same of any experiment. The index has all that is looked for, so that no row is read but
+# those that are returned.
+DURATIONS_OF_ANY = """
+SELECT started_at, ended_at, id, attempt FROM jobs WHERE serial IN (
+    SELECT serial FROM jobs INDEXED BY ix_jobs_history
+    WHERE entry = :entry AND state = 'Completed' ORDER BY ended_at DESC LIMIT :most)
+    AND started_at IS NOT NULL AND kind = 'job'
 """
 
 # Attempts before the last that its work rests on: back to one that brought no checkpoint along.
@@ -92,27 +103,28 @@ class QueuePart(Part):
         found = {}
         with self._database.read() as connection:
             for experiment, entry in set(entries):
-                rows = connection.execute(
-                    DURATIONS, {"experiment": experiment, "entry": entry, "most": most}
-                ).fetchall()
-                seconds = sorted(
-                    _seconds(row[0], row[1])
-                    + (_continued_s(connection, row[2], row[3]) if row[3] > 1 else 0.0)
-                    for row in rows
-                )
-                if seconds:
-                    found[experiment, entry] = Durations(
-                        count=len(seconds),
-                        median_s=statistics.median(seconds),
-                        p90_s=seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
-                    )
+                values = {"experiment": experiment, "entry": entry, "most": most}
+                known = _durations(connection, DURATIONS, values)
+                if known is not None:
+                    found[experiment, entry] = known
         return found
 
     def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
         """See `Store.usual_durations`."""
         with self._database.read() as connection:
             rows = connection.execute(ENTRIES, {"target": target}).fetchall()
-        return self.durations((row["experiment"], row["entry"]) for row in rows)
+            entries = {(str(row["experiment"]), str(row["entry"])) for row in rows}
+        found = self.durations(entries)
+        others: dict[str, Durations | None] = {}
+        with self._database.read() as connection:
+            for entry in {entry for _experiment, entry in entries - found.keys()}:
+                values = {"entry": entry, "most": LEARNED_FROM}
+                others[entry] = _durations(connection, DURATIONS_OF_ANY, values)
+        for experiment, entry in entries - found.keys():
+            known = others[entry]
+            if known is not None:
+                found[experiment, entry] = replace(known, is_of_any=True)
+        return found
 
     def earlier_runs(self, jobs: Iterable[str]) -> dict[str, float]:
         """See `Store.earlier_runs`."""
@@ -183,6 +195,22 @@ class QueuePart(Part):
             )
             for row in rows
         ]
+
+
+def _durations(
+    connection: sqlite3.Connection, statement: str, values: Mapping[str, Any]
+) -> Durations | None:
+    seconds = sorted(
+        _seconds(row[0], row[1]) + (_continued_s(connection, row[2], row[3]) if row[3] > 1 else 0.0)
+        for row in connection.execute(statement, values).fetchall()
+    )
+    if not seconds:
+        return None
+    return Durations(
+        count=len(seconds),
+        median_s=statistics.median(seconds),
+        p90_s=seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
+    )
 
 
 def _continued_s(connection: sqlite3.Connection, job: str, attempt: int) -> float:

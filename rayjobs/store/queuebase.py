@@ -67,7 +67,10 @@ class QueueStore(Protocol):
         ...
 
     def job_states(self, jobs: Iterable[str]) -> dict[str, JobState]:
-        """Return the state of each of these jobs that is there, by id."""
+        """Return the state of each of these jobs that is there, by id.
+
+        An array of which no member has had a place is Queued.
+        """
         ...
 
     def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
@@ -85,7 +88,10 @@ class QueueStore(Protocol):
         ...
 
     def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
-        """Return `durations` for the entries of a target's jobs that have not ended."""
+        """Return `durations` for the entries of a target's jobs that have not ended.
+
+        For those without any, of the same entry in any experiment (`Durations.is_of_any`).
+        """
         ...
 
     def earlier_runs(self, jobs: Iterable[str]) -> dict[str, float]:

@@ -23,7 +23,12 @@ BY_SERIAL = """
 SELECT * FROM jobs WHERE serial IN (SELECT value FROM json_each(:serials)) ORDER BY serial
 """
 
-STATES = "SELECT id, state FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))"
+# An array's row is Running from the start; it waits as long as none of its members has had a place.
+STATES = """
+SELECT id, CASE WHEN kind = 'array' AND state = 'Running' AND placed_at IS NULL THEN 'Queued'
+    ELSE state END AS state
+FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))
+"""
 
 # The names as `rayjobs.checkpoint.save` and the collecting of a job's files make them.
 CHECKPOINTS = f"""

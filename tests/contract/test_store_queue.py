@@ -47,9 +47,15 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SetClock) -> It
     store.close()
 
 
-def ran(store: SqlStore, clock: SetClock, seconds: float, state: JobState = S.COMPLETED) -> None:
-    """Submit a job of train.py in mnist that runs so long and ends so."""
-    job = submit(store)
+def ran(
+    store: SqlStore,
+    clock: SetClock,
+    seconds: float,
+    state: JobState = S.COMPLETED,
+    experiment: str = "mnist",
+) -> None:
+    """Submit a job of train.py that runs so long and ends so."""
+    job = submit(store, experiment=experiment)
     attempt = bring(store, job, S.RUNNING)
     clock.go(seconds)
     if state is S.COMPLETED:
@@ -141,6 +147,34 @@ def test_usual_durations_are_of_what_has_not_ended_on_a_target(
     submit(store)
     assert store.usual_durations("cluster") == {}
     assert store.usual_durations("local")["mnist", "train.py"].count == 1
+
+
+def test_a_new_experiment_learns_from_the_same_script_elsewhere(
+    store: SqlStore, clock: SetClock
+) -> None:
+    for seconds in (10, 30):
+        ran(store, clock, seconds)
+    store.submit(JobSpec(script="train.py"), experiment="new", snapshot=None, user="ada")
+    store.submit(JobSpec(script="other.py"), experiment="new", snapshot=None, user="ada")
+    known = store.usual_durations("local")
+    assert set(known) == {("new", "train.py")}
+    found = known["new", "train.py"]
+    assert (found.count, found.median_s, found.is_of_any) == (2, 20.0, True)
+    ran(store, clock, 50, experiment="new")
+    found = store.usual_durations("local")["new", "train.py"]
+    assert (found.count, found.median_s, found.is_of_any) == (1, 50.0, False)
+
+
+def test_durations_of_any_experiment_read_the_index_alone(store: SqlStore) -> None:
+    from rayjobs.store.queue import DURATIONS_OF_ANY
+
+    with store._database.read() as connection:
+        plan = connection.execute(
+            f"EXPLAIN QUERY PLAN {DURATIONS_OF_ANY}", {"entry": "a", "most": 1}
+        ).fetchall()
+    told = " ".join(row["detail"] for row in plan)
+    assert "COVERING INDEX ix_jobs_history" in told
+    assert "SCAN jobs USING INDEX" not in told
 
 
 def test_durations_need_no_look_at_other_jobs(store: SqlStore) -> None:

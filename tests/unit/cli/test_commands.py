@@ -481,7 +481,7 @@ def test_update_changes_priority_and_tags(queue: Queue, terminal: Terminal) -> N
 def test_why_names_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> None:
     waiting, ended = queue.submit(), queue.failed()
     assert "waits: target 'local' does not run" in terminal.type("why", waiting.id).out
-    assert "does not wait: Failed" in terminal.type("why", ended.id).out
+    assert "is not waiting: it is Failed" in terminal.type("why", ended.id).out
 
 
 def test_events_are_the_history(queue: Queue, terminal: Terminal) -> None:

@@ -18,7 +18,7 @@ from rayjobs.compute.queueview import QueueView
 from rayjobs.errors import StoreBusyError
 from rayjobs.policy import Rule
 from rayjobs.records import Job, StoredFile
-from rayjobs.spec import Dependency, JobSpec
+from rayjobs.spec import Array, Dependency, JobSpec
 from rayjobs.states import JobState
 from rayjobs.store.sql import SqlStore
 
@@ -221,5 +221,39 @@ def test_a_failed_parent_decides_at_once_whatever_the_order(tmp_path: Path) -> N
         key = view.served.key
         assert set(candidates.doomed) == {key(first.id), key(last.id)}
         assert records[key(anyway.id)].blocked_by == f"waits for {waits.id} (Queued)"
+
+    play(scene, tmp_path)
+
+
+def test_all_parents_that_have_not_ended_are_named(tmp_path: Path) -> None:
+    async def scene(store: Counted, view: QueueView) -> None:
+        one, ended = store.submit(), store.submit()
+        store.store.request_cancel(ended.id)
+        spec = JobSpec(script="train.py", array=Array(indices="0-3"))
+        array, _ = store.store.submit_array(spec, experiment="e", snapshot=None, user="u")
+        child = store.submit(
+            depends_on=(
+                Dependency(job=one.id),
+                Dependency(job=ended.id, when="any"),
+                Dependency(job=array.id, when="any"),
+            )
+        )
+        candidates = Candidates(shares_machine=True)
+        candidates.look_at([NODE])
+        key = view.served.key(child.id)
+
+        async def told() -> str | None:
+            await view.look()
+            records = {one.key: one for one in candidates.records([view], usual={})}
+            return records[key].blocked_by
+
+        # No member of the array has had a place, so it is as Queued as `ls` shows it.
+        assert await told() == f"waits for {one.id} (Queued) and {array.id} (Queued)"
+        store.store.hold(child.id, reason="the data is missing")
+        waits = f"waits for {one.id} (Queued) and {array.id} (Queued)"
+        assert await told() == f"held: the data is missing; it also {waits}"
+        store.store.release(child.id)
+        store.store.request_cancel(array.id)
+        assert await told() == f"waits for {one.id} (Queued)"
 
     play(scene, tmp_path)

@@ -145,7 +145,7 @@ def test_an_array_runs_no_more_than_its_limit() -> None:
     assert started(plan) == ["free", "a1"]
     assert plan.summary("a2") == (
         Rule.ARRAY_LIMIT,
-        "2 of its group run, the most that may at a time",
+        "at most 2 members of the array may run at a time (2 running)",
         0,
     )
 

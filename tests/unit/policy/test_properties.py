@@ -191,6 +191,70 @@ def test_what_is_advised_starts_the_job(situation: Situation) -> None:
             assert key in decide(replace(now, waiting=changed)).started, (key, advice)
 
 
+def numbers(text: str) -> list[float]:
+    """Return the numbers of a sentence, without those of names such as n0."""
+    return [float(one) for one in re.findall(r"(?<![\w.])\d+(?:\.\d+)?", text)]
+
+
+@settings(max_examples=400, deadline=None)
+@given(situations())
+def test_the_reason_and_its_numbers_hold_once_the_plan_is_carried_out(
+    situation: Situation,
+) -> None:
+    plan = decide(situation)
+    now = carried_out(plan)
+    limits, waiting = situation.limits, {one.key: one for one in now.waiting}
+    place = {key: index for index, key in enumerate(plan.queue)}
+    for key, one in waiting.items():
+        rule, reason, position = plan.summary(key)
+        holding = [other for other in now.running if rule is Rule.TARGET_JOBS]
+        match rule:
+            case Rule.ARRAY_LIMIT:
+                running = sum(other.group == one.group for other in now.running)
+                before = sum(
+                    other.group == one.group and plan.rule(other.key) is not Rule.ARRAY_LIMIT
+                    for other in waiting.values()
+                )
+                told = numbers(reason)
+                assert told == [one.group_limit, running, *([before] if before else [])], reason
+                assert running + before >= (one.group_limit or 0)
+            case Rule.USER_JOBS:
+                running = sum(other.user == one.user for other in now.running)
+                assert numbers(reason) == [limits.jobs_per_user, running], reason
+                assert running >= (limits.jobs_per_user or 0)
+            case Rule.USER_GPUS:
+                held = sum(other.gpus for other in now.running if other.user == one.user)
+                most = limits.gpus_per_user or 0.0
+                if one.gpus > most:
+                    assert numbers(reason) == [most, one.gpus], reason
+                else:
+                    assert numbers(reason) == [most, held, one.gpus], reason
+                    assert held + one.gpus > most
+            case Rule.OWN_ORDER:
+                limited = (Rule.USER_JOBS, Rule.USER_GPUS)
+                assert any(
+                    plan.rule(other) in limited and waiting[other].user == one.user
+                    for other in waiting
+                )
+            case Rule.TARGET_JOBS:
+                assert numbers(reason) == [limits.jobs, len(holding)], reason
+                assert len(holding) >= (limits.jobs or 0)
+            case Rule.ROOM | Rule.YIELDING:
+                assert position == 1
+                assert rule is Rule.YIELDING or take_first(list(now.rooms), one.shape) is None
+                assert rule is Rule.ROOM or any(other.is_ending for other in now.running)
+            case Rule.LINE:
+                assert numbers(reason) == [place[key]], reason
+                assert position == place[key] + 1
+            case Rule.NEVER_FITS:
+                emptied = [room.emptied() for room in now.rooms]
+                assert take_first(emptied, one.shape) is None
+    # What is said to wait does wait, as long as nothing else happens. (A member that has started
+    # moves the others of its group back in the line, and a claim that is void ends then.)
+    if situation.promise is None and all(one.group is None for one in situation.waiting):
+        assert not decide(now).starts
+
+
 @settings(max_examples=100, deadline=None)
 @given(situations())
 def test_the_order_of_the_rows_does_not_matter(situation: Situation) -> None:
