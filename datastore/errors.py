@@ -27,15 +27,25 @@ from __future__ import annotations
 
 
 class DatastoreError(Exception):
-    """Something about storage or data went wrong; the message says what to do next."""
+    """Something about storage or data went wrong; the message says what to do next.
+
+    Attributes:
+        is_permanent: Asked again, it goes wrong again, until somebody changes something.
+    """
+
+    is_permanent = False
 
 
 class InvalidReference(DatastoreError, ValueError):
     """What was written cannot name data: a bad name, path, mode or URL."""
 
+    is_permanent = True
+
 
 class DatastoreNotFound(DatastoreError, LookupError):
     """No datastore of that name is registered."""
+
+    is_permanent = True
 
 
 class DatastoreExists(DatastoreError):
@@ -49,6 +59,8 @@ class DatastoreInUse(DatastoreError):
 class DatasetNotFound(DatastoreError, LookupError):
     """No dataset of that name, or not in that version."""
 
+    is_permanent = True
+
 
 class DatasetExists(DatastoreError):
     """A dataset of that name is registered already."""
@@ -57,17 +69,25 @@ class DatasetExists(DatastoreError):
 class DataExists(DatastoreError):
     """Where files were to be stored are others, and overwriting them was not asked for."""
 
+    is_permanent = True
+
 
 class NotSupported(DatastoreError, NotImplementedError):
     """Azure ML has this, and this package has not; the message says what to do instead."""
+
+    is_permanent = True
 
 
 class DataNotFound(DatastoreError, LookupError):
     """The storage answered, and there is nothing under that path."""
 
+    is_permanent = True
+
 
 class AccessDenied(DatastoreError):
     """The storage answered, and refuses these credentials."""
+
+    is_permanent = True
 
 
 class DatastoreUnavailable(DatastoreError):
@@ -80,6 +100,8 @@ class DataIntegrityError(DatastoreError):
 
 class DataChanged(DataIntegrityError):
     """The source is no longer what the version recorded."""
+
+    is_permanent = True
 
 
 class TransferFailed(DatastoreError):

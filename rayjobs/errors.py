@@ -158,7 +158,8 @@ class SnapshotError(RayjobsError):
 class PrepareError(RayjobsError):
     """A node could not prepare an attempt; `failure_class` says whose fault it is.
 
-    `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer.
+    `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer;
+    `is_permanent`: another attempt would fail in the same way (see `Failure`).
     """
 
     def __init__(
@@ -168,13 +169,19 @@ class PrepareError(RayjobsError):
         failure_class: str = "system",
         lines: Sequence[str] = (),
         is_outage: bool = False,
+        is_permanent: bool = False,
     ) -> None:
         super().__init__(
-            message, failure_class=failure_class, lines=tuple(lines), is_outage=is_outage
+            message,
+            failure_class=failure_class,
+            lines=tuple(lines),
+            is_outage=is_outage,
+            is_permanent=is_permanent,
         )
         self.failure_class = failure_class
         self.lines = tuple(lines)
         self.is_outage = is_outage
+        self.is_permanent = is_permanent
 
 
 class JobFailedError(RayjobsError):

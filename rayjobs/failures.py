@@ -34,6 +34,8 @@ class Failure:
         signal: Number of that signal.
         lines: The lines of the log that matter, oldest first.
         is_outage: A storage of the job's data did not answer: a later attempt may find it back.
+        is_permanent: Another attempt would fail in the same way until somebody changes something,
+            such as a missing file or credential.
     """
 
     failure_class: FailureClass
@@ -43,6 +45,7 @@ class Failure:
     signal: int | None = None
     lines: tuple[str, ...] = field(default=())
     is_outage: bool = False
+    is_permanent: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as plain JSON data."""
@@ -59,6 +62,7 @@ class Failure:
             signal=data.get("signal"),
             lines=tuple(data.get("lines", ())),
             is_outage=bool(data.get("is_outage", False)),
+            is_permanent=bool(data.get("is_permanent", False)),
         )
 
 

@@ -1,10 +1,11 @@
 """What becomes of a job whose attempt failed: tried again, held, or given up. Pure.
 
 Each failure class has a budget of its own (`spec.Retries`) and a pause that doubles; a storage that
-does not answer is waited for with longer ones. Work that was done renews the budgets of what is
-not the script's fault: a job of weeks outlives more lost nodes than one of minutes. A job that
-takes its attempt host, or a whole node, down with it again and again is poison: others lose their
-work by it. It is held back in the queue, with the reason, until somebody releases it.
+does not answer is waited for with longer ones. A failure that another attempt cannot change, such
+as a missing file or credential, is never tried again. Work that was done renews the budgets of
+what is not the script's fault: a job of weeks outlives more lost nodes than one of minutes. A job
+that takes its attempt host, or a whole node, down with it again and again is poison: others lose
+their work by it. It is held back in the queue, with the reason, until somebody releases it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Hold:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """It has failed for good: its budget is spent."""
+    """It has failed for good: its budget is spent, or nothing that a retry does can help."""
 
 
 def decide(
@@ -87,6 +88,8 @@ def decide(
             f"{failure.message}. Look at what it does there (`rayjobs logs`), then let it be "
             f"started again by `rayjobs update ID --release`, or cancel it",
         )
+    if failure.is_permanent:
+        return GiveUp()
     budget = retries.budget(failure.failure_class)
     before = attempts[:-1]
     if failure.is_outage or failure.failure_class in RENEWED:

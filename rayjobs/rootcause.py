@@ -161,7 +161,9 @@ def diagnose(
             troubles = [one for node in data for one in node["troubles"]]
             is_outage = any(one.get("is_outage") for one in troubles)
             failure = _failure(FailureClass.DATA, message, rank, said)
-            return outcome, replace(failure, is_outage=is_outage)
+            # Where a storage was away as well, it may have been for that.
+            is_permanent = not is_outage and any(one.get("is_permanent") for one in troubles)
+            return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
     return outcome, _failure(failure_class, _message(record, rank, said), rank, said)
 
 

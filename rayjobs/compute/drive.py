@@ -105,6 +105,7 @@ class Drive(DriveEnds):
                 str(error),
                 lines=error.lines,
                 is_outage=error.is_outage,
+                is_permanent=error.is_permanent,
             )
             await self._fail(failure, outcome="not_prepared", proven=proven)
             await self._clean()

@@ -98,6 +98,7 @@ class NodeData:
                 datarecord.sentence_of(error),
                 failure_class="data",
                 is_outage=isinstance(error, DatastoreUnavailable),
+                is_permanent=isinstance(error, DatastoreError) and error.is_permanent,
             ) from error
         except BaseException:
             self.release(paths.root)
@@ -234,8 +235,9 @@ class NodeData:
         """Return what tells whether an attempt failed for its data.
 
         Keys: mounted (names of inputs), paths (of all inputs), troubles ({name, message} of what
-        went wrong while they were read, and is_outage: the storage did not answer), refused
-        (sentences: outputs that would have replaced other files, and were not stored).
+        went wrong while they were read, is_outage: the storage did not answer, is_permanent: it
+        would go wrong again), refused (sentences: outputs that would have replaced other files,
+        and were not stored).
         """
         from rayjobs.datastore.materialise import trouble
 
@@ -260,6 +262,7 @@ class NodeData:
                         "name": held.name,
                         "message": datarecord.sentence_of(error),
                         "is_outage": isinstance(error, DatastoreUnavailable),
+                        "is_permanent": isinstance(error, DatastoreError) and error.is_permanent,
                     }
                 )
         return facts

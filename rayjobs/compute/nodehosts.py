@@ -31,6 +31,7 @@ def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str
                     f"the secret {name} is to come from the variable {variable}, which is not "
                     f"set where the target runs; set it and start the target again",
                     failure_class="environment",
+                    is_permanent=True,
                 )
             values[name] = os.environ[variable]
         elif file is not None:
@@ -40,6 +41,7 @@ def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str
                 raise PrepareError(
                     f"the secret {name} is to come from {file}: {error.strerror}",
                     failure_class="environment",
+                    is_permanent=True,
                 ) from error
     return values
 

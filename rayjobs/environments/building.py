@@ -27,6 +27,7 @@ DRAIN_S = 2.0
 _CHUNK = 65_536
 _LONGEST = 400  # characters of a cause in a message; the log has it all
 _PASSWORD = re.compile(r"(://)[^/@\s]+@")
+_NO_SOLUTION = "No solution found when resolving"
 _FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _BEGIN = ("error:", "×", "  ×")
 
@@ -198,7 +199,9 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
         return PrepareError(message, failure_class="storage", lines=told)
     message = f"{doing}: {sentence(told) or f'exit code {code}'}. The whole log: {BUILD_LOG}"
-    return PrepareError(message, failure_class="environment", lines=told)
+    # Packages that do not exist, or not together, will not the next time either.
+    is_permanent = any(_NO_SOLUTION in line for line in lines)
+    return PrepareError(message, failure_class="environment", lines=told, is_permanent=is_permanent)
 
 
 def matter(lines: Sequence[str]) -> tuple[str, ...]:

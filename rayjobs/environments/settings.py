@@ -108,6 +108,7 @@ def variables(
                 f"the environment refers to the variable {name}, which is not set where the "
                 f"target runs; set it and start the target again",
                 failure_class="environment",
+                is_permanent=True,
             )
         kept[name] = environment[name]
     if not has_settings_of_uv(environment):

@@ -247,3 +247,14 @@ def test_a_job_that_loses_its_nodes_for_ever_is_given_up_however_long_it_works()
     assert isinstance(
         after(made, "node_lost", failure=LOST, lived_s=20 * HOUR, retries=patient), Retry
     )
+
+
+@pytest.mark.parametrize("name", list(FailureClass))
+def test_a_failure_that_no_retry_changes_is_not_tried_again(name: FailureClass) -> None:
+    """Off switch: leave `is_permanent` out of `decide`."""
+    budget = Retries(**{str(name): 5})
+    passing = Failure(name, "it is away")
+    permanent = Failure(name, "there is no such file", is_permanent=True)
+    assert isinstance(after(attempts("failed"), "failed", failure=passing, retries=budget), Retry)
+    assert after(attempts("failed"), "failed", failure=permanent, retries=budget) == GiveUp()
+    assert Failure.from_dict(permanent.to_dict()) == permanent
