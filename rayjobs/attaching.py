@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rayjobs.workspace_files import OpenWorkspace
 
 POLL_S = 0.1
+CARE_EVERY_S = 2.0
 
 
 def attach(
@@ -57,6 +58,7 @@ def attach(
             on_stage(stage, job)
         return job
 
+    care = _Care(workspace)
     job = look()
     if start_target and not job.state.is_final:
         from rayjobs.compute.starting import ensure_target
@@ -64,21 +66,44 @@ def attach(
         ensure_target(job.target, home=default_home(), workspace=workspace.path, on_stage=on_start)
     if show is not None:
         for part in Logs(workspace, job_id).follow(rank, stop=stop):
-            look()
+            care.look(look())
             if part.data:
                 show(part.data)
     while not (job := look()).state.is_final and not stop():
+        care.look(job)
         time.sleep(POLL_S)
     return job
 
 
+class _Care:
+    """Brings a target back that dies while its job is waited for."""
+
+    def __init__(self, workspace: OpenWorkspace) -> None:
+        self._path = workspace.path
+        self._looked_s = time.monotonic()
+
+    def look(self, job: Job) -> None:
+        """Look after the job's target, now and then."""
+        if job.state.is_final or time.monotonic() - self._looked_s < CARE_EVERY_S:
+            return
+        self._looked_s = time.monotonic()
+        from rayjobs.target.revive import look_after
+
+        look_after(job.target, home=default_home(), workspace=self._path)
+
+
 def wait(workspace: OpenWorkspace, job_id: str, *, timeout_s: float | None = None) -> Job:
-    """Return a job once it is final, or (not final) after `timeout_s`. Starts nothing."""
+    """Return a job once it is final, or (not final) after `timeout_s`.
+
+    A target that died is brought back; one that a user stopped is not started.
+    """
+    care = _Care(workspace)
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         job = workspace.store.job(job_id)
         if job.state.is_final or (deadline is not None and time.monotonic() >= deadline):
             return job
+        care.look(job)
         time.sleep(POLL_S)
 
 

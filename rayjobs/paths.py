@@ -90,6 +90,11 @@ class TargetPaths:
         return self.root / "starting.log"
 
     @property
+    def revival(self) -> Path:
+        """Who brings the target back at this moment, or why that failed the last time (JSON)."""
+        return self.root / "revival.json"
+
+    @property
     def workspaces(self) -> Path:
         """One small JSON file for each workspace that the target serves."""
         return self.root / "workspaces"

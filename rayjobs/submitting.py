@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -117,15 +114,18 @@ def submit(
             numbered=numbered,
         )
     starting = False
+    notes = checked.notes
     if wake and not job.state.is_final:
         try:
             starting = wake_or_start(workspace, job.spec.target)
+            if starting and (older := _older_jobs(job)):
+                notes = (*notes, older)
         except (RayjobsError, OSError) as error:
             warnings.append(
                 f"the job is queued, but the target {job.spec.target!r} could not be started: "
                 f"{error}"
             )
-    return Submitted(job, created, tuple(warnings), checked.notes, starting)
+    return Submitted(job, created, tuple(warnings), notes, starting)
 
 
 def resume(
@@ -345,37 +345,29 @@ def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
     Returns at once; True when it is being started (`starting.ensure_target` follows that).
     """
     from rayjobs.compute import starting
+    from rayjobs.compute.headstop import Place
+    from rayjobs.target import revive
 
+    at = default_home()
     try:
-        if starting.wake(target, home=default_home(), workspace=workspace.path):
+        if starting.wake(target, home=at, workspace=workspace.path):
+            if starting.lost_its_keeper(Place(target, at)):
+                revive.in_background(target, home=at, workspace=workspace.path)
             return False
     except TimeoutError:
         return False  # it lives and is busy; its poll finds the job
-    start_in_background(target, workspace.path)
+    revive.in_background(target, home=at, workspace=workspace.path)
     return True
 
 
-def start_in_background(target: str, workspace: Path) -> None:
-    """Start a target from a process of its own, which nobody waits for."""
-    from rayjobs.compute import localhead
-    from rayjobs.paths import TargetPaths
+def _older_jobs(job: Job) -> str:
+    """Return a sentence about older jobs that start with the target, unless it starts already."""
+    from rayjobs.compute.headstop import Place
+    from rayjobs.target import keeping, unfinished
 
-    home = default_home()
-    paths = TargetPaths.of(target, under=home)
-    paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "rayjobs.targetstart"]
-    with (paths.log / "background-start.log").open("ab") as output:
-        child = subprocess.Popen(
-            [*command, str(home), target, str(workspace)],
-            env=localhead.head_environment(home, paths.token),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,  # Ctrl-C here does not end it
-            cwd="/",
-        )
-    # Reaped where this process outlives it; a thread that waits for nothing else.
-    threading.Thread(target=child.wait, daemon=True).start()
+    if keeping.is_kept(Place(job.target, default_home()).paths):
+        return ""  # whoever began the start has been told
+    return unfinished.older(job.target, home=default_home(), than=job.id)
 
 
 def user_name() -> str:

@@ -1,7 +1,7 @@
-"""Starts a target from a process of its own: ``python -m rayjobs.targetstart HOME NAME WORKSPACE``.
+"""Starts a target from a process of its own: ``-m rayjobs.targetstart HOME NAME WORKSPACE``.
 
-A submit that found no target must not wait for one; this process does, and tells the target's
-log and its progress file.
+A submit that found no target must not wait for one; this process does. With ``--revive`` it brings
+a target back that died. What fails stands in the target's log and in its `revival.json`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,21 @@ from rayjobs.errors import RayjobsError
 
 def main(arguments: list[str]) -> int:
     """Start the target, unless it runs by then; 1 when that failed."""
+    from rayjobs.compute.headstop import Place
     from rayjobs.compute.starting import ensure_target
+    from rayjobs.target import revive
 
-    home, name, workspace = arguments
+    revives = "--revive" in arguments
+    home, name, workspace = [one for one in arguments if one != "--revive"]
+    place = Place(name, Path(home))
+    failures = revive.started(place)
     try:
-        ensure_target(name, home=Path(home), workspace=Path(workspace))
+        ensure_target(
+            name, home=place.home, workspace=Path(workspace), is_patient=True, revives=revives
+        )
     except RayjobsError as error:
         sys.stderr.write(f"{error}\n")
+        revive.failed(place, error.message, before=failures)
         return 1
     return 0
 

@@ -13,6 +13,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
 from rayjobs.records import Job, JobLine
 from rayjobs.states import FINAL, JobState
+from rayjobs.target.revive import Standing
 
 EPILOG = """\b
 Examples:
@@ -50,11 +51,11 @@ def cancel(
         for job in {job.id: job for job in found}.values():
             state = store.request_cancel(job.id, by=getpass.getuser())
             results.append({"id": job.id, "state": state, "was": job.state})
-            if not state.is_final and not wake_quietly(job.target, workspace.path):
-                settings.note(
-                    f"target {job.target!r} does not answer; {job.id} ends once it does "
-                    f"(`rayjobs target start {job.target}`)"
-                )
+            if state.is_final:
+                continue
+            condition = wake_quietly(job.target, workspace.path)
+            if condition.standing is not Standing.RUNNING:
+                settings.note(f"{condition.reason}; {job.id} ends once it runs")
     if settings.as_json:
         print_json(results)
         return

@@ -67,13 +67,15 @@ class Stages:
 
     def _look_ahead(self, job: Job) -> None:
         outlook = outlooks(self._workspace.path, [job], store=self._workspace.store)[job.id]
-        is_news = (
-            job.state is JobState.QUEUED or job.kind == "array" or outlook.state == NOT_RESPONDING
+        is_array = job.kind == "array"
+        is_other = outlook.state == NOT_RESPONDING or (
+            not is_array and outlook.state != str(job.state)
         )
+        is_news = job.state is JobState.QUEUED or is_array or is_other
         if is_news and outlook.reason and outlook.reason != self._reason:
             self._reason = outlook.reason
             place = f", number {outlook.position}" if outlook.position else ""
-            shown = outlook.state if outlook.state == NOT_RESPONDING else self._said
+            shown = outlook.state if is_other else self._said
             self._tell(f"{shown}{place}", outlook.reason)
 
     def _tell(self, stage: str, reason: str) -> None:

@@ -1,19 +1,23 @@
-"""What targets say now about jobs that are not finished: why they wait, or that nobody answers."""
+"""What targets say now about jobs that are not finished: why they wait, or why none answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rayjobs.compute.wakeclient import ask, socket_of
 from rayjobs.paths import TargetPaths, home
 from rayjobs.records import Job, JobLine
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.target.keeping import is_kept
 
+if TYPE_CHECKING:
+    from rayjobs.target.revive import Condition
+
+LOCAL = "local"
 NOT_RESPONDING = "NotResponding"
 ANSWER_S = 1.0
 # Of so many jobs alone is asked; of more, about all that wait.
@@ -52,7 +56,7 @@ def outlooks(
             keys = waiting.setdefault(job.target, [])
             if job.state is JobState.QUEUED:
                 keys.append(key_of(workspace, job))
-    answers = {target: _Answer(target, keys) for target, keys in waiting.items()}
+    answers = {target: _Answer(target, keys, workspace) for target, keys in waiting.items()}
     arrays = [job.id for job in listed if job.kind == "array"]
     counts = store.member_counts(arrays) if store is not None and arrays else {}
     found = {}
@@ -89,7 +93,7 @@ def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, i
 class _Answer:
     """The status of one target."""
 
-    def __init__(self, target: str, keys: list[str]) -> None:
+    def __init__(self, target: str, keys: list[str], workspace: Path) -> None:
         self.target = target
         self.is_late = False
         request: dict[str, Any] = {"op": "status"}
@@ -101,18 +105,24 @@ class _Answer:
             self.is_late = True  # busy, or stopped by a debugger: nothing is known
             status = None
         self.status = status if status is not None and status.get("ok") else None
+        self.condition = _condition(target, workspace, status is not None or self.is_late)
 
     @property
     def is_absent(self) -> bool:
         """Whether nobody listens there."""
         return self.status is None and not self.is_late
 
-    @cached_property
-    def is_starting(self) -> bool:
-        """Whether somebody is bringing it up."""
-        from rayjobs.compute.keeper import is_kept  # only where nobody answers
 
-        return is_kept(TargetPaths.of(self.target, under=home()))
+def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:
+    """Return how a target stands that may need help, and begin to help; None: all is well.
+
+    One that died, or whose keeper did, is brought back meanwhile: nothing here waits for that.
+    """
+    if answers and (target != LOCAL or is_kept(TargetPaths.of(target, under=home()))):
+        return None
+    from rayjobs.target.revive import look_after  # only where it is needed
+
+    return look_after(target, home=home(), workspace=workspace, answers=answers)
 
 
 def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
@@ -123,19 +133,14 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if job.cancel_requested_at is not None:
         return Outlook(own, "its end was requested")
     if answer.is_absent:
+        condition = answer.condition
+        reason = condition.reason if condition is not None else ""
+        reason = reason or f"target {answer.target!r} is being stopped"
         if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
-            if answer.is_starting:
-                return Outlook(own, f"target {answer.target!r} is being started")
-            return Outlook(
-                own,
-                f"target {answer.target!r} does not run; start it by "
-                f"`rayjobs target start {answer.target}`",
-            )
-        return Outlook(
-            NOT_RESPONDING,
-            f"target {answer.target!r} does not answer; the job may still run. "
-            f"`rayjobs target start {answer.target}` finds out",
-        )
+            return Outlook(own, reason)
+        if condition is not None and condition.is_stopped:
+            return Outlook(str(JobState.QUEUED), f"{reason}: the job goes on then")
+        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run")
     if answer.status is None:
         return Outlook(own, job.reason)
     if job.state is not JobState.QUEUED:

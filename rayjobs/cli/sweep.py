@@ -357,7 +357,7 @@ def cancel(settings: Settings, sweep_id: str) -> None:
         found = find_sweep(settings, workspace.store, sweep_id, strict=True)
         before = workspace.store.job(found)
         state = workspace.store.request_cancel(found, by=getpass.getuser())
-        awake = state.is_final or wake_quietly(before.target, workspace.path)
+        condition = None if state.is_final else wake_quietly(before.target, workspace.path)
     if settings.as_json:
         print_json({"id": found, "state": state, "was": before.state})
         return
@@ -365,8 +365,5 @@ def cancel(settings: Settings, sweep_id: str) -> None:
         click.echo(f"{found} was finished already: {before.state}")
         return
     click.echo(f"{found} is asked to end (now {state})")
-    if not awake:
-        settings.note(
-            f"target {before.target!r} does not run; the sweep ends once it does: "
-            f"rayjobs target start {before.target}"
-        )
+    if condition is not None and condition.reason:
+        settings.note(f"{condition.reason}; the sweep ends once it runs")

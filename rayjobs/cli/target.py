@@ -18,7 +18,13 @@ from rayjobs.units import counted
 if TYPE_CHECKING:
     from rayjobs.compute.targets import TargetView
 
-_COLOURS = {"running": "green", "starting": "cyan", "lost": "red"}
+_COLOURS = {
+    "running": "green",
+    "starting": "cyan",
+    "lost": "red",
+    "failing": "red",
+    "unreachable": "red",
+}
 
 
 class TargetName(ParamType):
@@ -123,13 +129,22 @@ def create(
 
 @target.command(epilog="\b\nExample:\n  rayjobs target rm lab\n")
 @click.argument("name", metavar="NAME", type=TargetName())
+@click.option("--cancel", "cancels", is_flag=True, help="Cancel its unfinished jobs first.")
+@click.option("--force", is_flag=True, help="Also with unfinished jobs; they stay in the store.")
 @common_options
 @click.pass_obj
-def rm(settings: Settings, name: str) -> None:
-    """Forget an attached cluster; its Ray is left alone."""
+def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
+    """Forget an attached cluster; its Ray is left alone, and need not answer."""
     from rayjobs.compute.targets import remove_target
+    from rayjobs.paths import home
+    from rayjobs.target import unfinished
 
-    remove_target(name)
+    if cancels:
+        jobs = unfinished.of_target(name, home=home())
+        unfinished.cancel(name, jobs, home=home(), say=settings.note)
+    reason = remove_target(name, force=force, on_stage=settings.note)
+    if reason:
+        settings.note(f"the target's actor was not ended: {reason}")
     settings.note(f"target {name} is forgotten")
 
 
@@ -155,6 +170,9 @@ def ls(settings: Settings) -> None:
     ]
     header = ("NAME", "KIND", "STATE", "WORK", "ADDRESS", "NODES")
     click.echo(table(rows, header, colours=colours))
+    for view in views:
+        if view.problem:
+            settings.note(view.problem)
 
 
 @target.command(
@@ -212,6 +230,7 @@ def show(settings: Settings, name: str) -> None:
             [
                 ("Target", f"{view.name} ({view.kind})"),
                 ("State", settings.style(view.state, _COLOURS.get(view.state, "white"))),
+                ("Problem", view.problem),
                 ("Work", _busy(view)),
                 ("Address", view.address),
                 ("Dashboard", view.dashboard_url),
@@ -240,33 +259,79 @@ def show(settings: Settings, name: str) -> None:
 def start(settings: Settings, name: str) -> None:
     """Start a target and say each stage; one that runs is left as it is."""
     from rayjobs.compute.targets import start_target, target_status
+    from rayjobs.paths import home
+    from rayjobs.target import unfinished
 
     began_s = time.monotonic()
+    older = unfinished.older(name, home=home())
     status = start_target(name, on_stage=settings.note)
     took = duration_text(time.monotonic() - began_s)
     if settings.as_json:
         print_json({**asdict(target_status(name)), "was_started": status.was_started})
     elif status.was_started:
         click.echo(f"target {name} runs (started in {took})")
+        if older:
+            settings.note(f"note: {older}")
     else:
         click.echo(f"target {name} runs already")
 
 
-@target.command(epilog="\b\nExamples:\n  rayjobs target stop\n  rayjobs target stop --force\n")
+STOP_EPILOG = """\b
+Examples:
+  rayjobs target stop
+  rayjobs target stop --cancel       cancel its jobs, then stop
+  rayjobs target stop --force        keep its jobs for the next start
+"""
+
+
+@target.command(epilog=STOP_EPILOG)
 @NAME
-@click.option("--force", is_flag=True, help="Also with unfinished jobs: their attempts are ended.")
+@click.option("--cancel", "cancels", is_flag=True, help="Cancel all its unfinished jobs first.")
+@click.option(
+    "--force", is_flag=True, help="Put running jobs back into the queue until the next start."
+)
 @json_option
 @common_options
 @click.pass_obj
-def stop(settings: Settings, name: str, force: bool) -> None:
-    """Stop a target and all that belongs to it; refused while jobs are not finished."""
-    from rayjobs.compute.targets import stop_target
+def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
+    """Stop a target and all that belongs to it.
 
+    It is refused, with a list, while jobs are not finished: cancel them, or keep them.
+    """
+    from rayjobs.compute.targets import stop_target, was_stopped
+    from rayjobs.paths import home
+    from rayjobs.target import unfinished
+
+    if cancels and force:
+        raise click.UsageError("give one of --cancel and --force.")
+    jobs = unfinished.of_target(name, home=home())
+    canceled: list[str] = []
+    if cancels and jobs:
+        canceled = unfinished.cancel(name, jobs, home=home(), say=settings.note)
+        jobs = unfinished.of_target(name, home=home())
+    if not force and not was_stopped(name, home=home()):
+        unfinished.check_none(name, jobs, command="stop")
     ran = stop_target(name, force=force, on_stage=settings.note)
     if settings.as_json:
-        print_json({"name": name, "ran": ran, "state": "stopped"})
-    else:
-        click.echo(f"target {name} is stopped" if ran else f"target {name} did not run")
+        facts = {"name": name, "ran": ran, "state": "stopped", "canceled": canceled}
+        print_json(
+            {
+                **facts,
+                "put_back": [job.id for _path, job in jobs.running],
+                "waiting": [job.id for _path, job in jobs.waiting],
+            }
+        )
+        return
+    click.echo(f"target {name} is stopped" if ran else f"target {name} did not run")
+    if canceled:
+        settings.note(f"canceled: {counted(len(canceled), 'job')}")
+    if jobs:
+        settings.note(f"{jobs.text} stay in the queue and start with the target's next start:")
+        for line in jobs.lines():
+            settings.note(line)
+        settings.note("  rayjobs cancel JOB...   end what you do not want any more")
+    for path, reason in jobs.unreadable:
+        settings.note(f"the jobs of {path} could not be listed: {reason}")
 
 
 def _busy(view: TargetView) -> str:

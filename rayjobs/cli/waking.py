@@ -5,12 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from rayjobs.compute.starting import wake
+from rayjobs.errors import RayjobsError
 from rayjobs.paths import home
+from rayjobs.target.revive import Condition, Standing, look_after
 
 
-def wake_quietly(target: str, workspace: Path) -> bool:
-    """Return whether the target listens; never waits long, never fails."""
+def wake_quietly(target: str, workspace: Path) -> Condition:
+    """Return how the target stands once it was told; one that died is brought back meanwhile.
+
+    Never waits long, never fails.
+    """
     try:
-        return wake(target, home=home(), workspace=workspace)
-    except (TimeoutError, OSError):
-        return False
+        answers = wake(target, home=home(), workspace=workspace, registers=False)
+    except TimeoutError:
+        answers = True  # it lives and is busy; its poll finds out
+    except (RayjobsError, OSError) as error:
+        return Condition(Standing.UNKNOWN, str(error))
+    return look_after(target, home=home(), workspace=workspace, answers=answers)

@@ -42,6 +42,7 @@ START_TIMEOUT_S = 180.0
 # Nodes that do not share the disk bring files and records through these calls.
 CALLS_AT_ONCE = 32
 ACTIVITY_EVERY_S = 5.0
+STOPPED = "the target was stopped; the job goes on when it is started again"
 
 
 def actor_name(target: str) -> str:
@@ -191,7 +192,8 @@ class TargetActor:
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
         """Start no more jobs, so that none slips in before the head is stopped.
 
-        Asked again it begins its time anew; by itself it ends (see `Engine.retire`).
+        With `force`, jobs that run go back into the queue; asked again, `live` says how many are
+        still on their way there. By itself it ends after a while (see `Engine.retire`).
         """
         engine.retire()  # before looking: a wake from here on is refused
         waiting = await engine.board.waiting()
@@ -200,7 +202,10 @@ class TargetActor:
         if (jobs or sweeps) and not force:
             engine.resume()
             return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
-        return {"busy": bool(jobs or sweeps)}
+        for drive, _task in engine.drives.values():
+            drive.preempt(STOPPED, is_free=True)
+        grace_s = max((drive.end_grace_s for drive, _ in engine.drives.values()), default=0.0)
+        return {"busy": bool(jobs or sweeps), "live": len(engine.drives), "grace_s": grace_s}
 
     def _open_store(self, path: str) -> tuple[str, Store]:
         from rayjobs.workspace_files import open_workspace

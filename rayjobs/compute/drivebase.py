@@ -90,6 +90,8 @@ class DriveBase:
     _place_is_gone: bool = False
     _preempt_reason: str = ""
     _preempt_grace_s: float | None = None
+    # Whether that costs nothing of the budget of its class.
+    _preempt_is_free: bool = False
 
     @property
     def key(self) -> str:
@@ -97,7 +99,7 @@ class DriveBase:
         return self.served.key(self.job.id)
 
     # -- why it is to end ----------------------------------------------------------------------
-    def preempt(self, reason: str, *, grace_s: float | None = None) -> None:
+    def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
         """Let the attempt give way: SIGTERM, time for a checkpoint, then its end.
 
         The job is queued again at its old place with outcome and class `preempted`, within that
@@ -107,9 +109,11 @@ class DriveBase:
         Args:
             reason: For people: who needs the place.
             grace_s: Seconds from SIGTERM to SIGKILL; None takes the job's own `grace_s`.
+            is_free: It is no retry: the target's user asked for it.
         """
         if not self.preempted.is_set():
             self._preempt_reason, self._preempt_grace_s = reason, grace_s
+            self._preempt_is_free = is_free
             self.preempted.set()
 
     @property

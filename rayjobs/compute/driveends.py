@@ -64,6 +64,8 @@ class DriveEnds(DriveBase):
             await self._finish(JobState.FAILED, outcome="not_stored", failure=failure)
         elif outcome == "canceled":
             await self._finish(JobState.CANCELED, outcome=outcome, reason="canceled")
+        elif outcome == "preempted" and self._preempt_is_free and not self.canceled.is_set():
+            await self._requeue(self._preempt_reason, outcome=outcome, pause_s=0.0)
         elif failure is not None:
             await self._fail(failure, outcome=outcome, proven=proven)
         else:

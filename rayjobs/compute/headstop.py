@@ -25,12 +25,18 @@ from rayjobs.paths import NodePaths, TargetPaths, runtime_dir
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
 HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
+LONGEST_S = 240.0  # a client waits for the whole stop for some minutes
 SETTLE_S = 3.0
 POLITE_S = 5.0
 KILLED_S = 20.0
 POLL_S = 0.05
 # What a stopped target leaves: its definition, its workspaces, and what was said.
-_LIVE_FILES = ("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json")
+_LIVE_FILES = (
+    *("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json"),
+    *("revival.json", "pause.json"),
+)
+# Of these, what says why a start failed.
+_TOLD_FILES = ("starting.log", "revival.json")
 
 
 @dataclass(frozen=True)
@@ -77,8 +83,8 @@ def retire(place: Place, *, force: bool) -> None:
     listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
     raise TargetError(
         f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
-        " Wait for them or cancel them, or stop it with --force: that ends what runs, and what "
-        "is queued waits for the next start.",
+        " Wait for them or cancel them, or stop it with --force: what runs goes back into the "
+        "queue, and all of it starts with the next start.",
         jobs=jobs,
     )
 
@@ -128,13 +134,40 @@ def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
     Raises:
         TargetError: a process could not be ended; the head's record is kept then.
     """
+    put_back(place, say)
     if _end_attempts(place, say):
         with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
             wakeclient.ask(place.socket, {"op": "retire", "force": True}, timeout_s=SHORT_ANSWER_S)
     say("stopping Ray")
     clear_ray(place)
-    _end_warm(place)
+    end_warm(place)
     remove_files(place)
+
+
+def put_back(place: Place, say: Callable[[str], None]) -> None:
+    """Let the actor, if there is one, end what runs and put the jobs back into the queue.
+
+    Their logs, metrics and checkpoints are stored, and they go on from there at the next start.
+    What it does not manage in time is ended without it, and found at the next start.
+    """
+    began = time.monotonic()
+    is_told = False
+    while True:
+        try:
+            answer = wakeclient.ask(
+                place.socket, {"op": "retire", "force": True}, timeout_s=RETIRE_ANSWER_S
+            )
+        except TimeoutError:
+            return
+        live = int((answer or {}).get("live") or 0)
+        if answer is None or not live:
+            return
+        if time.monotonic() - began >= HOST_GRACE_S + min(float(answer["grace_s"]), LONGEST_S):
+            return
+        if not is_told:
+            say(f"putting {live} running job{'s' if live > 1 else ''} back into the queue")
+        is_told = True
+        time.sleep(POLL_S)
 
 
 def clear_ray(place: Place) -> None:
@@ -162,7 +195,7 @@ def remove_files(place: Place, *, keep_progress: bool = False) -> None:
     """Remove what only a running head needs; folders go where nothing is left in them."""
     place.socket.unlink(missing_ok=True)
     for file in _LIVE_FILES:
-        if not (keep_progress and file == place.paths.progress.name):
+        if not (keep_progress and file in _TOLD_FILES):
             (place.paths.root / file).unlink(missing_ok=True)
     place.paths.token.unlink(missing_ok=True)
     folder = runtime_dir(place.home)
@@ -251,7 +284,7 @@ def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
             yield values, identity
 
 
-def _end_warm(place: Place) -> None:
+def end_warm(place: Place) -> None:
     """End warm interpreters: they live outside Ray, and serve this home alone.
 
     One that is still importing does not listen yet, so its command line tells who it is.

@@ -3,8 +3,12 @@
 Standard library only. `python -P -m rayjobs.compute.keeper HOME TARGET START` forks itself away
 from its caller; whatever needs Ray is done by the starter (`raylaunch`), a child that ends.
 The keeper holds `keeper.lock` for life, so there is one per target whoever starts it, and holding
-the lock is being alive. Killing it harms nothing: the head goes on, and the next client starts
+the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
 another keeper that takes over.
+
+What dies is started again: at once for the first `RESTARTS` deaths within `RESTARTS_WITHIN_S`, and
+from then on after pauses that grow from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. A start that fails is
+tried again in the same way, as long as there are unfinished jobs.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.compute import headstop, localhead, wakeclient
@@ -25,22 +30,22 @@ from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.progress import Progress, read
 from rayjobs.errors import RayjobsError, TargetError
-from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
 from rayjobs.paths import TargetPaths
+from rayjobs.target.keeping import is_kept, lock, lock_path
+
+__all__ = ["Keeper", "is_kept", "keeper_lock", "keeper_of", "lock_path"]
 
 START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
 START_TRIES = 3
 WATCH_EVERY_S = 1.0
 ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
-RESTARTS = 3  # within RESTARTS_WITHIN_S; then the keeper gives up and says why
+RESTARTS = 3  # at once; then with pauses
 RESTARTS_WITHIN_S = 600.0
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
 LOG_LIMIT_BYTES = 4 * 2**20
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
-
-
-def lock_path(paths: TargetPaths) -> Path:
-    """Return the file whose lock says that a keeper lives."""
-    return paths.root / "keeper.lock"
 
 
 def request_path(paths: TargetPaths) -> Path:
@@ -64,31 +69,56 @@ def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool
     descriptor = os.open(lock_path(paths), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
     try:
-        while not (mine := _lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
+        while not (mine := lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
             time.sleep(0.01)
         yield mine
     finally:
         os.close(descriptor)
 
 
-def is_kept(paths: TargetPaths) -> bool:
-    """Whether a keeper lives."""
-    try:
-        descriptor = os.open(lock_path(paths), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        return not _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
+@dataclass(frozen=True)
+class Pause:
+    """What a keeper waits for before it tries again.
+
+    Attributes:
+        failures: How many tries in a row have failed.
+        reason: Why the last one did.
+        next_at: When the next one is, in words.
+    """
+
+    failures: int
+    reason: str
+    next_at: str
+
+    def sentence(self, name: str) -> str:
+        """Return what users read: the reason, when it is tried again, and how to do it now."""
+        return (
+            f"{self.reason.rstrip('.')}. It is tried again at {self.next_at}; "
+            f"`rayjobs target start {name}` does it now"
+        )
 
 
-def _lock(descriptor: int, kind: int) -> bool:
+def pause_path(paths: TargetPaths) -> Path:
+    """Return where a keeper that pauses says so."""
+    return paths.root / "pause.json"
+
+
+def pause_of(paths: TargetPaths) -> Pause | None:
+    """Return what the living keeper waits for; None while it does its work."""
+    values = localhead.read_json(pause_path(paths)) or {}
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+        pause = Pause(int(values["failures"]), str(values["reason"]), str(values["next_at"]))
+        owner = Identity.from_dict(values)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return pause if is_alive(owner) else None
+
+
+def give_up_pause(paths: TargetPaths) -> None:
+    """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
+    values = localhead.read_json(pause_path(paths))
+    if values is not None and pause_of(paths) is not None:
+        send_signal(Identity.from_dict(values), signal.SIGTERM)
 
 
 class LateError(TargetError):
@@ -98,22 +128,24 @@ class LateError(TargetError):
 class Keeper:
     """One target's keeper; `run` returns when the head is stopped, or cannot be started."""
 
-    def __init__(self, place: Place, start: str) -> None:
+    def __init__(self, place: Place, start: str, *, is_patient: bool = False) -> None:
         self.place = place
         self.paths = place.paths
         self.progress = Progress(self.paths.progress, start)
         self.idle_s = LocalSettings.read().idle_s
+        # Whether there is a reason to try again: unfinished jobs, as far as is known.
+        self._is_wanted = is_patient
         self._idle_since_s: float | None = None
         self._actor_gone_since_s: float | None = None
         self._restarts: list[float] = []
+        self._failures = 0
+        self._paused_until_s: float | None = None
         self._environment = localhead.head_environment(place.home, self.paths.token)
 
     def run(self) -> int:
         """Start what is not there, watch it, and stop it in the end; return the exit code."""
-        try:
-            self._bring_up()
-        except RayjobsError as exc:
-            self._say(exc.message)
+        pause_path(self.paths).unlink(missing_ok=True)
+        if not self._tries(self._bring_up):
             return 1
         while True:
             number = signal.sigtimedwait(_WAKING, WATCH_EVERY_S)
@@ -121,13 +153,47 @@ class Keeper:
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
             if ending and not request_path(self.paths).exists():
                 return 0  # only the keeper is to end; the next client brings another
-            if self._stop_if_asked() or self._stop_if_idle():
+            if self._stop_if_asked():
                 return 0
-            try:
-                self._mend()
-            except RayjobsError as exc:
-                self._say(exc.message)
+            if self._paused_until_s is not None:
+                if _now_s() < self._paused_until_s:
+                    continue
+                self._end_pause()
+                if not self._tries(self._bring_up):
+                    return 1
+            elif self._stop_if_idle():
+                return 0
+            elif not self._tries(self._mend):
                 return 1
+
+    def _tries(self, work: Callable[[], None]) -> bool:
+        """Do the work, and pause where it fails. False: it failed, and no job waits for it."""
+        try:
+            work()
+        except RayjobsError as exc:
+            self._say(exc.message)
+            if not self._is_wanted or request_path(self.paths).exists():
+                return False
+            self._pause(exc.message)
+        return True
+
+    def _pause(self, reason: str) -> None:
+        self._failures += 1
+        reason = reason.removesuffix(localhead.start_again(self.place.name)).strip()
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
+        self._paused_until_s = _now_s() + pause_s
+        next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
+        pause = {"failures": self._failures, "reason": reason, "next_at": next_at}
+        self._say(f"trying again in {pause_s:g} s")
+        with contextlib.suppress(OSError):  # a full disk must not end the keeper
+            own = own_identity().as_dict()
+            localhead.write_private(self.paths.root / "keeper.json", json.dumps(own))
+            localhead.write_private(pause_path(self.paths), json.dumps({**pause, **own}))
+
+    def _end_pause(self) -> None:
+        self._paused_until_s = None
+        self.paths.progress.unlink(missing_ok=True)  # clients follow the new try
+        pause_path(self.paths).unlink(missing_ok=True)
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -212,9 +278,10 @@ class Keeper:
             if code is None:
                 why = f"the starter was not done after {START_LIMIT_S:g} s"
             message = f"target {self.place.name!r} did not start: {why}. See {log}."
-            if not self._last_of("failed"):
+            said = self._last_of("failed")
+            if not said:
                 self.progress.failed(message)
-            raise RayjobsError(message)
+            raise RayjobsError(said or message)
 
     def _last_of(self, kind: str) -> str:
         """Return what this start said last, if that was of the kind."""
@@ -233,6 +300,8 @@ class Keeper:
             return
         if wakeclient.is_listening(self.place.socket):
             self._actor_gone_since_s = None
+            if self._failures and not self._recent_restarts():
+                self._failures = 0
             return
         now_s = _now_s()
         self._actor_gone_since_s = self._actor_gone_since_s or now_s
@@ -242,17 +311,19 @@ class Keeper:
             self._starter("replace")
             self._actor_gone_since_s = None
 
+    def _recent_restarts(self) -> list[float]:
+        return [at for at in self._restarts if _now_s() - at < RESTARTS_WITHIN_S]
+
     def _count_restart(self) -> None:
-        now_s = _now_s()
-        recent = [at for at in self._restarts if now_s - at < RESTARTS_WITHIN_S]
-        self._restarts = [*recent, now_s]
+        """Count one; raises when there were so many lately that a pause is due."""
+        self._restarts = [*self._recent_restarts(), _now_s()]
         if len(self._restarts) > RESTARTS:
             with contextlib.suppress(RayjobsError):
                 headstop.clear_ray(self.place)
                 headstop.remove_files(self.place)
             raise RayjobsError(
-                f"Ray or the target actor ended {len(self._restarts)} times within "
-                f"{RESTARTS_WITHIN_S:g} s; the target is stopped. See {self.paths.log}."
+                f"Ray or the actor of target {self.place.name!r} ended {len(self._restarts)} "
+                f"times within {RESTARTS_WITHIN_S:g} s. See {self.paths.log}."
             )
 
     # --- stopping ---------------------------------------------------------------------------------
@@ -267,8 +338,10 @@ class Keeper:
     def _stop_if_idle(self) -> bool:
         activity = localhead.read_json(self.place.activity)
         if activity is not None and activity.get("busy"):
-            self._idle_since_s = None
+            self._idle_since_s, self._is_wanted = None, True
             return False
+        if activity is not None:
+            self._is_wanted = False
         self._idle_since_s = self._idle_since_s or _now_s()
         if _now_s() - self._idle_since_s < self.idle_s:
             return False
@@ -362,6 +435,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("home", type=Path)
     parser.add_argument("target")
     parser.add_argument("start")
+    parser.add_argument("--patient", action="store_true")
     options = parser.parse_args(argv)
     place = Place(options.target, options.home)
     # Taken before forking and inherited: the caller's wait for us ends with the lock held.
@@ -372,11 +446,12 @@ def main(argv: list[str] | None = None) -> int:
         localhead.write_private(
             place.paths.root / "keeper.json", json.dumps(own_identity().as_dict())
         )
-        keeper = Keeper(place, options.start)
+        keeper = Keeper(place, options.start, is_patient=options.patient)
         try:
             return keeper.run()
         finally:
             (place.paths.root / "keeper.json").unlink(missing_ok=True)
+            pause_path(place.paths).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs import snapshots
+from rayjobs.compute import nodewatch
+from rayjobs.compute.localhead import LOCAL
 from rayjobs.compute.nodecollect import Collecting
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeends import KEEP_S, Ends
@@ -48,7 +50,8 @@ class Node:
         logs.mkdir(parents=True, exist_ok=True)
         scratch = Scratch(self.paths.root)
         workspaces = Workspaces(partial(open_remote, target), shares_disk=settings.shares_disk)
-        self._warm = NodeWarm(self.paths.root, logs / "warm.log")
+        raylet = None if target == LOCAL else nodewatch.raylet_of_worker()
+        self._warm = NodeWarm(self.paths.root, logs / "warm.log", raylet=raylet)
         self._hold = NodeHold(settings.hold)
         self._data = NodeData(self.paths.data_cache)
         self._environments = NodeEnvironments(self.paths.environments, workspaces)

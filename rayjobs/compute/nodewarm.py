@@ -32,9 +32,17 @@ class NodeWarm:
     They outlive whoever started them: the next agent of the node finds them at the same sockets.
     """
 
-    def __init__(self, root: Path, log_file: Path) -> None:
-        """Serve the node whose scratch is `root`; imports print into `log_file`."""
+    def __init__(
+        self, root: Path, log_file: Path, *, raylet: Mapping[str, Any] | None = None
+    ) -> None:
+        """Serve the node whose scratch is `root`; imports print into `log_file`.
+
+        Args:
+            raylet: Of a cluster of its own, the process on this node with which all that is
+                warm ends; None where a keeper looks after that.
+        """
         self._root = root
+        self._user = {"raylet": raylet}
         self._log_file = log_file
         self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
         self._refused: dict[Path, str] = {}
@@ -79,7 +87,7 @@ class NodeWarm:
         if python != sys.executable:
             await interpreter.ask(python)  # one that cannot start would be tried for minutes
         preload = os.environ.get("RAYJOBS_PRELOAD")
-        return await hostclient.ensure_warm(
+        warm = await hostclient.ensure_warm(
             str(socket),
             python=python,
             env=inherited(os.environ),
@@ -87,6 +95,8 @@ class NodeWarm:
             preload=preload.split(",") if preload else hostclient.DEFAULT_PRELOAD,
             idle_s=float(os.environ.get("RAYJOBS_WARM_IDLE_S", WARM_IDLE_S)),
         )
+        await hostclient.ping_warm(str(socket), user=self._user)
+        return warm
 
     def injob_path(self) -> Path:
         """Return a folder that holds nothing but `rayjobs` and the old names of its two packages.
@@ -119,7 +129,7 @@ class NodeWarm:
             async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
                 await asyncio.shield(self.warm_up(python))
                 # It may have ended since (idle, killed): asked again, started again.
-                if await hostclient.ping_warm(str(socket)) is None:
+                if await hostclient.ping_warm(str(socket), user=self._user) is None:
                     await asyncio.shield(self.warm_up(python, again=True))
         except TimeoutError:
             waited = f"none came up within {PATIENCE_S:g} s after one that failed"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from rayjobs.compute.localhead import HeadRecord
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.progress import Progress
 from rayjobs.errors import RayjobsError, TargetError
+from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.paths import TargetPaths
 
@@ -238,7 +240,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("start")
     parser.add_argument("what", choices=("head", "actor", "replace", "end"))
     parser.add_argument("--address")
+    parser.add_argument("--parent", type=int, help="the process without which this one ends")
     options = parser.parse_args(argv)
+    if options.parent is not None:
+        end_with_parent(options.parent)
     paths = TargetPaths.of(options.target, under=options.home)
     progress = Progress(paths.progress, options.start)
     told = _end_at_last(progress)
@@ -250,8 +255,6 @@ def main(argv: list[str] | None = None) -> int:
             address = options.address or (record.gcs_address if record else "")
             if not address:
                 raise TargetError(f"target {options.target!r} has no running Ray to connect to")
-            if options.address:
-                progress.stage(f"connecting to Ray at {address}")
             _, dashboard = connect(address)
             if options.address and dashboard:
                 localhead.write_private(paths.root / "dashboard", f"http://{dashboard}")
@@ -265,6 +268,16 @@ def main(argv: list[str] | None = None) -> int:
         outcome.append(0)
     told.set()
     return outcome[0] if outcome else 1
+
+
+def end_with_parent(parent: int) -> None:
+    """End this process as soon as its parent has ended, however that ended.
+
+    Ray's calls may wait for ever, and they ignore SIGTERM.
+    """
+    kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before this one was ready for that
+        os._exit(1)
 
 
 def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -13,13 +14,17 @@ from rayjobs.compute import localhead, progress
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.errors import TargetError
+from rayjobs.target import reach
 
 START_TIMEOUT_S = 600.0  # the keeper tries several times on a busy machine
 POLL_S = 0.05
 
 
-def spawn(place: Place, start: str) -> None:
+def spawn(place: Place, start: str, *, is_patient: bool = False) -> None:
     """Start a keeper that outlives this process; returns when it holds the keeper's lock.
+
+    Args:
+        is_patient: It stays when its start fails, and tries again with growing pauses.
 
     Raises:
         TargetError: the interpreter could not run it.
@@ -28,7 +33,7 @@ def spawn(place: Place, start: str) -> None:
     errors = log_file(place, "keeper.err")
     with errors.open("wb") as output:
         done = subprocess.run(
-            [*command, str(place.home), place.name, start],
+            [*command, str(place.home), place.name, start, *(["--patient"] if is_patient else [])],
             env=localhead.head_environment(place.home, place.paths.token),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -57,13 +62,19 @@ def run_starter(
         what: "actor", "replace" or "end" (see `raylaunch`).
 
     Raises:
-        TargetError: it failed; the message holds its reason.
+        TargetError: the cluster cannot be reached, or it failed; the message holds the reason.
     """
     record = load_target(place.name, home=place.home)
+    head = localhead.load_record(place.paths) if record.is_local else None
+    address = record.address or (head.gcs_address if head is not None else None)
+    if address is not None:  # Ray itself waits for minutes, or for ever
+        if what != "end":
+            on_stage(f"connecting to Ray at {address}")
+        reach.check_reachable(place.name, address)
     token = record.token_file or str(place.paths.token)
     start = ids.token(4)
     command = [sys.executable, "-P", "-m", "rayjobs.compute.raylaunch"]
-    command += [str(place.home), place.name, start, what]
+    command += [str(place.home), place.name, start, what, "--parent", str(os.getpid())]
     if record.address is not None:
         command += ["--address", record.address]
     place.paths.progress.unlink(missing_ok=True)
@@ -75,20 +86,23 @@ def run_starter(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C ends the waiting, not the start
+            start_new_session=True,
             cwd="/",
         )
     follower = Follower(place, on_stage, start)
     deadline = time.monotonic() + timeout_s
-    while child.poll() is None:
-        follower.look()
-        if time.monotonic() >= deadline:
+    try:
+        while child.poll() is None:
+            follower.look()
+            if time.monotonic() >= deadline:
+                raise TargetError(
+                    f"target {place.name!r} did not answer within {timeout_s:g} s. See {log}."
+                )
+            time.sleep(POLL_S)
+    finally:  # Ctrl-C, too; where this process is killed, the child ends by itself
+        if child.poll() is None:
             child.kill()
             child.wait()
-            raise TargetError(
-                f"target {place.name!r} did not answer within {timeout_s:g} s. See {log}."
-            )
-        time.sleep(POLL_S)
     follower.look()
     if child.returncode != 0:
         raise TargetError(

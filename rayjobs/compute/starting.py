@@ -24,6 +24,7 @@ from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
 from rayjobs.paths import TargetPaths, runtime_dir
+from rayjobs.target import stops
 
 STOPPING_POLL_S = 0.2
 ROOM_BYTES = 2**16
@@ -57,17 +58,26 @@ class TargetStatus:
 
 def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
     """Note that the target serves a workspace, so that a later actor finds it by itself."""
-    text = str(workspace)
-    name = hashlib.sha256(text.encode()).hexdigest()[:16] + ".json"
-    path = paths.workspaces / name
+    path = _registration(paths, workspace)
     if not path.exists():
-        localhead.write_private(path, json.dumps({"path": text}) + "\n")
+        localhead.write_private(path, json.dumps({"path": str(workspace)}) + "\n")
 
 
-def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
+def is_registered(paths: TargetPaths, workspace: Path | str) -> bool:
+    """Whether the target was ever woken for a workspace."""
+    return _registration(paths, workspace).exists()
+
+
+def _registration(paths: TargetPaths, workspace: Path | str) -> Path:
+    name = hashlib.sha256(str(workspace).encode()).hexdigest()[:16] + ".json"
+    return paths.workspaces / name
+
+
+def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True) -> bool:
     """Tell the target that there is work in `workspace`.
 
-    The workspace is registered first: a target started later serves it.
+    Args:
+        registers: Note the workspace first: a target started later serves it.
 
     Returns:
         False when `ensure_target` has something to do: nobody listens, an actor that is being
@@ -78,8 +88,9 @@ def wake(name: str, *, home: Path, workspace: Path | str) -> bool:
         TargetError: the home cannot be written (its disk is full).
     """
     place = Place(name, home)
-    with _files_written(place):
-        register_workspace(place.paths, workspace)
+    if registers:
+        with _files_written(place):
+            register_workspace(place.paths, workspace)
     try:
         answer = _answer(place, workspace, WAKE_ANSWER_S)
     except TimeoutError:
@@ -98,6 +109,8 @@ def ensure_target(
     workspace: Path | str | None = None,
     on_stage: Callable[[str], None] = lambda _text: None,
     timeout_s: float = START_TIMEOUT_S,
+    is_patient: bool = False,
+    revives: bool = False,
 ) -> TargetStatus:
     """Return once the target answers; start it when it does not run.
 
@@ -106,14 +119,25 @@ def ensure_target(
     Args:
         workspace: Registered with the target, and woken.
         on_stage: Gets each stage's text as it begins ("starting Ray …").
+        is_patient: A local target's keeper stays when the start fails, and tries again with
+            growing pauses: for a start in the background, whose failure a user does not see.
+        revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
 
     Raises:
         UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
-        TargetError: the start failed (with its reason), was not done in `timeout_s`, or the home
-            cannot be written (its disk is full).
+        TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
+            stopped the target (with `revives`), or the home cannot be written (its disk is full).
     """
     with _files_written(Place(name, home)):
-        return _ensure(name, home, workspace, on_stage, timeout_s)
+        return _ensure(name, home, workspace, on_stage, timeout_s, _Manner(is_patient, revives))
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How a start is made; see `ensure_target`."""
+
+    is_patient: bool
+    revives: bool
 
 
 def _ensure(
@@ -122,6 +146,7 @@ def _ensure(
     workspace: Path | str | None,
     on_stage: Callable[[str], None],
     timeout_s: float,
+    manner: _Manner,
 ) -> TargetStatus:
     record = load_target(name, home=home)
     place = Place(name, home)
@@ -131,16 +156,18 @@ def _ensure(
     answer = _patient_answer(place, workspace, deadline, on_stage)
     was_started = answer is None
     if answer is None:
+        with start_lock(place.paths):  # a user's stop holds it until nothing of the target is left
+            _check_stop(place, manner)
         if record.is_local:
-            with start_lock(place.paths):
-                pass  # a user's stop that goes on holds it until nothing of the target is left
-        begin = _start_local if record.is_local else _start_attached
-        answer = begin(place, workspace, on_stage, timeout_s)
+            answer = _start_local(place, workspace, on_stage, timeout_s, manner)
+        else:
+            answer = _start_attached(place, workspace, on_stage, timeout_s)
     elif must_replace(str(answer.get("version", "")), rayjobs.__version__):
         answer = _replace(place, workspace, on_stage, timeout_s)
         was_started = True
-    elif record.is_local and _lost_its_keeper(place):
-        spawn(place, ids.token(4))
+    elif record.is_local and lost_its_keeper(place):
+        spawn(place, ids.token(4), is_patient=True)
+    place.paths.revival.unlink(missing_ok=True)
     check_client(str(answer.get("version", "")), rayjobs.__version__)
     return TargetStatus(
         name=name,
@@ -151,10 +178,22 @@ def _ensure(
     )
 
 
-def _lost_its_keeper(place: Place) -> bool:
-    """Whether a running head has nobody to stop it when it is idle: its keeper was killed."""
+def lost_its_keeper(place: Place) -> bool:
+    """Whether a head runs without a keeper, which was killed: a new one has to take over."""
+    if keeper.is_kept(place.paths):
+        return False
     head = localhead.load_record(place.paths)
-    return head is not None and head.is_running and not keeper.is_kept(place.paths)
+    return head is not None and head.is_running
+
+
+def _check_stop(place: Place, manner: _Manner) -> None:
+    """Lift the record of a user's stop; what only brings a dead target back respects it."""
+    if not manner.revives:
+        stops.lift(place.paths)
+    elif stops.last(place.paths).is_in_force:
+        raise TargetError(
+            f"target {place.name!r} was stopped. Start it with `rayjobs target start {place.name}`."
+        )
 
 
 def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
@@ -236,24 +275,12 @@ def start_lock(paths: TargetPaths) -> Iterator[None]:
         os.close(descriptor)
 
 
-def note_stop(paths: TargetPaths) -> None:
-    """Note that a user stops the target; the caller holds `start_lock`, whose file this uses."""
-    paths.lock.write_text(ids.token(8), encoding="ascii")
-
-
-def last_stop(paths: TargetPaths) -> str:
-    """Return a name for the last stop that a user asked for; empty before the first."""
-    try:
-        return paths.lock.read_text(encoding="ascii")
-    except OSError:
-        return ""
-
-
 def _start_local(
     place: Place,
     workspace: Path | str | None,
     on_stage: Callable[[str], None],
     timeout_s: float,
+    manner: _Manner,
 ) -> dict[str, Any]:
     """Bring up a keeper if there is none, and follow its start until the target answers."""
     # A wrong setting is this caller's to correct, and told at once.
@@ -261,7 +288,7 @@ def _start_local(
     NodeSettings.read(localhead.LOCAL)
     localhead.ray_folder(place.home)
     follower = Follower(place, on_stage)
-    stops = last_stop(place.paths)
+    stop = stops.last(place.paths).id
     deadline = time.monotonic() + timeout_s
     spawned = 0
     while time.monotonic() < deadline:
@@ -270,6 +297,12 @@ def _start_local(
             follower.look()
             return answer
         kept = keeper.is_kept(place.paths)
+        if kept and (pause := keeper.pause_of(place.paths)) is not None:
+            if spawned or manner.revives:  # the try that this call asked for has failed
+                raise TargetError(pause.sentence(place.name))
+            keeper.give_up_pause(place.paths)
+            time.sleep(POLL_S)
+            continue
         if kept or spawned:  # without a keeper the lines are those of an earlier start
             follower.look()
         if not kept:
@@ -279,7 +312,7 @@ def _start_local(
                     runtime_dir(place.home).rmdir()
                 raise TargetError(follower.failure)
             with start_lock(place.paths):
-                if last_stop(place.paths) != stops:
+                if stops.last(place.paths).id != stop:
                     raise TargetError(
                         f"target {place.name!r} was stopped while it was starting. Start it again "
                         f"with `rayjobs target start {place.name}`."
@@ -292,7 +325,7 @@ def _start_local(
                         )
                     place.paths.progress.unlink(missing_ok=True)
                     _check_room(place)
-                    spawn(place, ids.token(4))
+                    spawn(place, ids.token(4), is_patient=manner.is_patient)
                 spawned += 1
         time.sleep(POLL_S)
     raise TargetError(

@@ -31,7 +31,10 @@ from rayjobs.errors import TargetError, UsageError
 from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.nodetypes import NodeTypes, read_cluster_file
 from rayjobs.paths import home as default_home
+from rayjobs.target import reach, stops, unfinished
 
+LOOK_S = 2.0  # of a list of targets, at a cluster that does not answer
+REMOVE_S = 60.0
 STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
 POLL_S = 0.05
 Stages = Callable[[str], None]
@@ -42,7 +45,9 @@ class TargetView:
     """A target as `rayjobs target show` prints it.
 
     Attributes:
-        state: "running", "starting", "stopped", or "lost" (its Ray runs, nothing answers).
+        state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
+            (it does not come up, and is tried again later), or "unreachable" (its cluster).
+        problem: Why it does not run, in one sentence, and what helps; empty where that is no fault.
         busy: Whether jobs are queued or running; None where nothing is known.
         detail: What the actor itself says (`status`), where it was asked.
     """
@@ -57,6 +62,7 @@ class TargetView:
     nodes: tuple[dict[str, Any], ...] = ()
     keeper_pid: int | None = None
     detail: dict[str, Any] | None = None
+    problem: str = ""
 
 
 def create_target(
@@ -115,7 +121,9 @@ def create_target(
         raise UsageError(f"nodes cannot start within {start_timeout_s:g} s; give more than 0.")
     types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
     path = Path(token_file).expanduser().absolute()
-    check_token(address, read_token(path))
+    token = read_token(path)
+    reach.check_reachable(name, address)  # gRPC would wait three times as long
+    check_token(address, token)
     record = TargetRecord(
         name,
         address=address,
@@ -131,19 +139,41 @@ def create_target(
     return record
 
 
-def remove_target(name: str, *, home: Path | None = None) -> None:
-    """Forget an attached target; its actor is ended, the cluster is left alone.
+def remove_target(
+    name: str,
+    *,
+    force: bool = False,
+    home: Path | None = None,
+    on_stage: Stages = lambda _text: None,
+) -> str:
+    """Forget an attached target; its actor is ended if it can be, the cluster is left alone.
+
+    Args:
+        force: Also with unfinished jobs; they stay in their stores.
+
+    Returns:
+        Why its actor could not be ended; empty where it was.
 
     Raises:
         UsageError: it is the local one, which cannot be removed.
-        TargetError: it has jobs that are not finished.
+        TargetError: it has jobs that are not finished, and `force` is off.
     """
     at = home or default_home()
-    record = load_target(name, home=at)
-    if record.is_local:
+    record, place = load_target(name, home=at), Place(name, at)
+    if record.address is None:
         raise UsageError("the local target cannot be removed; stop it: `rayjobs target stop`.")
-    stop_target(name, home=at)
-    shutil.rmtree(Place(name, at).paths.root, ignore_errors=True)
+    with starting.start_lock(place.paths):
+        if not force:
+            unfinished.check_none(name, unfinished.of_target(name, home=at), command="rm")
+        reason = reach.why_unreachable(record.address)
+        if not reason:
+            try:
+                _end_actor(place, force, on_stage, timeout_s=REMOVE_S)
+            except TargetError as error:
+                reason = error.message
+        headstop.remove_files(place)
+        shutil.rmtree(place.paths.root, ignore_errors=True)
+    return reason
 
 
 def list_targets(*, home: Path | None = None) -> list[TargetView]:
@@ -173,6 +203,11 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         state = "starting" if kept else "lost"
     else:
         state = "starting" if kept else "stopped"
+    problem = ""
+    if kept and not is_there and (pause := keeper.pause_of(place.paths)) is not None:
+        state, problem = "failing", pause.sentence(name)
+    elif not is_there:
+        state, problem = _why_not(record, place, state)
     running = state in ("running", "lost")
     keeping = keeper.keeper_of(place.paths)
     return TargetView(
@@ -188,7 +223,21 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         ),
         keeper_pid=keeping.pid if keeping else None,
         detail=answer if ask and answer else None,
+        problem=problem,
     )
+
+
+def _why_not(record: TargetRecord, place: Place, state: str) -> tuple[str, str]:
+    """Return the state of a target that does not answer, and what is known of the reason."""
+    if record.address is not None:
+        reason = reach.why_unreachable(record.address, timeout_s=LOOK_S)
+        if reason:
+            return "unreachable", reach.unreachable_text(place.name, record.address, reason)
+    stop = stops.last(place.paths)
+    failed = localhead.read_json(place.paths.revival) or {}
+    if state == "stopped" and failed.get("error") and not stop.is_in_force:
+        return "failing", str(failed["error"])
+    return state, ""
 
 
 def start_target(
@@ -223,17 +272,24 @@ def stop_target(
     at = home or default_home()
     record, place = load_target(name, home=at), Place(name, at)
     with starting.start_lock(place.paths):
-        if not record.is_local:
-            return _stop_attached(place, force, on_stage)
+        if record.address is not None:
+            return _stop_attached(place, record.address, force, on_stage)
         while True:
             with keeper.keeper_lock(place.paths) as no_keeper:
                 if no_keeper:
                     ran = _stop_here(place, force, on_stage)
-                    starting.note_stop(place.paths)
+                    stops.note(place.paths)
                     return ran
             if _stop_by_keeper(place, force, on_stage):
-                starting.note_stop(place.paths)
+                stops.note(place.paths)
                 return True
+
+
+def was_stopped(name: str, *, home: Path | None = None) -> bool:
+    """Whether a user has stopped a target already, and nothing of it runs."""
+    place = Place(name, home or default_home())
+    is_there = wakeclient.is_listening(place.socket) or keeper.is_kept(place.paths)
+    return stops.last(place.paths).is_in_force and not is_there
 
 
 def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
@@ -284,12 +340,20 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
     )
 
 
-def _stop_attached(place: Place, force: bool, on_stage: Stages) -> bool:
-    with headstop.retired(place, force=force):
-        on_stage(f"ending the actor of target {place.name}")
-        starters.run_starter(place, "end", on_stage=on_stage)
+def _stop_attached(place: Place, address: str, force: bool, on_stage: Stages) -> bool:
+    on_stage(f"connecting to Ray at {address}")
+    reach.check_reachable(place.name, address)
+    _end_actor(place, force, on_stage, timeout_s=STOP_TIMEOUT_S)
     headstop.remove_files(place)
+    stops.note(place.paths)
     return True
+
+
+def _end_actor(place: Place, force: bool, on_stage: Stages, *, timeout_s: float) -> None:
+    with headstop.retired(place, force=force):
+        headstop.put_back(place, on_stage)
+        on_stage(f"ending the actor of target {place.name}")
+        starters.run_starter(place, "end", on_stage=on_stage, timeout_s=timeout_s)
 
 
 def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Mapping
 from rayjobs.injob import coldhost, control, detach, kernel, leaving, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
-from rayjobs.injob.identity import own_identity
+from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
 
@@ -53,13 +53,20 @@ class Warm:
         gc.freeze()
         # A fork copies the table of all pages: with huge ones it takes half the time.
         self._places = kernel.huge_page_places()
+        # The raylets whose agents use it; it ends with the last of them.
+        self._raylets: dict[int, Identity] = {}
+        self._is_for_good = False
         # Hosts are children of this process, which waits for none of them.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     def serve(self) -> Program | None:
         """Answer until idle, stopped or replaced; in a forked rank, return its program."""
         last_used = time.monotonic()
-        while self._is_wanted() and time.monotonic() - last_used < self._options.idle_s:
+        while (
+            self._is_wanted()
+            and not self._is_forsaken()
+            and time.monotonic() - last_used < self._options.idle_s
+        ):
             with selectors.DefaultSelector() as selector:
                 selector.register(self._listener, selectors.EVENT_READ)
                 if not selector.select(self._work_a_little()):
@@ -102,9 +109,24 @@ class Warm:
         except OSError:
             return False
 
+    def _is_forsaken(self) -> bool:
+        """Whether all that use it belonged to clusters whose processes here have ended."""
+        if self._is_for_good or not self._raylets:
+            return False
+        return not any(is_alive(raylet) for raylet in self._raylets.values())
+
+    def _note_user(self, raylet: Any) -> None:
+        if raylet is None:
+            self._is_for_good = True
+        else:
+            identity = Identity.from_dict(raylet)
+            self._raylets[identity.pid] = identity
+
     def _answer(self, request: Mapping[str, Any], stream: socket.socket) -> dict[str, Any] | Forked:
         operation = request.get("op")
         if operation == "ping":
+            if "raylet" in request:
+                self._note_user(request["raylet"])
             return {
                 "ok": True,
                 **own_identity().as_dict(),

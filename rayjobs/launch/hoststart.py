@@ -84,10 +84,17 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
     return answer
 
 
-async def ping_warm(socket: str, *, timeout_s: float = 5.0) -> WarmInterpreter | None:
-    """Return the warm interpreter that answers at `socket`, or None."""
+async def ping_warm(
+    socket: str, *, timeout_s: float = 5.0, user: Mapping[str, Any] | None = None
+) -> WarmInterpreter | None:
+    """Return the warm interpreter that answers at `socket`, or None.
+
+    Args:
+        user: ``{"raylet": identity}`` of an agent that uses it. It ends soon after the last such
+            raylet has; with None for the identity it stays until it is idle or stopped.
+    """
     try:
-        answer = await ask(socket, {"op": "ping"}, timeout_s=timeout_s)
+        answer = await ask(socket, {"op": "ping", **(user or {})}, timeout_s=timeout_s)
         return WarmInterpreter(
             socket,
             Identity.from_dict(answer),

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from rayjobs import ids
-from rayjobs.compute import keeper, localhead, starters, starting, targets
+from rayjobs.compute import keeper, localhead, starters, starting, targets, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity, is_alive, send_signal
 from rayjobs.paths import TargetPaths
+from rayjobs.target import revive
+from rayjobs.target.revive import Standing
 
 # A start takes 5 s, and ten times that on a machine that is busy with other things.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -57,7 +59,7 @@ def nothing_is_left(home: Path) -> None:
     assert not list(folder.parent.iterdir())
     folder.parent.rmdir()  # asking for its name has made it again
     left = {path.name for path in paths.root.iterdir()} - {"lock", "keeper.lock", "log"}
-    assert left <= {"starting.log"}
+    assert left <= {"starting.log", "workspaces"}
     assert not keeper.is_kept(paths)
 
 
@@ -86,15 +88,16 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     ]
     assert len(gcs) == 1
 
-    # A killed keeper takes nothing with it; the next client brings one that takes over.
+    # A killed keeper takes nothing with it; any command brings one that takes over.
     first = keeper.keeper_of(paths)
     assert first is not None
     assert send_signal(first, signal.SIGKILL)
     wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
+    assert revive.look_after("local", home=home, workspace=home).standing is Standing.RUNNING
+    wait_for(lambda: keeper.keeper_of(paths) is not None, "a new keeper")
     status = starting.ensure_target("local", home=home)
     assert status.epoch == epochs.pop()
     assert not status.was_started
-    wait_for(lambda: keeper.keeper_of(paths) is not None, "a new keeper")
     assert localhead.load_record(paths) == record
 
     # A keeper that finds no job for its idle time stops everything.
@@ -125,15 +128,37 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     assert second is not None and second.is_running
     assert not any(is_alive(Identity.from_dict(values)) for values in first.processes.values())
 
-    # Both the keeper and the raylet die: what is left of the head must still be found.
-    owner, raylet = keeper.keeper_of(paths), second.identity("raylet")
-    assert owner is not None and raylet is not None
-    assert send_signal(owner, signal.SIGKILL)
-    assert send_signal(raylet, signal.SIGKILL)
-    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
+    # The keeper, the raylet and the control service die, as by kill -9 of everything: a command
+    # that reads the queue brings all of it back, and does not wait for that.
+    starting.register_workspace(paths, home)
+    _kill_all(paths, second)
+    wait_for(lambda: not wakeclient.is_listening(Place("local", home).socket), "the actor's end")
+    assert revive.look_after("local", home=home, workspace=home).standing is Standing.STARTING
+    wait_for(lambda: _is_another(paths, second.instance), "a third head")
+    wait_for(
+        lambda: (
+            revive.look_after("local", home=home, workspace=home).standing is Standing.RUNNING
+            and not paths.revival.exists()
+        ),
+        "the third target answers",
+    )
+    third = localhead.load_record(paths)
+    assert third is not None
+
+    # Once more: what is left of the head must still be found by a stop, after which it stays so.
+    _kill_all(paths, third)
     assert targets.stop_target(home=home, force=True)
     nothing_is_left(home)
+    assert revive.look_after("local", home=home, workspace=home).is_stopped
     assert not targets.stop_target(home=home)
+    assert not keeper.is_kept(paths)
+
+
+def _kill_all(paths: TargetPaths, head: localhead.HeadRecord) -> None:
+    for owner in (keeper.keeper_of(paths), head.identity("raylet"), head.identity("gcs_server")):
+        assert owner is not None
+        assert send_signal(owner, signal.SIGKILL)
+    wait_for(lambda: not keeper.is_kept(paths), "the killed keeper's lock is free")
 
 
 def _name_of(identity: Identity) -> str:
@@ -159,3 +184,19 @@ def test_a_start_that_ray_refuses_says_why_and_leaves_nothing(
     assert caught.value.exit_code == 5
     assert any("starting Ray" in stage for stage in stages)
     nothing_is_left(home)
+
+    # A start whose failure a user does not see is tried again, and is seen where they look.
+    paths = TargetPaths.of("local", under=home)
+    starting.register_workspace(paths, home)
+    with pytest.raises(TargetError, match="It is tried again at"):
+        starting.ensure_target("local", home=home, is_patient=True)
+    view = targets.target_status("local", home=home)
+    assert (view.state, view.keeper_pid is not None) == ("failing", True)
+    assert "memory" in view.problem
+    condition = revive.look_after("local", home=home, workspace=home)
+    assert (condition.standing, condition.reason) == (Standing.FAILING, view.problem)
+
+    # A user who has mended it need not wait for the next try.
+    monkeypatch.delenv("RAYJOBS_LOCAL_STORE_MIB")
+    assert targets.start_target(home=home).was_started
+    assert targets.target_status("local", home=home).state == "running"

@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from rayjobs.compute import nodewarm
 from rayjobs.compute.nodewarm import NodeWarm
-from rayjobs.injob.identity import Identity, own_identity, send_signal
+from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
 from rayjobs.launch import hostclient, hoststart
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until
 
@@ -99,6 +100,23 @@ def test_the_next_warm_interpreter_starts_while_a_job_of_the_last_one_runs(
     go.write_text("")
     for attempt in (running, third):
         assert attempt.wait()["outcome"] == "completed"
+
+
+def test_one_that_a_dead_cluster_used_ends_soon(short_path: Path, node: Node) -> None:
+    """Off switch: keep it for its idle time, half an hour, though no agent comes back."""
+    with subprocess.Popen(["sleep", "600"]) as raylet, subprocess.Popen(["sleep", "600"]) as other:
+        warm = node.warm()
+        for one in (raylet, other):
+            identity = identity_of(one.pid)
+            assert identity is not None
+            user = {"raylet": identity.as_dict()}
+            assert asyncio.run(hostclient.ping_warm(node.socket, user=user)) is not None
+        raylet.kill()
+        raylet.wait()
+        assert asyncio.run(hostclient.ping_warm(node.socket)) is not None  # the other one lives
+        other.kill()
+    until(lambda: not hostclient.is_alive(warm), "the end of the warm interpreter")
+    assert not Path(node.socket).exists()
 
 
 def test_no_process_of_a_job_holds_what_is_the_warm_interpreters(

@@ -15,6 +15,7 @@ from rayjobs.compute import headstop, keeper, localhead, progress, raylaunch
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.keeper import Keeper
 from rayjobs.errors import RayjobsError
+from rayjobs.injob.identity import identity_of, is_alive
 
 STACK = "raylet(+0x8d2f4a) [0x55d1] ray::RayLog::~RayLog()"
 STARTER = """#!/bin/sh
@@ -105,6 +106,74 @@ def test_a_stop_ends_the_tries(place: Place, start: FakeStarter) -> None:
     with pytest.raises(RayjobsError):
         start(failures=99)
     assert [kind for kind, _ in _said(place)] == ["late", "failed"]
+
+
+def _fails() -> None:
+    raise RayjobsError("Ray does not start")
+
+
+def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
+    kept = Keeper(place, "s1", is_patient=True)
+    for failures, pause_s in enumerate((10.0, 20.0, 40.0), start=1):
+        assert kept._tries(_fails)
+        assert kept._paused_until_s == now_s + pause_s
+        pause = keeper.pause_of(place.paths)
+        assert pause is not None and pause.failures == failures
+        assert "Ray does not start. It is tried again at " in pause.sentence("local")
+        assert "`rayjobs target start local` does it now" in pause.sentence("local")
+    kept._failures = 99
+    kept._pause("again")
+    assert kept._paused_until_s == now_s + 600.0
+    kept._end_pause()
+    assert keeper.pause_of(place.paths) is None
+
+
+def test_a_keeper_without_work_ends_when_a_start_fails(place: Place) -> None:
+    assert not Keeper(place, "s1")._tries(_fails)
+    assert keeper.pause_of(place.paths) is None
+
+
+def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
+    kept = Keeper(place, "s1", is_patient=True)
+    for _ in range(3):
+        assert kept._tries(kept._count_restart)
+        assert kept._paused_until_s is None
+    assert kept._tries(kept._count_restart)
+    assert kept._paused_until_s == now_s + 10.0
+    kept._end_pause()
+    now_s += 601.0  # up for ten minutes: what was is forgotten
+    assert kept._tries(kept._count_restart)
+    assert kept._paused_until_s is None
+
+
+def test_what_a_client_starts_ends_with_it(tmp_path: Path) -> None:
+    """Ray waits for ever for a cluster that is gone, and takes no SIGTERM then."""
+    starter = "import sys, time\nfrom rayjobs.compute import raylaunch\n"
+    starter += "raylaunch.end_with_parent(int(sys.argv[1]))\nprint('up', flush=True)\n"
+    starter += "time.sleep(600)\n"
+    client = "import os, subprocess, sys\n"
+    client += "child = subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())],\n"
+    client += "    stdout=subprocess.PIPE, start_new_session=True)\n"
+    client += "child.stdout.readline(); print(child.pid, flush=True); child.wait()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", client, starter], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = identity_of(int(process.stdout.readline()))
+        assert child is not None
+        process.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_raylet_is_waited_for_as_long_as_it_lives(

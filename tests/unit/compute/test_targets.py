@@ -24,6 +24,7 @@ from rayjobs.compute.tokencheck import check_token
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import NotFoundError, TargetError, UnreachableError, UsageError
 from rayjobs.paths import TargetPaths
+from rayjobs.target import stops
 from tests.unit.compute.actor_double import answering
 
 TOKEN = "f" * 64
@@ -252,8 +253,9 @@ def test_a_client_does_not_start_again_what_a_user_stopped_meanwhile(
 ) -> None:
     """A start in the background must not outlive `target stop`."""
 
-    def stopped_at_once(_place: Place, _start: str) -> None:
-        starting.note_stop(place.paths)
+    def stopped_at_once(_place: Place, _start: str, *, is_patient: bool) -> None:
+        assert not is_patient
+        stops.note(place.paths)
 
     monkeypatch.setattr(starting, "spawn", stopped_at_once)
     with pytest.raises(TargetError, match="was stopped while it was starting"):

@@ -16,6 +16,7 @@ from rayjobs.compute.actor import TargetActor
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity
+from rayjobs.states import JobState
 from tests.fakes.world import World, play
 from tests.unit.compute.actor_double import answering
 
@@ -91,6 +92,25 @@ def test_a_refused_stop_retires_nothing(tmp_path: Path) -> None:
         assert not refused["ok"]
         assert refused["busy"]
         assert not here.engine.is_retired
+
+    play(scene, tmp_path)
+
+
+def test_a_forced_stop_puts_running_jobs_back_at_no_cost(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        retries = {"preempted": 0}  # a stop must not use what the job has for evictions
+        job = here.submit(retries=retries)
+        await here.launched(job)
+        answer = await _actor(here)._answer({"op": "retire", "force": True})
+        assert answer["live"] == 1
+        back = await here.state(job, JobState.QUEUED)
+        assert "the target was stopped" in back.reason
+        [attempt] = here.store.attempts(job.id)
+        assert (attempt.outcome, attempt.failure) == ("preempted", None)
+        await here.until(lambda: not here.engine.drives, "its drive has ended")
+        assert (await _actor(here)._answer({"op": "retire", "force": True}))["live"] == 0
+        here.engine.resume()
+        await here.launched(job, attempt=2)
 
     play(scene, tmp_path)
 

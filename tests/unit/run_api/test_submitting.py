@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs import Experiment, JobSpec, PyTorch, Run, ScriptRunConfig, Workspace, submitting
+from rayjobs import Experiment, JobSpec, PyTorch, Run, ScriptRunConfig, Workspace
 from rayjobs.compute import starting
 from rayjobs.errors import (
     CannotBePlacedError,
@@ -27,6 +27,7 @@ from rayjobs.spec import Dependency, Distribution, Resources
 from rayjobs.states import JobState
 from rayjobs.submitting import submit
 from rayjobs.submitting_registry import register
+from rayjobs.target import revive
 from rayjobs.workspace_files import open_workspace
 from tests.unit.logs.played import begin, end
 
@@ -35,9 +36,7 @@ from tests.unit.logs.played import begin, end
 def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The targets that would have been started."""
     names: list[str] = []
-    monkeypatch.setattr(
-        submitting, "start_in_background", lambda target, workspace: names.append(target)
-    )
+    monkeypatch.setattr(revive, "in_background", lambda target, **_more: names.append(target))
     monkeypatch.setattr(starting, "ensure_target", lambda name, **options: names.append(name))
     return names
 
@@ -106,10 +105,10 @@ def test_without_wake_nothing_is_started(
 def test_a_target_that_cannot_start_does_not_lose_the_job(
     workspace: Workspace, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(target: str, folder: Path) -> None:
+    def refuse(_target: str, **_more: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(submitting, "start_in_background", refuse)
+    monkeypatch.setattr(revive, "in_background", refuse)
     done = submit(workspace.opened, JobSpec(script="train.py"), source=source)
     assert done.job.state is JobState.QUEUED
     assert "could not be started" in done.warnings[-1]
@@ -393,7 +392,7 @@ def test_submitting_imports_nothing_heavy(tmp_path: Path, source: Path) -> None:
     code = (
         "import sys\n"
         "from rayjobs import Experiment, ScriptRunConfig, Workspace, submitting\n"
-        "submitting.start_in_background = lambda *a: None\n"
+        "from rayjobs.target import revive\nrevive.in_background = lambda *a, **more: None\n"
         "ws = Workspace.create('w', path=sys.argv[1])\n"
         "run = Experiment(ws, 'e').submit(ScriptRunConfig(sys.argv[2], 'train.py'))\n"
         "run.get_details(), run.get_metrics()\n"

@@ -1,0 +1,83 @@
+"""Whether a Ray cluster answers at HOST:PORT: a plain TCP connection, without Ray and gRPC."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+from rayjobs.errors import TargetError
+
+LIMIT_S = 5.0
+# The beginning of HTTP/2 (RFC 9113, 3.4) and an empty SETTINGS frame. A gRPC server answers with
+# its own SETTINGS at once. A connection alone proves little: the kernel accepts it for a process
+# that is stopped.
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\x04\0\0\0\0\0"
+_SETTINGS = 4
+_FRAME_HEADER_BYTES = 9
+
+
+def why_unreachable(address: str, *, timeout_s: float = LIMIT_S) -> str:
+    """Return why no Ray cluster can be reached at an address; empty when one answers.
+
+    Args:
+        address: `host:port` of the cluster's GCS.
+        timeout_s: The time limit for the whole look, the name's resolution included.
+    """
+    found: list[str] = []
+
+    def look() -> None:
+        found.append(_look(address, time.monotonic() + timeout_s))
+
+    # The resolution of a name knows no time limit, hence a thread that may be left behind.
+    looking = threading.Thread(target=look, name="reach", daemon=True)
+    looking.start()
+    looking.join(timeout_s + 0.1)
+    return found[0] if found else f"no answer within {timeout_s:g} s"
+
+
+def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> None:
+    """Return if a Ray cluster answers at the address of target `name`.
+
+    Raises:
+        TargetError: it does not; the message names the address and the reason.
+    """
+    if reason := why_unreachable(address, timeout_s=timeout_s):
+        raise TargetError(unreachable_text(name, address, reason), address=address)
+
+
+def unreachable_text(name: str, address: str, reason: str) -> str:
+    """Return the sentence that says that a target's cluster cannot be reached."""
+    return (
+        f"target {name!r}: no Ray cluster can be reached at {address}: {reason}. Check that the "
+        f"cluster runs and that this machine reaches that address"
+    )
+
+
+def _look(address: str, deadline: float) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_left_s(deadline)) as connection:
+            connection.settimeout(_left_s(deadline))
+            connection.sendall(_HELLO)
+            answer = b""
+            while len(answer) < _FRAME_HEADER_BYTES:
+                connection.settimeout(_left_s(deadline))
+                part = connection.recv(4096)
+                if not part:
+                    return "whatever listens there closed the connection; it is not Ray's GCS"
+                answer += part
+    except TimeoutError:
+        return "no answer in time"
+    except (OSError, ValueError) as error:
+        return str(getattr(error, "strerror", None) or error)
+    if answer[3] != _SETTINGS:
+        return "something else than Ray's GCS listens there"
+    return ""
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

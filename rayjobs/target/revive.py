@@ -1,0 +1,194 @@
+"""Brings back a target that has unfinished jobs and was not stopped on purpose. No Ray.
+
+Every command that meets such a target calls `look_after`, which returns at once: a process of its
+own does the work. What failed is tried again after pauses that grow from 10 s to 10 min.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rayjobs.compute import keeper, localhead, starting, wakeclient
+from rayjobs.compute.headstop import Place
+from rayjobs.compute.targetrecord import load_target
+from rayjobs.errors import NotFoundError
+from rayjobs.injob.identity import Identity, is_alive, own_identity
+from rayjobs.target import reach, stops
+
+QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
+SPAWNED_WITHIN_S = 5.0  # a process that was spawned has written its own record by then
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+
+
+class Standing(StrEnum):
+    """How a target stands."""
+
+    RUNNING = "running"
+    STARTING = "starting"
+    STOPPED = "stopped"  # a user asked for it
+    ABSENT = "absent"  # it was never asked to serve these jobs
+    FAILING = "failing"  # tried again later
+    UNKNOWN = "unknown"  # there is no target of that name
+
+
+@dataclass(frozen=True)
+class Condition:
+    """How a target stands, and one sentence about it unless it runs."""
+
+    standing: Standing
+    reason: str = ""
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it does not run, and nothing is amiss."""
+        return self.standing is Standing.STOPPED
+
+
+def look_after(
+    name: str, *, home: Path, workspace: Path | str, answers: bool | None = None
+) -> Condition:
+    """Return how a target with unfinished jobs stands; begin to bring it back where it died.
+
+    Never waits for the target or for its cluster.
+
+    Args:
+        workspace: Where the unfinished jobs are.
+        answers: Whether it has just answered, where that is known.
+    """
+    place = Place(name, home)
+    try:
+        record = load_target(name, home=home)
+    except NotFoundError as missing:
+        return Condition(Standing.UNKNOWN, missing.message)
+    if answers is None:
+        answers = wakeclient.is_listening(place.socket)
+    if answers:
+        if record.is_local and starting.lost_its_keeper(place):
+            _begin(place, workspace)
+        return Condition(Standing.RUNNING)
+    stop = stops.last(place.paths)
+    if stop.is_in_force:
+        return Condition(
+            Standing.STOPPED,
+            f"target {name!r} was stopped ({_clock(stop.at)}); start it with "
+            f"`rayjobs target start {name}`",
+        )
+    starts = Condition(Standing.STARTING, f"target {name!r} is being started")
+    if record.is_local and keeper.is_kept(place.paths):
+        pause = keeper.pause_of(place.paths)
+        return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
+    if not starting.is_registered(place.paths, workspace):  # no job here was ever to start it
+        return Condition(
+            Standing.ABSENT,
+            f"target {name!r} does not run; start it by `rayjobs target start {name}`",
+        )
+    values = _read(place)
+    if _is_at_work(values):
+        return starts
+    failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
+    if not failures and record.address is not None:
+        if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):
+            error = reach.unreachable_text(name, record.address, reason)
+            if not reason.startswith("no answer"):  # else it may need more time than this
+                failed(place, error, before=0)
+                return Condition(Standing.FAILING, error)
+    elif failures and left_s > 0:
+        return Condition(Standing.FAILING, str(values.get("error")))
+    _begin(place, workspace)
+    return starts if not failures else Condition(Standing.FAILING, str(values.get("error")))
+
+
+def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool = False) -> None:
+    """Start a target from a process of its own, which nothing waits for.
+
+    Args:
+        revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
+    """
+    place = Place(name, home)
+    place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    command = [sys.executable, "-P", "-m", "rayjobs.targetstart"]
+    with (place.paths.log / "background-start.log").open("ab") as output:
+        child = subprocess.Popen(
+            [*command, str(home), name, str(workspace), *(["--revive"] if revives else [])],
+            env=localhead.head_environment(home, place.paths.token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,  # Ctrl-C here does not end it
+            cwd="/",
+        )
+    # Reaped where this process outlives it; a thread that waits for nothing else.
+    threading.Thread(target=child.wait, daemon=True).start()
+
+
+def started(place: Place) -> int:
+    """Record that this process brings the target up; return how often that has failed before."""
+    failures = int(_read(place).get("failures", 0))
+    _write(place, {"failures": failures, **own_identity().as_dict()})
+    return failures
+
+
+def failed(place: Place, error: str, *, before: int) -> None:
+    """Record why the target did not come up; the next try waits longer than the one before."""
+    values = {"failures": before + 1, "error": error, "failed_at_s": _now_s()}
+    _write(place, {**values, "boot_id": own_identity().boot_id})
+
+
+def _begin(place: Place, workspace: Path | str) -> None:
+    try:
+        known = _read(place)
+        _write(place, {**known, "spawned_at_s": _now_s(), "boot_id": own_identity().boot_id})
+        in_background(place.name, home=place.home, workspace=workspace, revives=True)
+    except OSError:
+        return  # a full disk, no process left: the next command tries again
+
+
+def _is_at_work(values: dict[str, Any]) -> bool:
+    """Whether a process brings the target up at this moment."""
+    spawned_at_s = float(values.get("spawned_at_s", float("-inf")))
+    if _is_of_this_boot(values) and 0 <= _now_s() - spawned_at_s < SPAWNED_WITHIN_S:
+        return True
+    try:
+        return is_alive(Identity.from_dict(values))
+    except (KeyError, TypeError, ValueError):
+        return False
+
+
+def _pause_left_s(values: dict[str, Any]) -> float:
+    if not _is_of_this_boot(values) or "failed_at_s" not in values:
+        return 0.0
+    return pause_s(int(values["failures"])) - (_now_s() - float(values["failed_at_s"]))
+
+
+def pause_s(failures: int) -> float:
+    """Return how long to wait after so many failures in a row."""
+    return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10)))
+
+
+def _is_of_this_boot(values: dict[str, Any]) -> bool:
+    return values.get("boot_id") == own_identity().boot_id
+
+
+def _read(place: Place) -> dict[str, Any]:
+    return localhead.read_json(place.paths.revival) or {}
+
+
+def _write(place: Place, values: dict[str, Any]) -> None:
+    localhead.write_private(place.paths.revival, json.dumps(values))
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at))

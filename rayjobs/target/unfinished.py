@@ -1,0 +1,179 @@
+"""The unfinished jobs of a target, in all the workspaces that it serves, read from their stores."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rayjobs.compute import localhead, starting
+from rayjobs.compute.headstop import Place
+from rayjobs.errors import RayjobsError, TargetError
+from rayjobs.records import JobLine
+from rayjobs.states import FINAL, JobState
+from rayjobs.units import counted
+from rayjobs.workspace_files import WorkspaceFiles, open_workspace
+
+UNFINISHED = [state for state in JobState if state not in FINAL]
+LISTED = 10
+POLL_S = 0.2
+CANCEL_S = 90.0  # beyond the longest grace
+AGE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Jobs of a target that have not ended; an array is one of them.
+
+    Attributes:
+        running: Those that have a place, with the workspace of each.
+        waiting: Those that wait for one.
+        unreadable: Workspaces whose store cannot be read, with the reason.
+    """
+
+    running: tuple[tuple[Path, JobLine], ...] = ()
+    waiting: tuple[tuple[Path, JobLine], ...] = ()
+    unreadable: tuple[tuple[Path, str], ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self.running or self.waiting)
+
+    @property
+    def all(self) -> tuple[tuple[Path, JobLine], ...]:
+        """Those that run, then those that wait."""
+        return self.running + self.waiting
+
+    @property
+    def text(self) -> str:
+        """Return how many there are, in words."""
+        parts = [
+            counted(len(self.running), "running job") if self.running else "",
+            counted(len(self.waiting), "waiting job") if self.waiting else "",
+        ]
+        return " and ".join(part for part in parts if part)
+
+    def lines(self) -> list[str]:
+        """Return a line for each of the first few."""
+        listed = [
+            f"  {job.state!s:<12} {job.id}  {job.name}  ({path})" for path, job in self.all[:LISTED]
+        ]
+        more = len(self.all) - LISTED
+        return [*listed, f"  and {more} more"] if more > 0 else listed
+
+
+def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
+    """Return the unfinished jobs of a target.
+
+    Args:
+        but: A workspace to leave out.
+    """
+    running: list[tuple[Path, JobLine]] = []
+    waiting: list[tuple[Path, JobLine]] = []
+    unreadable: list[tuple[Path, str]] = []
+    for path in served(Place(name, home)):
+        if path == but or not WorkspaceFiles(path).record.exists():
+            continue  # somebody removed it, and its jobs with it
+        try:
+            with open_workspace(path, create=False) as opened:
+                jobs = opened.store.job_lines(
+                    states=UNFINISHED, target=name, members=False, newest_first=False
+                )
+        except RayjobsError as error:
+            unreadable.append((path, error.message))
+            continue
+        for job in jobs:
+            is_waiting = job.state is JobState.QUEUED or (
+                job.kind == "array" and job.placed_at is None
+            )
+            (waiting if is_waiting else running).append((path, job))
+    return Unfinished(tuple(running), tuple(waiting), tuple(unreadable))
+
+
+def served(place: Place) -> list[Path]:
+    """Return the workspaces that were registered with a target."""
+    files = sorted(place.paths.workspaces.glob("*.json"))
+    found = [(localhead.read_json(file) or {}).get("path") for file in files]
+    return [Path(str(path)) for path in found if path]
+
+
+def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]) -> list[str]:
+    """Cancel jobs and return their ids once all have ended; a target that died is started for it.
+
+    Raises:
+        TargetError: they did not end in time, or the target that has to end them does not start.
+    """
+    by_workspace: dict[Path, list[JobLine]] = {}
+    for path, job in jobs.all:
+        by_workspace.setdefault(path, []).append(job)
+    if jobs.running:
+        say(f"canceling {jobs.text}")
+    with contextlib.ExitStack() as stack:
+        stores = {
+            path: stack.enter_context(open_workspace(path, create=False)).store
+            for path in by_workspace
+        }
+        left: list[tuple[Path, JobLine]] = []
+        for path, job in jobs.all:
+            if not stores[path].request_cancel(job.id, by=getpass.getuser()).is_final:
+                left.append((path, job))
+        grace_s = max((stores[path].job(job.id).spec.grace_s for path, job in left), default=0.0)
+        for path in {path for path, _job in left}:
+            starting.ensure_target(name, home=home, workspace=path, on_stage=say)
+        deadline = time.monotonic() + CANCEL_S + grace_s
+        while left := [one for one in left if not stores[one[0]].job(one[1].id).state.is_final]:
+            if time.monotonic() >= deadline:
+                listed = ", ".join(job.id for _path, job in left[:LISTED])
+                raise TargetError(
+                    f"{counted(len(left), 'job')} did not end after the cancel: {listed}. "
+                    f"`rayjobs why` says why; `rayjobs target stop {name} --force` stops all the "
+                    f"same."
+                )
+            time.sleep(POLL_S)
+    return [job.id for _path, job in jobs.all]
+
+
+def older(name: str, *, home: Path, than: str | None = None) -> str:
+    """Return a sentence about jobs that a start of the target starts too; empty without any.
+
+    Args:
+        than: The job that is being submitted; it is none of them.
+    """
+    since = datetime.now(UTC) - timedelta(seconds=AGE_S)
+    jobs = [
+        (path, job)
+        for path, job in of_target(name, home=home).all
+        if job.id != than and job.submitted_at < since
+    ]
+    if not jobs:
+        return ""
+    first = min(jobs, key=lambda one: one[1].submitted_at)[1]
+    days = (datetime.now(UTC) - first.submitted_at).days
+    age = f", the oldest {counted(days, 'day')} old" if days else ""
+    verb = "starts" if len(jobs) == 1 else "start"
+    return (
+        f"{counted(len(jobs), 'older job')} of target {name!r} {verb} with it{age} (first: "
+        f"{first.id}). `rayjobs ls` lists them, `rayjobs cancel` ends those you do not want"
+    )
+
+
+def check_none(name: str, jobs: Unfinished, *, command: str) -> None:
+    """Return if a target has no unfinished job.
+
+    Raises:
+        TargetError: it has; the message lists them and what can be done.
+    """
+    if not jobs:
+        return
+    listed = "\n".join(jobs.lines())
+    raise TargetError(
+        f"target {name!r} has {jobs.text}:\n{listed}\n"
+        f"Wait for them (`rayjobs wait`), or end them with `rayjobs target {command} {name} "
+        f"--cancel`. With --force they are kept: running jobs go back into the queue, and all of "
+        f"them start with the target's next start.",
+        jobs=[job.id for _path, job in jobs.all],
+    )

@@ -1,0 +1,148 @@
+"""A target that died is brought back by any command; one that a user stopped is not."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute import headstop, keeper, localhead, starting
+from rayjobs.compute.headstop import Place
+from rayjobs.compute.targetrecord import TargetRecord, save_target
+from rayjobs.errors import TargetError
+from rayjobs.injob.identity import own_identity
+from rayjobs.target import keeping, reach, revive, stops
+from rayjobs.target.revive import Condition, Standing
+
+
+@pytest.fixture
+def place(short_path: Path) -> Iterator[Place]:
+    place = Place("local", short_path / "h")
+    yield place
+    headstop.remove_files(place)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The targets for which a process was started."""
+    names: list[str] = []
+    monkeypatch.setattr(revive, "in_background", lambda name, **_more: names.append(name))
+    return names
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, place: Place) -> Path:
+    """A workspace with jobs for the target."""
+    starting.register_workspace(place.paths, tmp_path)
+    return tmp_path
+
+
+def _look(place: Place, workspace: Path, *, answers: bool = False) -> Condition:
+    return revive.look_after(place.name, home=place.home, workspace=workspace, answers=answers)
+
+
+def _head(place: Place) -> None:
+    """Record a head whose processes live."""
+    own = own_identity().as_dict()
+    record = localhead.HeadRecord(
+        **dict.fromkeys(("instance", "node_ip", "gcs_address", "dashboard_url", "temp_dir"), ""),
+        **dict.fromkeys(("node_id", "token_path", "ray_version", "rayjobs_version"), ""),
+        cpus=1,
+        gpus=0,
+        memory_bytes=1,
+        processes={"gcs_server": own, "raylet": own},
+    )
+    localhead.save_record(place.paths, record)
+
+
+def test_a_target_that_died_is_brought_back(
+    place: Place, workspace: Path, begun: list[str]
+) -> None:
+    assert _look(place, workspace).standing is Standing.STARTING
+    assert begun == ["local"]
+    assert _look(place, workspace).standing is Standing.STARTING
+    assert begun == ["local"]  # that process is at work
+
+
+def test_a_keeper_that_was_killed_is_replaced_though_the_target_answers(
+    place: Place, workspace: Path, begun: list[str]
+) -> None:
+    _head(place)
+    assert _look(place, workspace, answers=True).standing is Standing.RUNNING
+    assert begun == ["local"]
+
+
+def test_a_target_that_a_user_stopped_stays_so(
+    place: Place, workspace: Path, begun: list[str]
+) -> None:
+    with starting.start_lock(place.paths):
+        stops.note(place.paths)
+    condition = _look(place, workspace)
+    assert condition.is_stopped
+    assert "was stopped" in condition.reason
+    assert begun == []
+    with pytest.raises(TargetError, match="was stopped"):  # a process that began before the stop
+        starting.ensure_target("local", home=place.home, revives=True)
+
+
+def test_a_target_that_never_served_these_jobs_is_not_started(
+    place: Place, tmp_path: Path, begun: list[str]
+) -> None:
+    assert _look(place, tmp_path).standing is Standing.ABSENT
+    assert begun == []
+
+
+def test_a_living_keeper_is_left_to_its_work(
+    place: Place, workspace: Path, begun: list[str]
+) -> None:
+    with keeping.lock_path(place.paths).open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert _look(place, workspace).standing is Standing.STARTING
+        pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
+        localhead.write_private(
+            keeper.pause_path(place.paths), json.dumps({**pause, **own_identity().as_dict()})
+        )
+        condition = _look(place, workspace)
+    assert condition.standing is Standing.FAILING
+    assert "Ray ended 4 times. It is tried again at 14:05:10" in condition.reason
+    assert begun == []
+
+
+def test_what_failed_is_tried_again_after_a_pause_that_grows(
+    place: Place, workspace: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(revive, "_now_s", lambda: now_s)
+    for failures, pause_s in enumerate((10.0, 20.0, 40.0)):
+        revive.failed(place, "no room", before=failures)
+        now_s += pause_s - 1
+        assert _look(place, workspace) == Condition(Standing.FAILING, "no room")
+        assert len(begun) == failures
+        now_s += 1
+        assert _look(place, workspace).standing is Standing.FAILING
+        assert len(begun) == failures + 1
+    assert revive.pause_s(99) == 600.0
+
+
+def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(
+    short_path: Path, tmp_path: Path, begun: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab = Place("lab", short_path / "h")
+    save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
+    starting.register_workspace(lab.paths, tmp_path)
+    condition = _look(lab, tmp_path)
+    assert condition.standing is Standing.FAILING
+    assert "can be reached at 127.0.0.1:1: Connection refused" in condition.reason
+    assert begun == []
+
+    def silent(_address: str, *, timeout_s: float) -> str:
+        assert timeout_s < 1, "a read of the store does not wait for a cluster"
+        return "no answer in time"
+
+    lab.paths.revival.unlink()
+    monkeypatch.setattr(reach, "why_unreachable", silent)
+    assert _look(lab, tmp_path).standing is Standing.STARTING
+    assert begun == ["lab"]  # it looks for as long as it takes
