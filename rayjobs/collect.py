@@ -7,6 +7,7 @@ knows Ray. Every step may be repeated: metrics have keys, blobs are kept by thei
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,22 +15,31 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayjobs.blobs import BlobStore
+from rayjobs.blobs import Blob, BlobStore
 from rayjobs.clock import Clock, SystemClock
-from rayjobs.driverlog import compact, read_tail
+from rayjobs.driverlog import compact, first_gap, problem_of, read_tail
 from rayjobs.errors import RayjobsError, UsageError
-from rayjobs.injob.metricsfile import METRIC_KINDS, read_batch
+from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
+from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART
 from rayjobs.metrics import point_of
 from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, MPI_LOG, AttemptPaths, driver_log_name
 from rayjobs.records import MetricPoint, StoredFile
 from rayjobs.store.base import Store
 
+_RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
 STABLE_S = 2.0  # a file untouched for so long is taken for whole
 AGAIN_S = 30.0  # a file that keeps changing is stored again at most this often while running
 TAIL_BYTES = 64 * 1024
 NAMED_AT_MOST = 5
 MOST_FILES = 200_000
+# Files up to this size are stored many at once.
+SMALL_BYTES = 1 << 20
+TOGETHER_FILES = 500
+TOGETHER_BYTES = 64 << 20
+
+Watch = Callable[[str, int], None]
+"""Gets the name of what is read or stored next, and its size in bytes."""
 
 
 @dataclass
@@ -65,18 +75,66 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
     uploads = paths.root / "uploads"
     for name, path in _walk(uploads, "", real_root / uploads.name, found):
         names[prefix + name] = path
-    for name, path in ((BUILD_LOG, paths.build_log), (ENVIRONMENT_LOCK, paths.environment_lock)):
-        if path.is_file():
-            names[prefix + name] = path
-    if paths.mpi_log.is_file() and (paths.mpi_log.stat().st_size or not node):
-        names[prefix + MPI_LOG] = paths.mpi_log
+    ours = {prefix + BUILD_LOG: paths.build_log, prefix + ENVIRONMENT_LOCK: paths.environment_lock}
+    if _size_of(paths.mpi_log) or not node:
+        ours[prefix + MPI_LOG] = paths.mpi_log
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
-        log = paths.driver_log(int(rank["rank"]))
-        if log.is_file():
-            names[driver_log_name(int(rank["rank"]), world_size)] = log
+        number = int(rank["rank"])
+        ours[driver_log_name(number, world_size)] = paths.driver_log(number)
+    for name, path in ours.items():
+        # No link is followed here: these files are ours, and the script has no reason for one.
+        if not os.path.lexists(path):
+            continue
+        why = problem_of(path)
+        if not why and path == paths.environment_lock and _size_of(path) > MOST_RECORD_BYTES:
+            why = f"{path.name} has more than {MOST_RECORD_BYTES} bytes"
+        if why:
+            found.left_out.append(f"{name}: {why}")
+        else:
+            names[name] = path
     found.files = sorted(names.items())
     return found
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def missing_records(
+    root: Path, plan: Mapping[str, Any], record: Mapping[str, Any] | None
+) -> list[str]:
+    """Return what an attempt's folder must hold at its end and does not, one sentence each.
+
+    Args:
+        record: The exit record: the log of a rank that was never started is not missed.
+    """
+    paths = AttemptPaths(Path(root))
+    if not os.path.lexists(paths.root):
+        return [
+            "the attempt's folder was gone at its end, so its log, metrics and outputs are not "
+            f"stored: something removed {paths.root}, which RAYJOBS_ATTEMPT_DIR names. Remove "
+            "only files of your own there"
+        ]
+    lost = []
+    whats = {paths.work: "outputs", paths.driver_log(0).parent: "log", paths.metrics(0).parent: ""}
+    for folder, what in whats.items():
+        if folder.is_symlink() or not folder.is_dir():
+            lost.append(
+                f"the attempt's folder {folder.name}/ was gone at its end, so "
+                f"{what or 'metrics that were logged last'} may be missing: something removed or "
+                f"replaced {folder}"
+            )
+    world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
+    for rank in (record or {}).get("ranks", ()):
+        log = paths.driver_log(int(rank["rank"]))
+        if rank.get("started_at") and log.parent.is_dir() and not os.path.lexists(log):
+            name = driver_log_name(int(rank["rank"]), world_size)
+            lost.append(f"{name}: the log was gone at the attempt's end: something removed {log}")
+    return lost
 
 
 def _walk(folder: Path, name: str, inside: Path, found: Found) -> Iterator[tuple[str, Path]]:
@@ -163,8 +221,10 @@ class Publisher:
         blobs: BlobStore,
         publish: Callable[[Sequence[StoredFile]], bool],
         clock: Clock | None = None,
+        watch: Watch = lambda _name, _size: None,
     ) -> None:
         self.root = Path(root)
+        self._watch = watch
         self.plan = plan
         self.refused = False
         self.left_out: list[str] = []
@@ -184,27 +244,32 @@ class Publisher:
             return self._step()
 
     def _step(self) -> int:
-        stored = []
+        count = 0
         now_s = self._clock.monotonic_s()
         wall_s = self._clock.now().timestamp()
+        due = []
+        self._watch("the list of its files", 0)
         for name, path in scan_files(self.root, self.plan).files:
             if self.refused or self._is_driver_log(path):
                 continue  # a log that grows is read where it is
             try:
                 info = path.stat()
-                # A time that lies ahead (another clock) must not keep a file out for ever.
-                age_s = abs(wall_s - max(info.st_mtime, info.st_ctime))
-                if age_s < STABLE_S or not self._is_due(name, info, now_s):
-                    continue
-                stored.append(self._store(name, path, info))
-            except (RayjobsError, OSError):
+            except OSError:
                 continue
-        if stored:
+            # A time that lies ahead (another clock) must not keep a file out for ever.
+            age_s = abs(wall_s - max(info.st_mtime, info.st_ctime))
+            if age_s >= STABLE_S and self._is_due(name, info, now_s):
+                due.append((name, path, info))
+        for part in _parts(due):
+            stored = self._store(part, [])
+            if self.refused or not stored:
+                continue
             try:
                 self._make_visible(stored)
             except RayjobsError:
-                return 0
-        return len(stored)
+                return count
+            count += len(stored)
+        return count
 
     def finish(self) -> list[str]:
         """Store everything that is not stored yet; return the problems, one sentence each.
@@ -216,34 +281,34 @@ class Publisher:
             return self._finish()
 
     def _finish(self) -> list[str]:
+        self._watch("the list of its files", 0)
         found = scan_files(self.root, self.plan)
         self.left_out = found.left_out
         problems: list[str] = []
-        stored: list[StoredFile] = []
+        due = []
         for name, path in found.files:
-            if self.refused:
-                break
             try:
                 info = path.stat()
-                if self._is_due(name, info, None):
-                    stored.append(self._store(name, path, info))
-            except (RayjobsError, OSError) as error:
+            except OSError as error:
                 problems.append(f"{name}: {_sentence(error)}")
-            if len(stored) >= 500:
-                stored = self._visible_or(problems, stored)
-        self._visible_or(problems, stored)
+                continue
+            if self._is_due(name, info, None):
+                due.append((name, path, info))
+        for part in _parts(due):
+            if self.refused:
+                break
+            self._visible_or(problems, self._store(part, problems))
         if len(problems) > NAMED_AT_MOST:
             more = len(problems) - NAMED_AT_MOST
             problems = [*problems[:NAMED_AT_MOST], f"{more} more files could not be stored."]
         return problems
 
-    def _visible_or(self, problems: list[str], stored: list[StoredFile]) -> list[StoredFile]:
+    def _visible_or(self, problems: list[str], stored: list[StoredFile]) -> None:
         if stored:
             try:
                 self._make_visible(stored)
             except RayjobsError as error:
                 problems.append(_sentence(error))
-        return []
 
     def _make_visible(self, files: list[StoredFile]) -> None:
         try:
@@ -268,23 +333,80 @@ class Publisher:
         )
         return not same and (now_s is None or now_s - seen.stored_s >= AGAIN_S)
 
-    def _store(self, name: str, path: Path, info: os.stat_result) -> StoredFile:
-        if self._is_driver_log(path):
-            with compact(path) as whole:
-                blob = self._blobs.add_file(whole)
+    def _store(self, part: Sequence[_Due], problems: list[str]) -> list[StoredFile]:
+        """Store the bytes of files; return the rows of those that are, and name the problems."""
+        name, path, _info = part[0]
+        more = f" and {len(part) - 1} files after it" if len(part) > 1 else ""
+        self._watch(f"{name}{more}", sum(_bytes_on_disk(info) for _, _, info in part))
+        blobs: Sequence[Blob | Exception]
+        if len(part) > 1:
+            try:
+                blobs = self._blobs.add_files([path for _, path, _ in part])
+            except RayjobsError as error:
+                problems.append(_sentence(error))
+                return []
         else:
-            blob = self._blobs.add_file(path)
-        self._seen[name] = _Seen(
-            info.st_size, info.st_mtime_ns, info.st_ino, self._clock.monotonic_s()
-        )
-        return StoredFile(
-            name=name,
-            attempt=int(self.plan["attempt"]),
-            size=blob.size,
-            digest=blob.digest,
-            blob=blob.key,
-            stored_at=self._clock.now(),
-        )
+            try:
+                blobs = [self._store_one(name, path)]
+            except (RayjobsError, OSError) as error:
+                blobs = [error]
+        stored = []
+        for (name, _, info), blob in zip(part, blobs, strict=True):
+            if isinstance(blob, Exception):
+                problems.append(f"{name}: {_sentence(blob)}")
+                continue
+            self._seen[name] = _Seen(
+                info.st_size, info.st_mtime_ns, info.st_ino, self._clock.monotonic_s()
+            )
+            stored.append(
+                StoredFile(
+                    name=name,
+                    attempt=int(self.plan["attempt"]),
+                    size=blob.size,
+                    digest=blob.digest,
+                    blob=blob.key,
+                    stored_at=self._clock.now(),
+                )
+            )
+        return stored
+
+    def _store_one(self, name: str, path: Path) -> Blob:
+        if not self._is_driver_log(path):
+            return self._blobs.add_file(path)
+        gap = first_gap(path)
+        if gap is not None:
+            self.left_out.append(
+                f"{name}: what lies behind byte {gap} is not stored: the file has a hole there, "
+                "which no rank made by printing"
+            )
+        with compact(path) as whole:
+            return self._blobs.add_file(whole)
+
+
+_Due = tuple[str, Path, os.stat_result]
+
+
+def _parts(due: Sequence[_Due]) -> Iterator[Sequence[_Due]]:
+    """Yield files in parts that are stored at once: many small ones, or one."""
+    part: list[_Due] = []
+    size = 0
+    for one in due:
+        _, path, info = one
+        # A log may have to be rewritten first.
+        if info.st_size > SMALL_BYTES or path.suffix == ".log":
+            yield [one]
+            continue
+        if len(part) >= TOGETHER_FILES or size + info.st_size > TOGETHER_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += info.st_size
+    if part:
+        yield part
+
+
+def _bytes_on_disk(info: os.stat_result) -> int:
+    return min(info.st_size, info.st_blocks * 512)
 
 
 def _sentence(error: Exception) -> str:
@@ -315,13 +437,32 @@ class MetricFollower:
         self._folder = AttemptPaths(Path(root)).metrics(0).parent
         self._attempt = attempt
         self._offsets: dict[int, int] = {}
+        self.left_out: dict[str, str] = {}  # file → why it, or its rest, is not read
 
     def batches(self, limit: int = 5000) -> Iterator[Batch]:
-        """Yield what is there now, at most `limit` records a batch. Confirm each one."""
+        """Yield what is there now, at most `limit` records a batch. Confirm each one.
+
+        What is appended meanwhile is left for the next call, and what cannot be read is named in
+        `left_out`.
+        """
         for rank in self._ranks():
-            while True:
-                before = self._offsets.get(rank, 0)
-                batch = self._read(rank, before, limit)
+            name = f"{self._folder.name}/rank-{rank}.jsonl"
+            path = self._folder / f"rank-{rank}.jsonl"
+            size = _size_of(path)
+            if not path.is_file() or path.is_symlink():
+                self.left_out[name] = problem_of(path) or f"{name} is not there any more"
+                continue
+            if size > MOST_BYTES:
+                self.left_out[name] = f"{name}: only its first {MOST_BYTES} bytes are read"
+            while (before := self._offsets.get(rank, 0)) < size:
+                try:
+                    batch = self._read(rank, before, limit)
+                except UnusableFileError as error:
+                    self.left_out[name] = str(error)
+                    break
+                except OSError as error:
+                    self.left_out[name] = f"{name} cannot be read ({error.strerror})"
+                    break
                 if batch.next_offset == before:
                     break
                 yield batch
@@ -334,11 +475,19 @@ class MetricFollower:
 
     def _ranks(self) -> list[int]:
         try:
-            names = os.listdir(self._folder)
+            names = [] if self._folder.is_symlink() else os.listdir(self._folder)
         except FileNotFoundError:
             return []
-        ranks = [name[5:-6] for name in names if name.startswith("rank-") and name[-6:] == ".jsonl"]
-        return sorted(int(rank) for rank in ranks if rank.isdigit())
+        except OSError as error:
+            folder = f"{self._folder.name}/"
+            self.left_out[folder] = f"{folder} cannot be read ({error.strerror})"
+            return []
+        found = [_RANK_FILE.fullmatch(name) for name in names]
+        ranks = sorted(int(one[1]) for one in found if one is not None)
+        if len(ranks) > MOST_RANK_FILES:
+            folder = f"{self._folder.name}/"
+            self.left_out[folder] = f"{folder}: only its first {MOST_RANK_FILES} files are read"
+        return ranks[:MOST_RANK_FILES]
 
     def _read(self, rank: int, offset: int, limit: int) -> Batch:
         path = self._folder / f"rank-{rank}.jsonl"

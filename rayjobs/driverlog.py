@@ -6,7 +6,6 @@ readers get one line instead that says how much is missing.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -14,19 +13,63 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from rayjobs.injob import recordfiles
+
 CHUNK_BYTES = 256 * 1024
 POLL_S = 0.05
+MOST_NOTE_BYTES = 1 << 20
 
 
 def holes(path: Path) -> list[tuple[int, int]]:
     """Return the (start, end) of the parts of a log that were given back, in order."""
     note = path.with_name(path.name.removesuffix(".log") + ".holes.json")
     try:
-        listed = json.loads(note.read_bytes())["holes"]
+        listed = recordfiles.read_json(*_below(note), MOST_NOTE_BYTES)["holes"]
         found = [(int(one["offset"]), int(one["offset"]) + int(one["length"])) for one in listed]
     except (OSError, ValueError, KeyError, TypeError):
         return []
     return sorted(hole for hole in found if hole[1] > hole[0])
+
+
+def _below(path: Path) -> tuple[str, str]:
+    """Return a log's folder's parent and the rest of its path: none of the rest may be a link."""
+    return str(path.parent.parent), f"{path.parent.name}/{path.name}"
+
+
+def open_log(path: Path) -> BinaryIO:
+    """Open a log, which the script may have replaced by something else.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UnusableFileError: it, its folder or that one's parent is a link; or it is not a file.
+        OSError: it cannot be read.
+    """
+    return recordfiles.open_file(*_below(path))
+
+
+def problem_of(path: Path) -> str:
+    """Return why a log cannot be read, without a full stop; "" when it can."""
+    return recordfiles.problem_of(*_below(path))
+
+
+def first_gap(path: Path) -> int | None:
+    """Return where a log has a hole that nobody noted; None without one.
+
+    Ranks append, which makes no holes: such a file was made by hand, and may seem to have
+    terabytes.
+    """
+    if holes(path):
+        return None
+    with open_log(path) as file:
+        descriptor = file.fileno()
+        size = os.fstat(descriptor).st_size
+        if not size:
+            return None
+        try:
+            gap = os.lseek(descriptor, 0, os.SEEK_HOLE)
+        except OSError:
+            return None  # this file system cannot tell
+    return gap if gap < size else None
 
 
 def marker(missing_bytes: int) -> bytes:
@@ -37,19 +80,20 @@ def marker(missing_bytes: int) -> bytes:
 
 
 def read(path: Path) -> bytes:
-    """Return a whole log. Raises FileNotFoundError."""
+    """Return a whole log. Raises as `open_log` does."""
     return b"".join(chunks(path))
 
 
-def chunks(path: Path) -> Iterator[bytes]:
-    """Yield a whole log in parts. Raises FileNotFoundError."""
-    with path.open("rb") as file:
+def chunks(path: Path, end: int | None = None) -> Iterator[bytes]:
+    """Yield a log in parts, up to its byte `end` or all of it. Raises as `open_log` does."""
+    with open_log(path) as file:
         position = 0
-        while True:
+        while end is None or position < end:
+            before = position
             data, position = _next(file, path, position)
             if not data:
                 return
-            yield data
+            yield data if end is None else data[: max(0, end - before)]
 
 
 def _next(file: BinaryIO, path: Path, position: int) -> tuple[bytes, int]:
@@ -82,7 +126,7 @@ def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> I
             is_last = stop()
             if file is None:
                 try:
-                    file = path.open("rb")
+                    file = open_log(path)
                 except OSError:
                     file = None
             data = b""
@@ -103,7 +147,7 @@ def follow(path: Path, stop: Callable[[], bool], *, poll_s: float = POLL_S) -> I
 def read_tail(path: Path, most_bytes: int) -> bytes:
     """Return the last bytes of a log (after its hole); empty when there is no log."""
     try:
-        with path.open("rb") as file:
+        with open_log(path) as file:
             size = file.seek(0, os.SEEK_END)
             start = max(0, size - most_bytes)
             file.seek(start)
@@ -144,14 +188,19 @@ def last_lines(data: Iterator[bytes] | bytes, count: int) -> bytes:
 
 @contextmanager
 def compact(path: Path) -> Iterator[Path]:
-    """Give a file that holds the log as it is to be stored: without zeros where a hole is."""
-    if not holes(path):
+    """Give a file that holds the log as it is to be stored: without zeros where a hole is.
+
+    A log that grows meanwhile, or that has a hole nobody noted, is cut there.
+    """
+    gap = first_gap(path)
+    if gap is None and not holes(path):
         yield path
         return
+    end = path.lstat().st_size if gap is None else gap
     temporary = path.with_name(f".{path.name}.{os.getpid()}.compact")
     try:
-        with temporary.open("wb") as file:
-            for part in chunks(path):
+        with recordfiles.create_file(str(temporary)) as file:
+            for part in chunks(path, end):
                 file.write(part)
         yield temporary
     finally:

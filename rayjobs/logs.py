@@ -96,7 +96,7 @@ class Logs:
             raise NotFoundError(self._no_log(name, job))
         try:
             yield from driverlog.chunks(live)
-        except FileNotFoundError:
+        except OSError:
             raise NotFoundError(self._no_log(name, job)) from None
 
     def tail(self, name: str | None = None, *, lines: int) -> bytes:
@@ -206,22 +206,41 @@ class Logs:
         for root, first, count in self._roots():
             paths = AttemptPaths(root)
             for rank in range(first, first + count):
-                if paths.driver_log(rank).is_file():
+                if not driverlog.problem_of(paths.driver_log(rank)):
                     yield self.driver_name(rank), paths.driver_log(rank)
             prefix = f"node-{first // count}/" if first else ""
-            if paths.build_log.is_file():
+            if not driverlog.problem_of(paths.build_log):
                 yield f"{prefix}{BUILD_LOG}", paths.build_log
-            if paths.mpi_log.is_file():
+            if not driverlog.problem_of(paths.mpi_log):
                 yield f"{prefix}{MPI_LOG}", paths.mpi_log
             logs = paths.work / "logs"
+            if logs.is_symlink() or paths.work.is_symlink():
+                continue
             for folder, _, files in os.walk(logs):
                 for file in files:
                     path = Path(folder) / file
                     if path.is_file() and not path.is_symlink():
                         yield f"{prefix}logs/{path.relative_to(logs).as_posix()}", path
 
+    def _why_none(self, wanted: str) -> str:
+        """Return why a log is neither stored nor shown, as far as that is known."""
+        for root, first, count in self._roots():
+            for rank in range(first, first + count):
+                path = AttemptPaths(root).driver_log(rank)
+                if wanted == self.driver_name(rank) and os.path.lexists(path):
+                    return driverlog.problem_of(path)
+        left_out = [one for one in self._store.events(self.job_id) if one.kind == "left_out"]
+        told = [
+            one.message
+            for one in left_out
+            if one.message.startswith((f"{wanted}: ", "the attempt's folder "))
+        ]
+        return told[-1] if told else ""
+
     def _no_log(self, name: str | None, job: Job) -> str:
         names = self.names()
+        if why := self._why_none(real_name(name) if name is not None else self.driver_name(0)):
+            return f"job {job.id} ({job.state}) has no log: {why}"
         if name is not None and names:
             return f"job {job.id} has no log {name!r}; it has: {', '.join(names[:20])}"
         if job.attempt == 0 and not job.state.is_final:

@@ -15,34 +15,47 @@ from typing import Any
 from rayjobs import lineage, modelfiles
 from rayjobs.blobs import BlobStore
 from rayjobs.errors import RayjobsError, StoreBusyError, StoreFullError
-from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.metricsfile import MOST_RANK_FILES, read_all
 from rayjobs.injob.modelrequests import MOST_MODELS, name_of
+from rayjobs.injob.recordfiles import UnusableFileError
 from rayjobs.injob.uploads import clean_name
 from rayjobs.paths import AttemptPaths
 from rayjobs.records import Job, ModelDraft, ModelRefusal
 from rayjobs.store.base import Store
 
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
+MOST_BYTES = 64 * 1024**2  # of one rank's file of requests
 _DAMAGED = "its request is damaged"
 _TEXTS = ("framework", "framework_version")
 
 
-def read(root: Path, plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+def read(
+    root: Path, plan: Mapping[str, Any], left_out: list[str] | None = None
+) -> list[dict[str, Any]]:
     """Return what the ranks of a node asked for, in order, as JSON data for `prepare`.
 
     What one rank asks for twice (the same name and path) is one request with the later texts.
     The path is the run's name of the file: another node's files stand below ``node-<k>/``.
+
+    Args:
+        left_out: Gets a sentence for each file that is not read.
 
     Raises:
         OSError: a file of requests cannot be read.
     """
     node = int(plan.get("node", 0))
     found: list[dict[str, Any]] = []
+    left_out = [] if left_out is None else left_out
     paths = AttemptPaths(Path(root))
     # By the files, not by the plan: a script may start ranks of its own (torchrun in a job).
     for rank in _ranks(paths.model_requests(0).parent):
         merged: dict[tuple[str, str], dict[str, Any]] = {}
-        for record in read_all(str(paths.model_requests(rank))):
+        try:
+            records = read_all(str(paths.model_requests(rank)), most_bytes=MOST_BYTES)
+        except UnusableFileError as error:
+            left_out.append(f"models that rank {rank} registers: {error}")
+            continue
+        for record in records:
             one = _checked(record)
             old = merged.get((one["name"], one["path"]))
             merged[one["name"], one["path"]] = one if old is None else _merged(old, one)
@@ -57,7 +70,7 @@ def _ranks(folder: Path) -> list[int]:
         found = [_RANK_FILE.fullmatch(name) for name in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted(int(one[1]) for one in found if one is not None)
+    return sorted(int(one[1]) for one in found if one is not None)[:MOST_RANK_FILES]
 
 
 def _checked(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from rayjobs.environments import prune as environments
 from rayjobs.errors import NotFoundError, RayjobsError
-from rayjobs.injob import cgroups
+from rayjobs.injob import cgroups, recordfiles
 from rayjobs.injob.identity import Identity, is_alive, stat_of
 from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
 from rayjobs.injob.tree import cgroup_name
@@ -166,7 +165,7 @@ def _in_cgroup(marker: str) -> bool:
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        values = json.loads(path.read_bytes())
+        values = recordfiles.read_json(str(path.parent), path.name)
     except (OSError, ValueError):
         return {}
     return values if isinstance(values, dict) else {}

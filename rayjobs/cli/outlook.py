@@ -131,7 +131,8 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         message = job.failure.message if job.failure is not None else job.reason
         return Outlook(own, message)
     if job.cancel_requested_at is not None:
-        return Outlook(own, "its end was requested")
+        is_late = job.state is JobState.FINALIZING and job.reason
+        return Outlook(own, "its end was requested" + (f"; {job.reason}" if is_late else ""))
     if answer.is_absent:
         condition = answer.condition
         reason = condition.reason if condition is not None else ""

@@ -85,7 +85,7 @@ class TargetActor:
 
     def workspace(self, method: str, *given: Any) -> Any:
         """See `WorkspaceServer`: what an agent asks that does not share this machine's disk."""
-        if method not in ("about", "call", "read", "append", "keep"):
+        if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
             raise TargetError(f"the target {self.target} serves no {method!r}")
         return getattr(self._server, method)(*given)
 

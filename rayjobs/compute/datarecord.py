@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayjobs.injob import recordfiles
+
 
 def new(order: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record of an attempt that has nothing yet."""
@@ -18,7 +20,7 @@ def new(order: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> dict[str, Any]:
     """Return what an attempt's record says; one without data has none."""
     try:
-        return {**_empty(), **json.loads(path.read_text())}
+        return {**_empty(), **recordfiles.read_json(str(path.parent), path.name)}
     except FileNotFoundError:
         return _empty()
 
@@ -26,7 +28,8 @@ def read(path: Path) -> dict[str, Any]:
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write the record, whole or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(record))
+    with recordfiles.create_file(str(draft)) as file:
+        file.write(json.dumps(record).encode())
     draft.replace(path)
 
 

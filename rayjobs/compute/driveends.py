@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 
 AGENT_PAUSE_S = 0.5
 COLLECT_TRIES = 4
+# A collection that stands still is given up after this long, or once the job is canceled.
+STUCK_S = 600.0
+STUCK_LOOK_S = 2.0
 
 
 class DriveEnds(DriveBase):
@@ -46,7 +50,11 @@ class DriveEnds(DriveBase):
         proven = all(record["leftovers"]["proven_dead"] for record in exits)
         refused = [sentence for one in facts for sentence in one.get("refused", ())]
         kept = self.orders[0]["plan"]["root"]
-        if failure is None and outcome == "completed" and refused:
+        given_up = next((str(one["gave_up"]) for one in collected if one.get("gave_up")), "")
+        if given_up and self.canceled.is_set():
+            reason = f"canceled: {given_up} What it left is still in {kept}"
+            await self._finish(JobState.CANCELED, outcome="canceled", reason=reason)
+        elif failure is None and outcome == "completed" and refused:
             failure = Failure(
                 FailureClass.DATA,
                 f"the script ended well, but its outputs were not stored: {refused[0]} What it "
@@ -99,10 +107,42 @@ class DriveEnds(DriveBase):
                 continue
             except RayjobsError as error:
                 last = {"tails": {}, "problems": [f"{error}."]}
-            if not last["problems"]:
+            if last.get("stuck"):
+                last = await self._until_it_moves(order, last)
+            if not last["problems"] or last.get("gave_up"):
                 break
             await asyncio.sleep(drivebase.STORE_PAUSE_S * (attempt + 1))
         return last
+
+    async def _until_it_moves(
+        self, order: dict[str, Any], last: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Report a collection that stands still; wait for it, or give it up.
+
+        A cancel gives it up at once, and 10 minutes do. Its thread on the node cannot be ended,
+        and takes nothing from other attempts.
+        """
+        clock = self.parts.clock
+        since_s = clock.monotonic_s()
+        await self._standing_still(str(last["stuck"]))
+        while last.get("stuck"):
+            if self.canceled.is_set() or clock.monotonic_s() - since_s >= STUCK_S:
+                why = f"{last['stuck']}, so the collection was given up."
+                return {"tails": {}, "problems": [why], "gave_up": why}
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.canceled.wait(), STUCK_LOOK_S)
+            agent = await self.parts.cluster.agent(order["node_id"])
+            last = await agent.collect(order)
+        await self._standing_still("")
+        return last
+
+    async def _standing_still(self, why: str) -> None:
+        """Let `why`, `show` and the history say where the job's end stands still."""
+        text = f"{why}; `rayjobs cancel {self.job.id}` gives it up" if why else ""
+        await self._event("collecting", text or "collecting the job's files goes on")
+        await self._write(
+            self.served.store.set_reason, self.job.id, attempt=self.number, reason=text
+        )
 
     async def _clean(self) -> None:
         for order in self.orders:

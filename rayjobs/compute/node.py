@@ -183,7 +183,7 @@ class Node:
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Store the last metrics and every file. Call it again while it names problems."""
-        return await asyncio.to_thread(self._collecting.collect, order)
+        return await self._collecting.collect(order)
 
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
         """See `Ends.settle`."""

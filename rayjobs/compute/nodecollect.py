@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rayjobs import modelrequests
-from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails
+from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
 from rayjobs.collectcheckpoints import CheckpointPublisher
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import record_of
 from rayjobs.compute.nodeworkspaces import Workspaces
 from rayjobs.errors import RayjobsError, StoreError
+from rayjobs.node.collections import Collections, Progress, on_own_thread
+from rayjobs.paths import AttemptPaths
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +35,9 @@ class Collecting:
         self._workspaces = workspaces
         self._publishers: dict[str, Publisher] = {}
         self._metrics: dict[str, MetricFollower] = {}
+        self._progress: dict[str, Progress] = {}
+        self._noted: dict[str, set[str]] = {}
+        self._collections = Collections()
 
     async def watch(self, order: Mapping[str, Any]) -> None:
         """Bring metrics and whole files into the workspace while the attempt runs."""
@@ -41,39 +47,58 @@ class Collecting:
             await asyncio.sleep(METRICS_EVERY_S)
             turn += 1
             try:
-                await asyncio.to_thread(self._bring_metrics, order)
+                # On a thread of its own: one that hangs must not take a thread from the others.
+                await on_own_thread(self._bring_metrics, order)
                 if turn % turns_per_files == 0:
-                    await asyncio.to_thread(self._publisher(order).step)
+                    await on_own_thread(self._publisher(order).step)
             except RayjobsError as error:
                 log.info("%s: %s", order["plan"]["job"], error)
             except OSError as error:
                 log.warning("%s: %s", order["plan"]["job"], error)
 
-    def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Store the last metrics and every file; say what could not be. Blocks."""
+    async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Store the last metrics and every file; say what could not be, or where it stands still.
+
+        See `Collections.collect` for ``stuck``.
+        """
+        work = partial(self._collect, order)
+        return await self._collections.collect(_key(order), work, self._progress_of(order))
+
+    def _collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
         plan = order["plan"]
         root = Path(plan["root"])
+        watch = self._progress_of(order).watch
+        record = record_of(str(root))
+        left_out = missing_records(root, plan, record)
         problems: list[str] = []
         try:
             self._bring_metrics(order)
         except StoreError as error:
             problems.append(f"metrics: {error}.")
+        left_out += self._metrics[_key(order)].left_out.values()
         publisher = self._publisher(order)
         problems += publisher.finish()
-        record = record_of(str(root))
+        left_out += publisher.left_out
         if record is not None and record["outcome"] == "completed" and self._is_current(order):
             note = partial(self._workspaces.note, order)
+            watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
             problems += self._data.store_outputs(root, self._workspaces.of(order), note=note)
+        watch("the models that the script registers", 0)
         requests: list[dict[str, Any]] = []
         try:
-            requests = modelrequests.read(root, plan)
+            requests = modelrequests.read(root, plan, left_out)
         except OSError as error:
             problems.append(f"models that the script registers: {error.strerror or error}.")
-        for sentence in publisher.left_out:
-            self._workspaces.note(order, "left_out", sentence)
+        watch("the job's history", 0)
+        noted = self._noted.setdefault(_key(order), set())
+        for sentence in left_out:
+            if sentence not in noted:
+                noted.add(sentence)
+                self._workspaces.note(order, "left_out", sentence)
+        watch("the end of the logs", 0)
         if not problems:
-            self._publishers.pop(_key(order), None)
-            self._metrics.pop(_key(order), None)
+            for one in (self._publishers, self._metrics, self._progress, self._noted):
+                one.pop(_key(order), None)
         return {
             "tails": log_tails(root, plan),
             "problems": problems,
@@ -93,9 +118,15 @@ class Collecting:
         if follower is None:
             follower = MetricFollower(Path(order["plan"]["root"]), attempt=attempt)
             self._metrics[key] = follower
+        watch = self._progress_of(order).watch
+        watch("its metrics", 0)
         for batch in follower.batches():
+            watch(f"the metrics of rank {batch.rank}", 0)
             deliver(self._workspaces.of(order).store, order["plan"]["job"], batch, attempt=attempt)
             follower.confirm(batch)
+
+    def _progress_of(self, order: Mapping[str, Any]) -> Progress:
+        return self._progress.setdefault(_key(order), Progress())
 
     def _publisher(self, order: Mapping[str, Any]) -> Publisher:
         key = _key(order)
@@ -111,9 +142,23 @@ class Collecting:
                     job, attempt=attempt, files=files
                 ),
                 drop=lambda names: workspace.store.drop_files(job, attempt=attempt, names=names),
+                watch=self._progress_of(order).watch,
             )
             self._publishers[key] = publisher
         return publisher
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return about how many bytes the files below a folder have; no link is followed."""
+    size = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            try:
+                info = Path(at, name).lstat()
+            except OSError:
+                continue  # it has just gone
+            size += min(info.st_size, info.st_blocks * 512)
+    return size
 
 
 def _key(order: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.processes import ProcessIdentity, boot_id
 from rayjobs.datastore.progress import Progress, human_bytes, line_of
 from rayjobs.errors import PrepareError
+from rayjobs.injob import recordfiles
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.paths import AttemptPaths
 
@@ -222,7 +223,9 @@ class NodeData:
         for entry in datarecord.read(AttemptPaths(root).data).get("inputs", {}).values():
             if "definition" not in entry:
                 continue
-            for record in json.loads(Path(entry["definition"]).read_text())["records"]:
+            definition = Path(entry["definition"])
+            read = recordfiles.read_json(str(definition.parent), definition.name)
+            for record in read["records"]:
                 settings = record["settings"]
                 named = [value for key, value in settings.items() if key.endswith("_env")]
                 if record["kind"] == "s3" and not named and not settings.get("profile"):

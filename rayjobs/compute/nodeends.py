@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from rayjobs.compute.nodefence import Fence
 from rayjobs.compute.nodehosts import exit_record_of_lost_host, host_of, record_of
 from rayjobs.compute.nodescratch import Scratch, remove_if_empty
 from rayjobs.errors import RayjobsError
+from rayjobs.injob import recordfiles
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.rootcause import PLACE_LOST
@@ -118,7 +118,7 @@ class Ends:
                 if root.is_symlink() or time.time() - changed_s < keep_s:
                     continue
                 connection = host_of(str(root))
-                plan = json.loads((root / "plan.json").read_text())
+                plan = recordfiles.read_json(str(root), "plan.json")
                 lives = connection is not None and hostclient.is_alive(connection.identity)
                 if lives or find_leftovers(plan["marker"]):
                     continue

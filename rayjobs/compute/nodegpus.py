@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import shutil
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.compute.nodehosts import host_of
+from rayjobs.injob import recordfiles
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
 
@@ -173,7 +173,7 @@ def _given(attempts: Path) -> dict[str, set[str]]:
     given = {}
     for path in attempts.glob("*/a*/plan.json"):
         try:
-            plan = json.loads(path.read_text())
+            plan = recordfiles.read_json(str(path.parent), path.name)
         except (OSError, ValueError):
             continue  # it is being written, or goes
         host = host_of(str(path.parent))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
 from rayjobs import ids
-from rayjobs.blobs import Blob
+from rayjobs.blobs import Blob, open_source
 from rayjobs.compute.workspaceserver import CHUNK_BYTES
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import RayjobsError, StoreError
@@ -118,10 +119,15 @@ class RemoteBlobs:
 
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         try:
-            with Path(path).open("rb") as stream:
-                name = self._ask("append", self._path, None, stream.read(CHUNK_BYTES))
-                while data := stream.read(CHUNK_BYTES):
+            with open_source(path) as stream:
+                # What somebody appends meanwhile is left for the next time.
+                left = os.fstat(stream.fileno()).st_size
+                data = stream.read(min(CHUNK_BYTES, left))
+                name = self._ask("append", self._path, None, data)
+                left -= len(data)
+                while data := stream.read(min(CHUNK_BYTES, left)):
                     self._ask("append", self._path, name, data)
+                    left -= len(data)
         except OSError as error:
             raise StoreError(f"{path} cannot be read: {error.strerror}") from error
         return cast(Blob, self._ask("keep", self._path, name, key, digest))
@@ -137,6 +143,29 @@ class RemoteBlobs:
     def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.add_file`."""
         return self._upload(path, None, digest)
+
+    def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
+        """See `BlobStore.add_files`: all bytes travel as one upload."""
+        sizes: list[int] = []
+        failed: dict[int, RayjobsError] = {}
+        name: str | None = None
+        held = bytearray()
+        for number, path in enumerate(paths):
+            try:
+                with open_source(path) as stream:
+                    data = stream.read(os.fstat(stream.fileno()).st_size)
+            except (RayjobsError, OSError) as error:
+                failed[number] = StoreError(f"{path} cannot be read: {error}")
+                continue
+            sizes.append(len(data))
+            held += data
+            if len(held) >= CHUNK_BYTES:
+                name = self._ask("append", self._path, name, bytes(held))
+                held.clear()
+        if held or name is None:
+            name = self._ask("append", self._path, name, bytes(held))
+        stored = iter(self._ask("keep_parts", self._path, name, sizes))
+        return [failed.get(number) or next(stored) for number in range(len(paths))]
 
     def _pieces(self, key: str) -> Iterator[bytes]:
         offset = 0

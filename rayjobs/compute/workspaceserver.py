@@ -89,6 +89,24 @@ class WorkspaceServer:
         finally:
             file.unlink(missing_ok=True)
 
+    def keep_parts(self, path: str, upload: str, sizes: Sequence[int]) -> list[Any]:
+        """Make the parts of an upload, which have these sizes, blobs under their digests.
+
+        Returns the `Blob` of each, or the error with which it was refused.
+        """
+        file = self._upload(path, upload)
+        parts = [file.with_name(f"{file.name}-{number}") for number in range(len(sizes))]
+        try:
+            with file.open("rb") as stream:
+                for part, size in zip(parts, sizes, strict=True):
+                    part.write_bytes(stream.read(size))
+            return list(self._of(path).blobs.add_files(parts))
+        except OSError as error:
+            raise StoreError(f"files of a node cannot be kept: {error.strerror}") from error
+        finally:
+            for one in (file, *parts):
+                one.unlink(missing_ok=True)
+
     @staticmethod
     def _upload(path: str, name: str) -> Path:
         if not name.isalnum():

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.durable import sync_folder
+from rayjobs.injob import recordfiles
 from rayjobs.paths import AttemptPaths
 
 RECORD = "rayjobs-environment.json"
@@ -110,7 +111,7 @@ class Cache:
         found: dict[str, list[str]] = {}
         for path in sorted((self.root.parent / "attempts").glob("*/*")):
             try:
-                values = json.loads(AttemptPaths(path).environment.read_text())
+                values = recordfiles.read_json(str(path), AttemptPaths(path).environment.name)
                 found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # it uses none

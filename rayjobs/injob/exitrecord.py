@@ -7,6 +7,8 @@ import json
 import os
 from typing import Any, Mapping
 
+from rayjobs.injob import recordfiles
+
 NAME = "exit.json"
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
@@ -30,10 +32,8 @@ def write_file(path: str, values: Mapping[str, Any]) -> None:
     """
     temporary = f"{path}.new-{os.getpid()}"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            json.dump(values, file)
-            file.write("\n")
+        with recordfiles.create_file(temporary) as file:
+            file.write(json.dumps(values).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -74,10 +74,10 @@ def read(root: str) -> dict[str, Any] | None:
 
     Raises:
         ValueError: the file is there but is no record; it is never written in part by us.
+        OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
     """
     try:
-        with open(os.path.join(root, NAME), encoding="utf-8") as file:
-            values = json.load(file)
+        values = recordfiles.read_json(root, NAME)
     except FileNotFoundError:
         return None
     if not isinstance(values, dict) or "outcome" not in values:

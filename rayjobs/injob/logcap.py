@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from typing import Any
 
-from rayjobs.injob import kernel
+from rayjobs.injob import kernel, recordfiles
 
 _BLOCK_BYTES = 4096
 
@@ -25,7 +26,8 @@ class LogCap:
     def size(self) -> int:
         """The bytes written so far, those given back included."""
         try:
-            return os.stat(self.path).st_size
+            info = os.lstat(self.path)
+            return info.st_size if stat.S_ISREG(info.st_mode) else 0
         except OSError:
             return 0
 
@@ -56,7 +58,8 @@ class LogCap:
         before, self.hole = self.hole, (start, end)
         self._write_note()
         try:
-            descriptor = os.open(self.path, os.O_WRONLY)
+            # The script may have put a link or a FIFO there: neither is opened for long.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 kernel.punch_hole(descriptor, done, end - done)
             finally:
@@ -76,8 +79,8 @@ class LogCap:
         name = self.path[: -len(".log")] if self.path.endswith(".log") else self.path
         temporary = name + ".holes.json.new"
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(self.as_note(), file)
+            with recordfiles.create_file(temporary) as file:
+                file.write(json.dumps(self.as_note()).encode())
             os.replace(temporary, name + ".holes.json")
         except OSError:
             # A full disk: the hole about to be made gives room, and the next call notes it again.

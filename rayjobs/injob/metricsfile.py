@@ -13,11 +13,14 @@ import os
 import sys
 from typing import Any, Dict, Iterable, List, Optional, Tuple
 
+from rayjobs.injob import recordfiles
 from rayjobs.injob.logvalues import number_of
 
 METRIC_KINDS = ("metric", "list", "row", "table", "image", "chart")
 READ_BYTES = 1 << 20
 MAX_LINE = 4 << 20  # a longer line is damage, not a record
+MOST_RANK_FILES = 10_000  # of one attempt on one node
+MOST_BYTES = 1 << 30  # of one file: what a script appends beyond that is not read
 
 
 class Appender:
@@ -108,11 +111,19 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
     Each record gets ``"n"``, the byte position of its line: unique and growing within the
     file, so that a batch may be sent twice. A last line without its newline is left for the
     next call; a damaged line is passed over. A missing file has no records. Reads at most
-    about 1 MiB a call: call again until the offset stays.
+    about 1 MiB a call: call again until the offset stays. Nothing beyond `MOST_BYTES` is read.
+
+    Raises:
+        UnusableFileError: a link, FIFO, folder or device is in its place.
+        OSError: it cannot be read.
     """
     records: List[Dict[str, Any]] = []
+    if offset >= MOST_BYTES:
+        return records, offset
+    folder, name = os.path.split(path)
+    root, folder = os.path.split(folder)
     try:
-        with open(path, "rb") as file:
+        with recordfiles.open_file(root, "%s/%s" % (folder, name)) as file:
             file.seek(offset)
             data = file.read(READ_BYTES)
             while data and b"\n" not in data and len(data) < MAX_LINE:
@@ -120,7 +131,7 @@ def read_batch(path: str, offset: int = 0, limit: int = 10000) -> Tuple[List[Dic
                 if not more:
                     break
                 data += more
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return records, offset
     if b"\n" not in data and len(data) >= MAX_LINE:
         return records, offset + len(data)  # no record is as long: damage, passed over
@@ -149,14 +160,19 @@ def _parse(line: bytes) -> Optional[Dict[str, Any]]:
     return record
 
 
-def read_all(path: str) -> List[Dict[str, Any]]:
-    """Return all whole records of a file."""
+def read_all(path: str, most_bytes: int = MOST_BYTES) -> List[Dict[str, Any]]:
+    """Return the whole records of a file, of a longer one those in its first `most_bytes`.
+
+    Raises:
+        UnusableFileError: a link, FIFO, folder or device is in its place.
+        OSError: it cannot be read.
+    """
     records: List[Dict[str, Any]] = []
     offset = 0
     while True:
         batch, next_offset = read_batch(path, offset)
         records.extend(batch)
-        if next_offset == offset:
+        if next_offset == offset or next_offset >= most_bytes:
             return records
         offset = next_offset
 

@@ -14,6 +14,7 @@ import sys
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
+from rayjobs.injob import recordfiles
 from rayjobs.injob.identity import Identity, send_signal, stat_of
 from rayjobs.injob.rank import DUMP_SIGNAL
 
@@ -21,6 +22,7 @@ STOPPED = "T"
 
 _PY_SPY_S = 10.0
 _ARMED_S = 1.0
+_MOST_BYTES = 16 * 1024**2
 _FRAME = re.compile(r"^ {2,}(?:File \"(?P<file>.+)\", line (?P<n>\d+),? in (?P<f>\S+)"
                     r"|(?P<f2>\S+) \((?P<file2>.+):(?P<n2>\d+)\))\s*$")  # fmt: skip
 # In frames of these a rank waits for the others: it is not the one that they wait for.
@@ -150,9 +152,9 @@ def _by_signal(identity: Identity, path: str) -> Optional[str]:
             last, size = size, os.stat(path).st_size
             if size > before and size == last:
                 break
-        with open(path, "rb") as file:
+        with recordfiles.open_file(*os.path.split(path)) as file:
             file.seek(before)
-            text = file.read().decode("utf-8", "replace")
+            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
     return text or None

@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rayjobs.errors import TargetError
-from rayjobs.injob import exitrecord
+from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.launch.hoststart import (
     DEFAULT_PRELOAD,
@@ -84,9 +83,10 @@ class HostConnection:
 
         Raises:
             ValueError: the file is torn or of another kind.
+            OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
         """
         try:
-            values = json.loads((Path(root) / "host.json").read_text())
+            values = recordfiles.read_json(root, "host.json")
         except FileNotFoundError:
             return None
         try:

@@ -25,6 +25,12 @@ WHERE target = :target AND kind = 'job'
 ORDER BY serial
 """  # noqa: S608 - made of our own names
 
+SET_REASON = f"""
+UPDATE jobs SET reason = :reason
+WHERE id = :job AND attempt = :attempt
+    AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})
+"""  # noqa: S608 - made of our own names
+
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
@@ -85,6 +91,12 @@ class AttemptsPart(ArrayEnds):
                 self._array_started(connection, self._row(connection, job_id), now)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
         return True
+
+    def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:
+        """See `Store.set_reason`."""
+        values = {"job": job_id, "attempt": attempt, "reason": reason}
+        with self._database.write() as connection:
+            return connection.execute(SET_REASON, values).rowcount == 1
 
     def set_hosts(
         self,

@@ -171,6 +171,10 @@ class Store(QueueStore, SweepStore, Protocol):
         """
         ...
 
+    def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:
+        """Say of a live job why it stands where it does; False when the attempt is over."""
+        ...
+
     def set_hosts(
         self,
         job_id: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Iterator, Sequence
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from rayjobs import blobs as blobs_module
 from rayjobs.blobs import FolderBlobs
 from rayjobs.collect import MetricFollower, Publisher, deliver, log_tails, scan_files
-from rayjobs.errors import StorageFullError, StoreBusyError
+from rayjobs.errors import StoreBusyError, StoreError
 from rayjobs.paths import AttemptPaths
 from rayjobs.records import Job, StoredFile
 from rayjobs.spec import JobSpec
@@ -198,16 +200,18 @@ def test_an_unreadable_file_is_named_and_the_rest_stored(
 ) -> None:
     (root / "work" / "outputs" / "a").write_bytes(b"a")
     (root / "work" / "outputs" / "b").write_bytes(b"b")
-    add_file = blobs.add_file
+    open_source = blobs_module.open_source
 
-    def refuse(path: Path, *, digest: str | None = None) -> Any:
+    def refuse(path: Path) -> Any:
         if path.name == "a":
-            raise PermissionError(13, "Permission denied")
-        return add_file(path, digest=digest)
+            raise StoreError("it cannot be stored: Permission denied")
+        return open_source(path)
 
-    monkeypatch.setattr(blobs, "add_file", refuse)
+    monkeypatch.setattr(blobs_module, "open_source", refuse)
     shelf = Shelf()
-    assert publisher(root, blobs, shelf, FakeClock()).finish() == ["outputs/a: Permission denied."]
+    assert publisher(root, blobs, shelf, FakeClock()).finish() == [
+        "outputs/a: it cannot be stored: Permission denied."
+    ]
     assert list(shelf.rows) == ["outputs/b"]
 
 
@@ -220,13 +224,13 @@ def test_a_full_disk_is_told_and_a_second_try_stores_the_rest(
     storing = publisher(root, blobs, shelf, FakeClock())
     with monkeypatch.context() as full:
 
-        def refuse(path: Path, *, digest: str | None = None) -> Any:
-            raise StorageFullError("no space is left for files")
+        def refuse(*given: Any) -> Any:
+            raise OSError(errno.ENOSPC, "No space left on device")
 
-        full.setattr(blobs, "add_file", refuse)
+        full.setattr(blobs_module, "_copy", refuse)
         assert storing.step() == 0
         problems = storing.finish()
-    assert problems[0] == "outputs/0: no space is left for files."
+    assert problems[0].startswith("outputs/0: no space is left for files")
     assert problems[-1] == "4 more files could not be stored."
     assert storing.finish() == []
     assert len(shelf.rows) == 9

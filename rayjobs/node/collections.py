@@ -1,0 +1,103 @@
+"""Runs the collection of each attempt on a thread of its own, and notices when it stands still.
+
+A file system that does not answer, or a script that found another way, may keep a collection for
+ever. Nothing can end a thread that waits in the kernel: so no collection takes a thread that other
+attempts need, and the attempt's supervisor is told what the collection waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+# A collection that reads or stores the same file for longer stands still, if it should not have
+# needed this long at the slowest rate that is taken for progress.
+STILL_S = 60.0
+SLOWEST_BYTES_PER_S = 1_000_000.0
+
+
+async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
+    """Return what `function` returns, called on a new thread that nothing waits for at exit.
+
+    Cancelled, this returns at once, and the thread goes on until its function has returned.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = function(*given)
+        except BaseException as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(setter: Callable[[Any], None], value: Any) -> None:
+        def set_it() -> None:
+            if not done.done():
+                setter(value)
+
+        try:
+            loop.call_soon_threadsafe(set_it)
+        except RuntimeError:
+            return  # the loop has ended: nobody waits any more
+
+    threading.Thread(target=run, name="rayjobs-collect", daemon=True).start()
+    return await done
+
+
+class Progress:
+    """What a collection is at, noted by its thread and read by the agent's."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._at = ("its beginning", 0, time.monotonic())
+
+    def watch(self, name: str, size_bytes: int) -> None:
+        """Note that `name`, of so many bytes, is read or stored from now on."""
+        self._at = (name, size_bytes, time.monotonic())
+
+    def still_in_s(self) -> float:
+        """Return the seconds until the collection is taken to stand still; 0 when it does."""
+        _, size_bytes, since_s = self._at
+        allowed_s = STILL_S + size_bytes / SLOWEST_BYTES_PER_S
+        return max(0.0, since_s + allowed_s - time.monotonic())
+
+    def stuck(self) -> str:
+        """Return where the collection stands still, as a clause without a full stop."""
+        name, _, since_s = self._at
+        return f"collecting {name} has made no progress for {time.monotonic() - since_s:.0f} s"
+
+
+class Collections:
+    """The collections of one node that run, by the attempts' markers. For one event loop."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._running: dict[str, tuple[asyncio.Future[dict[str, Any]], Progress]] = {}
+
+    async def collect(
+        self, marker: str, work: Callable[[], dict[str, Any]], progress: Progress
+    ) -> dict[str, Any]:
+        """Return what `work` returns; one that runs already for the attempt is waited for.
+
+        While it stands still, ``{"stuck": clause}`` is returned instead, and it goes on.
+        """
+        running = self._running.get(marker)
+        if running is None:
+            progress.watch("its beginning", 0)
+            running = asyncio.ensure_future(on_own_thread(work)), progress
+            self._running[marker] = running
+        doing, progress = running
+        while not doing.done():
+            wait_s = progress.still_in_s()
+            if wait_s <= 0:
+                return {"tails": {}, "problems": [], "stuck": progress.stuck()}
+            await asyncio.wait({doing}, timeout=wait_s)
+        self._running.pop(marker, None)
+        return doing.result()

@@ -1,0 +1,357 @@
+"""What a script may put in place of its attempt's records: the node reads on, and says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.compute import driveends, nodecollect
+from rayjobs.compute.nodecollect import Collecting
+from rayjobs.compute.nodedata import NodeData
+from rayjobs.compute.nodehosts import host_of, record_of
+from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.errors import NotFoundError
+from rayjobs.injob import exitrecord
+from rayjobs.logs import Logs
+from rayjobs.node import collections
+from rayjobs.paths import AttemptPaths
+from rayjobs.spec import JobSpec
+from rayjobs.states import JobState
+from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from tests.fakes.world import World, play
+
+STILL_S = 20.0  # a collection that stands still for so long fails its test
+LOG = "azureml-logs/70_driver_log.txt"
+
+
+class Attempt:
+    """One attempt whose script has ended well, as its node finds it."""
+
+    def __init__(self, workspace: OpenWorkspace, folder: Path, cache: Path) -> None:
+        store = workspace.store
+        self.workspace = workspace
+        self.job, _ = store.submit(
+            JobSpec(script="a.py", source_directory="."),
+            experiment="e",
+            snapshot=None,
+            user="u",
+        )
+        store.add_allocation("place", target="local", shape={})
+        store.start(self.job.id, attempt=0, allocation="place")
+        self.paths = AttemptPaths(folder)
+        for made in (self.paths.work / "outputs", self.paths.work / "logs"):
+            made.mkdir(parents=True)
+        self.paths.driver_log(0).parent.mkdir()
+        self.paths.metrics(0).parent.mkdir()
+        self.paths.driver_log(0).write_text("hello\n")
+        (self.paths.work / "outputs" / "x").write_text("x")
+        plan = {
+            "job": self.job.id,
+            "attempt": 1,
+            "node": 0,
+            "node_count": 1,
+            "root": str(folder),
+            "marker": "m",
+            "ranks": [{"rank": 0}],
+        }
+        self.order: dict[str, Any] = {"workspace": str(workspace.path), "plan": plan}
+        rank = {"rank": 0, "pid": 1, "started_at": 1.0, "exit_code": 0}
+        exitrecord.write(str(folder), {"outcome": "completed", "ranks": [rank]})
+        store.set_hosts(
+            self.job.id, attempt=1, hosts=[{"node": 0, "root": str(folder), "marker": "m"}]
+        )
+        self._collecting = Collecting(NodeData(cache), Workspaces())
+
+    def collect(self) -> dict[str, Any]:
+        return asyncio.run(self._collecting.collect(self.order))
+
+    def left_out(self) -> list[str]:
+        events = self.workspace.store.events(self.job.id)
+        return [one.message for one in events if one.kind == "left_out"]
+
+    def end(self) -> None:
+        store = self.workspace.store
+        for old, new in (
+            (JobState.PROVISIONING, JobState.PREPARING),
+            (JobState.PREPARING, JobState.RUNNING),
+            (JobState.RUNNING, JobState.FINALIZING),
+        ):
+            store.move(self.job.id, attempt=1, old=old, new=new)
+        store.finish(self.job.id, attempt=1, state=JobState.COMPLETED, outcome="completed")
+
+    def stored(self) -> dict[str, bytes]:
+        found = {}
+        for row in self.workspace.store.files(self.job.id):
+            with self.workspace.blobs.open(row.blob) as file:
+                found[row.name] = file.read()
+        return found
+
+
+@pytest.fixture
+def attempt(short_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attempt]:
+    monkeypatch.setattr(collections, "STILL_S", STILL_S)
+    (tmp_path / "attempts").mkdir()
+    with open_workspace(short_path / "w") as workspace:
+        yield Attempt(workspace, tmp_path / "attempts" / "a1", tmp_path / "cache")
+
+
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(64 << 30)
+
+
+def link_to_zeros(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "fifo": os.mkfifo,
+    "link": link_to_zeros,
+    "sparse": sparse,
+    "folder": os.mkdir,
+}
+RECORDS = {
+    "metrics": "metrics/rank-8.jsonl",
+    "models": "models/rank-0.jsonl",
+    "log": "log/driver_0.log",
+    "mpi": "log/mpi.log",
+    "lock": "environment.lock",
+}
+
+
+@pytest.mark.parametrize("record", RECORDS)
+@pytest.mark.parametrize("harm", HARMS)
+def test_no_record_blocks_its_collection(attempt: Attempt, record: str, harm: str) -> None:
+    path = attempt.paths.root / RECORDS[record]
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    HARMS[harm](path)
+    found = attempt.collect()
+    assert (found.get("stuck"), found["problems"]) == (None, [])
+    assert attempt.stored()["outputs/x"] == b"x"
+    if (harm, record) != ("sparse", "models"):
+        (told,) = attempt.left_out()
+        assert RECORDS[record] in told or "the file has a hole there" in told
+
+
+@pytest.mark.parametrize("folder", ["metrics", "models", "log"])
+def test_a_folder_of_records_that_is_something_else_is_named(
+    attempt: Attempt, folder: str, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("rank-0.jsonl", "driver_0.log"):
+        (elsewhere / name).write_text('{"k": "metric", "name": "foreign", "value": 1, "t": 1}\n')
+    path = attempt.paths.root / folder
+    shutil.rmtree(path, ignore_errors=True)
+    path.symlink_to(elsewhere)
+    assert attempt.collect()["problems"] == []
+    assert any(folder in told for told in attempt.left_out())
+    assert attempt.workspace.store.metrics(attempt.job.id) == []
+    assert (LOG in attempt.stored()) == (folder != "log")
+
+
+def test_metrics_that_grow_without_end_are_read_up_to_where_they_were(attempt: Attempt) -> None:
+    path = attempt.paths.metrics(0)
+    line = b'{"k": "metric", "name": "a", "value": 1, "step": 1, "t": 1}\n'
+    path.write_bytes(line * 10)
+    grown = attempt.paths.work / "outputs" / "grows"
+    grown.write_bytes(b"begins")
+    done = threading.Event()
+
+    def grow() -> None:
+        with path.open("ab") as metrics, grown.open("ab") as output:
+            while not done.is_set():
+                metrics.write(line * 1000)
+                output.write(b"y" * 100_000)
+
+    writer = threading.Thread(target=grow)
+    writer.start()
+    try:
+        found = attempt.collect()
+    finally:
+        done.set()
+        writer.join()
+    assert (found.get("stuck"), found["problems"]) == (None, [])
+    assert attempt.stored()["outputs/grows"].startswith(b"begins")
+
+
+@pytest.mark.parametrize("name", ["host.json", "exit.json"])
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_spoilt_record_of_the_host_is_none(attempt: Attempt, name: str, harm: str) -> None:
+    path = attempt.paths.root / name
+    path.unlink(missing_ok=True)
+    HARMS[harm](path)
+    assert (record_of(str(path.parent)) is None) == (name == "exit.json")
+    assert host_of(str(path.parent)) is None
+
+
+def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: Attempt) -> None:
+    os.mkfifo(attempt.paths.root / f"exit.json.new-{os.getpid()}")
+    exitrecord.write(str(attempt.paths.root), {"outcome": "failed"})
+    assert record_of(str(attempt.paths.root)) == {"outcome": "failed"}
+
+
+def test_a_removed_attempt_folder_is_told(attempt: Attempt) -> None:
+    shutil.rmtree(attempt.paths.root)
+    assert attempt.collect()["problems"] == []
+    (told,) = attempt.left_out()
+    assert "the attempt's folder was gone at its end" in told
+    attempt.end()
+    with pytest.raises(NotFoundError, match="the attempt's folder was gone at its end"):
+        Logs(attempt.workspace, attempt.job.id).read()
+
+
+def test_a_log_that_was_removed_is_told(attempt: Attempt) -> None:
+    attempt.paths.driver_log(0).unlink()
+    attempt.collect()
+    (told,) = attempt.left_out()
+    assert told.startswith(f"{LOG}: the log was gone")
+    attempt.end()
+    with pytest.raises(NotFoundError, match="the log was gone"):
+        Logs(attempt.workspace, attempt.job.id).read()
+
+
+def test_a_log_that_is_a_link_is_neither_stored_nor_shown(attempt: Attempt, tmp_path: Path) -> None:
+    (tmp_path / "foreign").write_text("foreign text\n")
+    attempt.paths.driver_log(0).unlink()
+    attempt.paths.driver_log(0).symlink_to(tmp_path / "foreign")
+    logs = Logs(attempt.workspace, attempt.job.id)
+    assert LOG not in logs.names()
+    with pytest.raises(NotFoundError, match=r"log/driver_0\.log is a link"):
+        logs.read()
+    attempt.collect()
+    assert LOG not in attempt.stored()
+    attempt.end()
+    with pytest.raises(NotFoundError, match=r"log/driver_0\.log is a link"):
+        logs.read()
+
+
+def test_a_linked_folder_of_logs_is_not_listed(attempt: Attempt, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "foreign.txt").write_text("foreign\n")
+    (attempt.paths.work / "logs").rmdir()
+    (attempt.paths.work / "logs").symlink_to(elsewhere)
+    assert "logs/foreign.txt" not in Logs(attempt.workspace, attempt.job.id).names()
+
+
+def test_a_collection_that_hangs_takes_no_thread_from_the_others(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than an event loop has threads: each says where it stands still."""
+    go = threading.Event()
+    monkeypatch.setattr(collections, "STILL_S", 0.2)
+
+    async def scene() -> None:
+        node = collections.Collections()
+
+        def hangs() -> dict[str, Any]:
+            go.wait()
+            return {"tails": {}, "problems": []}
+
+        stuck = [(f"m{number}", collections.Progress()) for number in range(40)]
+        for marker, progress in stuck:
+            told = await node.collect(marker, hangs, progress)
+            assert told["stuck"].startswith("collecting its beginning has made no progress for")
+        assert await asyncio.to_thread(lambda: 1) == 1
+        again = await node.collect("other", lambda: {"tails": {}, "problems": ["p"]}, stuck[0][1])
+        assert again["problems"] == ["p"]
+        go.set()
+        monkeypatch.setattr(collections, "STILL_S", STILL_S)
+        assert "stuck" not in await node.collect("m0", hangs, stuck[0][1])
+
+    try:
+        asyncio.run(scene())
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("cancels", [True, False])
+def test_a_collection_that_stands_still_is_told_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
+) -> None:
+    """The history and `why` say where; a cancel gives it up, and so does time."""
+    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
+
+    async def scene(here: World) -> None:
+        async def stuck(order: Any) -> dict[str, Any]:
+            return {"tails": {}, "problems": [], "stuck": "collecting x has made no progress"}
+
+        job = here.submit()
+        await here.launched(job)
+        here.agent.collect = stuck  # type: ignore[method-assign, assignment]
+        here.agent.end(job.id, 1, exit_code=0)
+        await here.until(lambda: "no progress" in here.store.job(job.id).reason, "the reason")
+        assert here.store.job(job.id).state is JobState.FINALIZING
+        kinds = [one.kind for one in here.store.events(job.id)]
+        assert kinds.count("collecting") == 1
+        if cancels:
+            here.store.request_cancel(job.id)
+            here.engine.wake()
+            done = await here.state(job, JobState.CANCELED)
+        else:
+            monkeypatch.setattr(driveends, "STUCK_S", 0.0)
+            done = await here.state(job, JobState.FAILED)
+            assert done.failure is not None
+            assert done.failure.failure_class == "storage"
+        assert "collecting x has made no progress" in done.reason
+        await here.until(lambda: not here.engine.drives, "its place is free")
+        assert ("clean", job.id, 1) not in here.agent.calls
+
+    play(scene, tmp_path)
+
+
+def test_a_collection_that_moves_again_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
+
+    async def scene(here: World) -> None:
+        collect, answers = here.agent.collect, [{"stuck": "collecting x"}] * 3
+
+        async def slow(order: Any) -> Any:
+            return (
+                {"tails": {}, "problems": [], **answers.pop()} if answers else await collect(order)
+            )
+
+        job = here.submit()
+        await here.launched(job)
+        here.agent.collect = slow  # type: ignore[method-assign]
+        here.agent.end(job.id, 1, exit_code=0)
+        assert (await here.state(job, JobState.COMPLETED)).reason == ""
+        told = [one.message for one in here.store.events(job.id) if one.kind == "collecting"]
+        assert told[1:] == ["collecting the job's files goes on"]
+
+    play(scene, tmp_path)
+
+
+def test_a_step_that_hangs_is_named_by_the_collection(
+    attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What still runs of the watch holds up the end; where it hangs is said."""
+    go = threading.Event()
+    monkeypatch.setattr(collections, "STILL_S", 0.3)
+    monkeypatch.setattr(nodecollect, "METRICS_EVERY_S", 0.01)
+    monkeypatch.setattr(nodecollect, "FILES_EVERY_S", 0.01)
+    (attempt.paths.work / "outputs" / "slow.log").write_text("of a file system that hangs")
+    os.utime(attempt.paths.work / "outputs" / "slow.log", (1, 1))
+    add_file = type(attempt.workspace.blobs).add_file
+
+    def slow(self: Any, path: Path, **more: Any) -> Any:
+        go.wait()
+        return add_file(self, path, **more)
+
+    monkeypatch.setattr(type(attempt.workspace.blobs), "add_file", slow)
+    try:
+        told = attempt.collect()
+        assert "slow.log" in told["stuck"] or LOG in told["stuck"]
+    finally:
+        go.set()
