@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from rayjobs.spec import DEFAULT_UMASK, JobSpec
 
 if TYPE_CHECKING:
     from rayjobs.capacity import Capacity
+    from rayjobs.snapshots import Summary
     from rayjobs.workspace_files import OpenWorkspace
 
 SNAPSHOT_CACHE = "cache"
@@ -31,6 +33,7 @@ class Submitted:
         warnings: What the submitter should know, one sentence each.
         notes: What was arranged for him, e.g. that processes share CPUs.
         starting: Whether the target did not run and is being started.
+        packed: What was packed; None where nothing was, or a stored snapshot is run.
     """
 
     job: Job
@@ -38,6 +41,24 @@ class Submitted:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     starting: bool = False
+    packed: Packed | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A source directory as it was packed.
+
+    Attributes:
+        source: The source directory.
+        digest: Of its snapshot.
+        summary: How much it is, and what is left out.
+        warnings: What the submitter should know about it; they are among the submit's too.
+    """
+
+    source: Path
+    digest: str
+    summary: Summary
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -81,16 +102,18 @@ def submit(
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
     """
+    packed = None
     if snapshot is None:
         checked = check(workspace, spec, source=source)
-        digest, packed_warnings = pack_source(workspace, checked, on_stage=on_stage)
+        packed = pack_source(workspace, checked, on_stage=on_stage)
+        digest = None if packed is None else packed.digest
     else:
         bare = check(workspace, spec.model_copy(update={"source_directory": None}))
         named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
         checked = replace(bare, spec=named)
-        digest, packed_warnings = snapshot, ()
+        digest = snapshot
         check_snapshot(workspace, snapshot)
-    warnings = [*checked.warnings, *packed_warnings]
+    warnings = [*checked.warnings, *(packed.warnings if packed is not None else ())]
     ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
@@ -125,7 +148,7 @@ def submit(
                 f"the job is queued, but the target {job.spec.target!r} could not be started: "
                 f"{error}"
             )
-    return Submitted(job, created, tuple(warnings), notes, starting)
+    return Submitted(job, created, tuple(warnings), notes, starting, packed)
 
 
 def resume(
@@ -245,14 +268,14 @@ def pack_source(
     checked: Checked,
     *,
     on_stage: Callable[[str], None] = lambda _text: None,
-) -> tuple[str | None, tuple[str, ...]]:
-    """Store the source directory's snapshot; return its digest (None without one) and warnings.
+) -> Packed | None:
+    """Store the source directory's snapshot; None where there is no source directory.
 
     Raises:
         SnapshotError: the source directory cannot be packed.
     """
     if checked.source is None:
-        return None, ()
+        return None
     from rayjobs import snapshots
 
     on_stage(f"packing {checked.source}")
@@ -264,7 +287,9 @@ def pack_source(
         cache=workspace.path / SNAPSHOT_CACHE,
         entry=checked.spec.script,
     )
-    return packed.digest, tuple(packed.warnings)
+    return Packed(
+        checked.source, packed.digest, snapshots.Summary.of(packed), tuple(packed.warnings)
+    )
 
 
 def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
@@ -309,7 +334,25 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     spec_checks.refuse(spec, source=source, capacity=capacity)
     spec = spec if capacity is None else pin_types(spec, capacity)
     notes = plan_shape(spec, capacity).notes if capacity is not None else ()
+    if source is None and spec.command is not None:
+        unsure += _named_but_not_packed(spec.command)
     return Checked(spec, source, (*spec_checks.warnings(spec), *unsure), notes)
+
+
+def _named_but_not_packed(command: str) -> list[str]:
+    """Warn of files of this folder that a command without a source directory names."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []  # of a shell's own syntax
+    named = [one for one in words if not Path(one).is_absolute() and Path(one).is_file()]
+    if not named:
+        return []
+    return [
+        f"the command names {', '.join(named[:5])}, and no folder is packed with it, so the job "
+        f"will not find {'it' if len(named) == 1 else 'them'}; add `--source .` (in a job file: "
+        f"`source_directory`) to pack this folder"
+    ]
 
 
 def _with_known_dependencies(

@@ -33,6 +33,7 @@ class SubmittedSweep:
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     starting: bool = False
+    packed: submitting.Packed | None = None
 
 
 def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
@@ -117,14 +118,14 @@ def submit_sweep(
         StoreError: it could not be written; nothing was submitted.
     """
     checked = check_sweep(workspace, spec)
-    digest, packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
-    warnings = [*spec.advice, *checked.warnings, *packed]
+    packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
+    warnings = [*spec.advice, *checked.warnings, *(packed.warnings if packed is not None else ())]
     sweep, created = workspace.store.put_sweep(
         submitting.pack_start(workspace, checked.spec),
         sweep=spec.model_dump(mode="json"),
         driver=DRIVER,
         experiment=experiment or spec.name,
-        snapshot=digest,
+        snapshot=None if packed is None else packed.digest,
         user=submitting.user_name(),
         name=spec.name,
         tags=tags,
@@ -139,7 +140,7 @@ def submit_sweep(
                 f"the sweep is stored, but the target {sweep.job.target!r} could not be started: "
                 f"{error}"
             )
-    return SubmittedSweep(sweep, created, tuple(warnings), checked.notes, starting)
+    return SubmittedSweep(sweep, created, tuple(warnings), checked.notes, starting, packed)
 
 
 def submit_config(

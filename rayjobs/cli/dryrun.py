@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from rayjobs import snapshots
 from rayjobs.capacity import plan_shape
 from rayjobs.cli.output import facts
 from rayjobs.cli.settings import Settings
@@ -40,6 +41,9 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
         workspace = _workspace(settings, stack)
         checked = check(workspace, spec)
         waits = _dependencies(workspace, checked.spec)
+    surveyed = None
+    if checked.source is not None:
+        surveyed = snapshots.survey(checked.source, entry=checked.spec.script)
     view = target_status(spec.target, ask=True)
     placed = plan_shape(checked.spec, capacity_of(spec.target))
     waits += _waits(view, Shape.from_dict(placed.shape))
@@ -48,6 +52,7 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
         "experiment": experiment,
         "spec": checked.spec.model_dump(mode="json"),
         "source": None if checked.source is None else str(checked.source),
+        "snapshot": None if surveyed is None else snapshots.Summary.of(surveyed).to_dict(),
         "workspace": str(locate(settings.workspace)),
         "plan": {
             "target": spec.target,
@@ -59,13 +64,13 @@ def dry_run(settings: Settings, spec: JobSpec, *, experiment: str) -> dict[str, 
         },
         "would_wait": bool(waits),
         "waits_for": waits,
-        "warnings": list(checked.warnings),
+        "warnings": [*checked.warnings, *(surveyed.warnings if surveyed is not None else ())],
     }
 
 
 def plan_text(plan: dict[str, Any]) -> str:
     """Return a dry run for people."""
-    spec, placed = plan["spec"], plan["plan"]
+    spec, placed, packed = plan["spec"], plan["plan"], plan["snapshot"] or {}
     shape = placed["shape"]
     what = spec["command"] or shlex.join([spec["script"], *spec["arguments"]])
     each = counted(shape["cpus"], "CPU")
@@ -77,7 +82,9 @@ def plan_text(plan: dict[str, Any]) -> str:
     lines = [
         ("Job", f"{spec['name']} (experiment {plan['experiment']})"),
         ("Runs", what),
-        ("Source", plan["source"] or ""),
+        ("Source", plan["source"] or "none: nothing is packed"),
+        ("Snapshot", packed.get("text", "")),
+        ("Left out", packed.get("left_out_text", "")),
         ("Environment", JobSpec.model_validate(spec).environment_text),
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),

@@ -85,7 +85,7 @@ def rerun(
             new_code=new_code,
             idempotency_key=idempotency_key,
         )
-        note_submitted(settings, done)
+        note_submitted(settings, done, workspace)
         stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
         if stays and not settings.as_json:
             return stay(settings, workspace, done)

@@ -72,7 +72,7 @@ def resume(
             done = submitting.resume(
                 workspace, job, changes=changes, idempotency_key=idempotency_key
             )
-            note_submitted(settings, done)
+            note_submitted(settings, done, workspace)
             settings.note(f"goes on from {done.job.spec.resume_from}")
             stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
             if stays and not settings.as_json:

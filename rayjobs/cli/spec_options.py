@@ -127,7 +127,11 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         help="Go on from a checkpoint; passed on as --resume-from DIR.",
     ),
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
-    _option("--source", metavar="DIR", help="Folder that goes along; else the script's own."),
+    _option(
+        "--source",
+        metavar="DIR",
+        help="Folder to pack; else the script's own (for a command: none).",
+    ),
     _option("-c", "--command", metavar="TEXT", help="Shell text to run instead of a script."),
     _option(
         "--target",
@@ -233,8 +237,6 @@ def _set_entry(data: dict[str, Any], script: str | None, source: str | None) -> 
     if script is None:
         if source is not None:
             data["source_directory"] = str(Path(source).expanduser().absolute())
-        elif "command" in data:
-            data["source_directory"] = str(Path.cwd())
         return
     path = _absolute(script)
     folder = path.parent if source is None else _absolute(source)

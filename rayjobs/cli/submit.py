@@ -19,9 +19,10 @@ from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
 from rayjobs.errors import Problem, SpecError, TargetError
 
 if TYPE_CHECKING:
+    from rayjobs.snapshots import Summary
     from rayjobs.spec import JobSpec
     from rayjobs.submit.project import Project
-    from rayjobs.submitting import Submitted
+    from rayjobs.submitting import Packed, Submitted
     from rayjobs.workspace_files import OpenWorkspace
 
 EPILOG = """\b
@@ -32,7 +33,8 @@ Examples:
   rayjobs submit --gpus-per-proc 1 --max-duration 6h --retries 2 train.py
   rayjobs submit -f job.yaml --priority 10   a file, with options on top
   rayjobs submit --dry-run --json train.py   spec and plan; submits nothing
-  rayjobs submit --command 'nvidia-smi; python train.py'
+  rayjobs submit --command nvidia-smi        shell text; packs no folder
+  rayjobs submit --source . --command 'make data && python train.py'
   rayjobs submit --array 0-15%4 train.py -- --shard '$RAYJOBS_ARRAY_INDEX'
 
 On a terminal the command stays with the job: stages on stderr, the script's own
@@ -96,7 +98,8 @@ def submit(
 ) -> int:
     """Run SCRIPT on a compute target, with what stands after `--` as its arguments.
 
-    The script's folder goes along (see .rayjobsignore); --source names another one.
+    The script's folder is packed (see .rayjobsignore); --source names another one. A --command
+    without --source packs nothing.
     """
     if extra:
         raise click.UsageError(
@@ -219,18 +222,42 @@ def _submit(
         idempotency_key=idempotency_key,
         numbered=click.get_current_context().meta.get(_DEFAULT_NAME, False),
     )
-    note_submitted(settings, done)
+    note_submitted(settings, done, workspace)
     return done
 
 
-def note_submitted(settings: Settings, done: Submitted) -> None:
-    """Say what the submitter should know."""
-    for warning in done.warnings:
+def note_submitted(settings: Settings, done: Submitted, workspace: OpenWorkspace) -> None:
+    """Say what the submitter should know; a warning about the source only once per change."""
+    packed = done.packed
+    for warning in warnings_to_show(settings, done.warnings, packed, workspace):
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
+    if packed is not None and packed.summary.is_large:
+        settings.note(snapshot_line(packed.summary))
     for note in done.notes:
         settings.note(f"note: {note}")
     if not done.created:
         settings.note(f"this key was used before: {done.job.id} is the job, and it is not new")
+
+
+def warnings_to_show(
+    settings: Settings,
+    warnings: Sequence[str],
+    packed: Packed | None,
+    workspace: OpenWorkspace,
+) -> list[str]:
+    """Return the warnings without those about the source that the last submit showed."""
+    if packed is None or settings.verbose or settings.quiet:
+        return list(warnings)  # nothing is shown with -q, so nothing may count as shown
+    from rayjobs.submit.warned import unseen
+
+    shown = set(unseen(workspace.path, packed.source, packed.warnings))
+    return [one for one in warnings if one in shown or one not in packed.warnings]
+
+
+def snapshot_line(summary: Summary) -> str:
+    """Return one line about a snapshot: how much it is, and what is left out."""
+    left = summary.left_out_line
+    return f"snapshot: {summary.size_line}" + (f"; left out: {left}" if left else "")
 
 
 def tell(settings: Settings, done: Submitted) -> None:

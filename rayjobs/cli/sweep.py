@@ -89,7 +89,7 @@ def create(
             idempotency_key=idempotency_key,
             on_stage=lambda _text: None,
         )
-        _warn(settings, done)
+        _warn(settings, done, workspace)
         stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
         if stays and not settings.as_json:
             from rayjobs.cli.sweep_watch import stay
@@ -100,9 +100,13 @@ def create(
     return Exit.DONE
 
 
-def _warn(settings: Settings, done: SubmittedSweep) -> None:
-    for warning in done.warnings:
+def _warn(settings: Settings, done: SubmittedSweep, workspace: OpenWorkspace) -> None:
+    from rayjobs.cli.submit import snapshot_line, warnings_to_show
+
+    for warning in warnings_to_show(settings, done.warnings, done.packed, workspace):
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
+    if done.packed is not None and done.packed.summary.is_large:
+        settings.note(snapshot_line(done.packed.summary))
     for note in done.notes:
         settings.note(f"note: {note}")
     if not done.created:
@@ -132,12 +136,19 @@ def _tell(settings: Settings, done: SubmittedSweep) -> None:
 
 
 def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) -> int:
+    from rayjobs import snapshots
+    from rayjobs.cli.submit import snapshot_line
     from rayjobs.tuning.arguments import override_arguments
     from rayjobs.tuning.submitter import check_sweep
 
     checked = check_sweep(workspace, spec)
     sampler = spec.sampling.sampler(spec.goal)
     first = [sampler.suggest(number) for number in range(min(spec.total, 5))]
+    surveyed, packed = None, None
+    if checked.source is not None:
+        surveyed = snapshots.survey(checked.source, entry=checked.spec.script)
+        packed = snapshots.Summary.of(surveyed)
+    warnings = [*spec.advice, *checked.warnings, *(surveyed.warnings if surveyed else ())]
     lines = [
         [checked.spec.script or "", *override_arguments(checked.spec.arguments, parameters)]
         for parameters in first
@@ -150,14 +161,17 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
                 "trials": spec.total,
                 "first_trials": [parameters for parameters in first if parameters is not None],
                 "first_commands": lines,
-                "warnings": [*spec.advice, *checked.warnings],
+                "snapshot": None if packed is None else packed.to_dict(),
+                "warnings": warnings,
             }
         )
         return Exit.DONE
     click.echo(f"{spec.total} trials, {spec.limits.at_a_time} at a time; the first ones:")
     for number, line in enumerate(lines):
         click.echo(f"  {number}  {' '.join(line)}")
-    for warning in [*spec.advice, *checked.warnings]:
+    if packed is not None:
+        settings.note(snapshot_line(packed))
+    for warning in warnings:
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
     return Exit.DONE
 

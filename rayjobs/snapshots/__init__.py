@@ -8,3 +8,5 @@ from rayjobs.snapshots.node import NodeSnapshots as NodeSnapshots
 from rayjobs.snapshots.pack import Snapshot as Snapshot
 from rayjobs.snapshots.pack import blob_key as blob_key
 from rayjobs.snapshots.pack import pack as pack
+from rayjobs.snapshots.pack import survey as survey
+from rayjobs.snapshots.summary import Summary as Summary

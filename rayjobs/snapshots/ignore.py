@@ -241,5 +241,7 @@ def read_rules(root: Path) -> Rules:
         if len(raw) > IGNORE_FILE_LIMIT:
             raise SnapshotError(f"the ignore file {path} is larger than 1 MiB; shorten it")
         text = raw.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n")
+        if name == ".gitignore" and text == "*\n" and (root / "workspace.json").exists():
+            continue  # of a workspace in this very folder: it is about the records, not the code
         return Rules(name, text)
     return Rules(None, "")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from rayjobs.errors import SnapshotError, StoreFullError
 from rayjobs.snapshots.ignore import LeftOut, read_rules
 from rayjobs.snapshots.limits import Limits, limits_from_environment, size_text
+from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.scan import (
     NAMED_AT_MOST,
     Entry,
@@ -109,6 +110,36 @@ def pack(
         f"{root} changed {TRIES} times while it was packed ({changed}). Stop what writes there, "
         f"or leave it out by a line in .rayjobsignore"
     )
+
+
+def survey(
+    source_directory: str | Path,
+    *,
+    limits: Limits | None = None,
+    entry: str | None = None,
+) -> Snapshot:
+    """Return what `pack` would store, without a digest; writes nothing.
+
+    Every file up to 1 MiB is read, since keys and tokens in it are part of the answer.
+
+    Raises:
+        SnapshotError: too large, unreadable paths, the entry left out, no folder.
+    """
+    bounds = limits_from_environment() if limits is None else limits
+    root = _real_folder(source_directory)
+    rules = read_rules(root)
+    found = scan(root, rules, bounds)
+    refuse_unreadable(found.unreadable, root)
+    if entry is not None:
+        refuse_missing_entry(found, entry, rules)
+    refuse_too_large(found, entry, rules, bounds)
+    suspects = []
+    for one in found.entries:
+        if one.kind is Kind.FILE and one.size <= LOOKED_INTO:
+            content = read_start(root / one.path, LOOKED_INTO)
+            if content is not None and holds_secret(content):
+                suspects.append(one.path)
+    return _result(found, "", suspects, is_new=False)
 
 
 def _pack(

@@ -1,4 +1,7 @@
-"""What of a source directory goes into its snapshot. Opens no file and follows no link."""
+"""What of a source directory goes into its snapshot. Follows no link.
+
+Opens no file but those that may be records of rayjobs itself (`own_records`).
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ from rayjobs.snapshots.ignore import (
 )
 from rayjobs.snapshots.limits import FILES_VARIABLE, MIB, SIZE_VARIABLE, Limits, size_text
 from rayjobs.snapshots.links import leaves_tree
+from rayjobs.snapshots.own_records import OwnRecords
 
 NAMED_AT_MOST = 20  # paths in one message
 # A tree far above the limit is refused anyway; looking further would only take time.
@@ -86,11 +90,16 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
     """Return what is to be packed from `root` (a real path, without links)."""
     found = Scan(root)
     links: dict[str, str] = {}
+    own = OwnRecords(root)
     pending = [""]
     seen = 0
     while pending:
         folder = pending.pop()
         listed = _list_folder(found, folder)
+        what = own.folder(folder, {entry.name for entry in listed})
+        if what is not None:
+            found.left_out.append(LeftOut(folder + "/", Why.RECORDS, what))
+            continue
         if folder and any(entry.name in ENVIRONMENT_SIGNS for entry in listed):
             left = rules.environment_reason(folder, folder.rpartition("/")[2])
             if left is not None:
@@ -103,6 +112,8 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
             path = prefix + entry.name
             is_folder = entry.is_dir(follow_symlinks=False)
             left = rules.reason(path, entry.name, is_folder=is_folder)
+            if left is None and not folder and (what := own.file_at_top(entry.name)):
+                left = LeftOut(path + "/" if is_folder else path, Why.RECORDS, what)
             if left is not None:
                 found.left_out.append(left)
                 continue
@@ -118,6 +129,10 @@ def scan(root: Path, rules: Rules, limits: Limits) -> Scan:
                 found.unreadable.append(f"{path} ({error.strerror})")
                 continue
             if stat.S_ISREG(info.st_mode):
+                what = own.file(path, entry.name, info.st_size)
+                if what is not None:
+                    found.left_out.append(LeftOut(path, Why.RECORDS, what))
+                    continue
                 is_executable = bool(info.st_mode & 0o100)
                 found.entries.append(Entry(path, Kind.FILE, info.st_size, is_executable))
                 found.stats[path] = (
@@ -261,6 +276,7 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
         units[unit] += one.size if by_size else 1
         within[unit] += 1
     excess = (size - limits.size) if by_size else (count - limits.files)
+    over = size_text(excess) if by_size else f"{excess:,}"
     help_lines: list[str] = []
     for unit, weight in units.most_common(10):
         if excess <= 0:
@@ -287,10 +303,11 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
     if rules.name not in (None, where):
         where += f" (it replaces {rules.name}: copy the lines of that file into it)"
     raise SnapshotError(
-        f"{found.root} has {more}{have}; a snapshot may have {allowed}.\n"
-        f"Where it is:\n{largest}\n"
+        f"{found.root} has {more}{have}, which is {more}{over} above the limit of {allowed} for a "
+        f"snapshot.\n"
+        f"What makes it large:\n{largest}\n"
         + (f"Largest files:\n{singles}\n" if by_size else "")
-        + f"These lines in {where} would help:\n"
+        + f"To leave it out, add these lines to {where}:\n"
         + "\n".join(f"  {printable(line)}" for line in help_lines)
         + f"\nData belongs in a datastore and comes as an input. If all of it is code, "
         f"set {variable}={value}",
@@ -332,8 +349,20 @@ def warnings_of(found: Scan) -> list[str]:
         warnings.append(
             f"links left out: {_some(links)}. Copy what the job needs into the source directory"
         )
+    own = [
+        f"{left.path} ({left.detail})"
+        for left in found.left_out
+        if left.why is Why.RECORDS and left.detail
+    ]
+    if own:
+        warnings.append(f"records of rayjobs are never packed; left out: {_some(own)}")
     usual = (Why.VERSION_CONTROL, Why.VIRTUAL_ENVIRONMENT, Why.CACHE, Why.RECORDS)
-    default = [left.path for why in usual for left in found.left_out if left.why is why]
+    default = [
+        left.path
+        for why in usual
+        for left in found.left_out
+        if left.why is why and not (why is Why.RECORDS and left.detail)
+    ]
     if default:
         warnings.append(f"left out by default: {_some(default)}")
     warnings.extend(printable(note) for note in found.notes[:NAMED_AT_MOST])

@@ -117,9 +117,12 @@ def test_a_wider_source_may_be_named(project: Path, script: str) -> None:
     assert Path(spec.source_directory) / spec.script == project / "code" / "train.py"
 
 
-def test_a_command_runs_in_the_working_directory(project: Path) -> None:
+def test_a_command_packs_a_folder_only_when_it_is_given_one(project: Path) -> None:
     spec = spec_of("--command", "echo $HOME | wc")
-    assert (spec.command, spec.source_directory) == ("echo $HOME | wc", str(project))
+    assert (spec.command, spec.source_directory) == ("echo $HOME | wc", None)
+    spec = spec_of("--source", ".", "--command", "echo $HOME | wc")
+    assert spec.source_directory is not None
+    assert Path(spec.source_directory).resolve() == project.resolve()
 
 
 def test_all_mistakes_are_told_at_once_by_the_options_typed(

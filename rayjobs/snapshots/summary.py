@@ -1,0 +1,87 @@
+"""What is in a snapshot and what is not, in a line for people and as data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.snapshots.ignore import LeftOut
+from rayjobs.snapshots.limits import MIB, size_text
+from rayjobs.snapshots.scan import Kind, printable
+
+if TYPE_CHECKING:
+    from rayjobs.snapshots.pack import Snapshot
+
+LARGE_BYTES = 20 * MIB  # from here on a submit says what it packs
+LARGEST = 3
+_NAMED = 5
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A snapshot's size and what makes it up.
+
+    Attributes:
+        size: Bytes of all files, before compression.
+        files: Number of files.
+        largest: (path, bytes) of the largest files, largest first.
+        left_out: Everything that is not in it, with the reason.
+    """
+
+    size: int
+    files: int
+    largest: tuple[tuple[str, int], ...]
+    left_out: tuple[LeftOut, ...]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> Summary:
+        """Return the summary of a snapshot."""
+        least = max(1, snapshot.size // 100)  # what is less does not matter to its size
+        files = [one for one in snapshot.manifest if one.kind is Kind.FILE and one.size >= least]
+        files.sort(key=lambda one: (-one.size, one.path))
+        largest = tuple((one.path, one.size) for one in files[:LARGEST])
+        return cls(snapshot.size, snapshot.files, largest, snapshot.left_out)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is large enough to be mentioned at every submit."""
+        return self.size >= LARGE_BYTES
+
+    @property
+    def size_line(self) -> str:
+        """Number of files, size and largest files: ``2 files, 200 MiB; largest: big.bin (…)``."""
+        counted = f"{self.files:,} file{'' if self.files == 1 else 's'}"
+        line = f"{counted}, {size_text(self.size)}"
+        if self.largest and self.files > 1:
+            line += "; largest: " + ", ".join(
+                f"{printable(path)} ({size_text(size)})" for path, size in self.largest
+            )
+        return line
+
+    @property
+    def left_out_line(self) -> str:
+        """Say what is left out, the first names of each reason; empty when nothing is."""
+        names: dict[str, list[str]] = {}
+        for one in self.left_out:
+            names.setdefault(str(one.why), []).append(printable(one.path))
+        parts = []
+        for why, paths in names.items():
+            more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+            parts.append(f"{', '.join(paths[:_NAMED])}{more} ({why})")
+        return "; ".join(parts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as JSON data; of what is left out the first 200, and how many by reason."""
+        return {
+            "text": self.size_line,
+            "left_out_text": self.left_out_line,
+            "size": self.size,
+            "files": self.files,
+            "largest": [{"path": path, "size": size} for path, size in self.largest],
+            "left_out": [
+                {"path": printable(one.path), "why": str(one.why), "detail": one.detail}
+                for one in self.left_out[:200]
+            ],
+            "left_out_count": dict(Counter(str(one.why) for one in self.left_out)),
+        }
