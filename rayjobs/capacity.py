@@ -10,6 +10,7 @@ from typing import Any, Literal
 from rayjobs.errors import Problem
 from rayjobs.nodetypes import NodeTypes
 from rayjobs.spec import JobSpec
+from rayjobs.units import counted, memory_text
 
 GIB = 1024**3
 # Ray counts in ten-thousandths; a bundle with nothing in it is refused.
@@ -277,9 +278,9 @@ def _factors(spec: JobSpec, path: str) -> str:
 
 
 def _described(need: _Need) -> str:
-    parts = [f"{need.cpus:g} CPUs"]
+    parts = [counted(need.cpus, "CPU")]
     if need.gpus:
-        parts.append(f"{need.gpus:g} GPUs")
+        parts.append(counted(need.gpus, "GPU"))
     if need.memory:
-        parts.append(f"{need.memory / GIB:g} GiB")
+        parts.append(memory_text(need.memory))
     return ", ".join(parts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,8 +75,15 @@ class Experiment:
     ) -> OfflineRun:
         """Return an interactive run: it prints what it logs and keeps it in memory.
 
-        It is not stored: submit a script for that.
+        It is not stored, and a warning says so: submit a script to keep what it logs.
         """
+        warnings.warn(
+            f"start_logging() returns a run that is not stored: what it logs is printed and kept "
+            f"in memory only, and experiment {self.name!r} will not list it. Submit a script to "
+            f"keep metrics and files: experiment.submit(ScriptRunConfig(...))",
+            UserWarning,
+            stacklevel=2,
+        )
         run = OfflineRun(name=display_name)
         run.experiment.name = self.name
         run.experiment.workspace.name = self.workspace.name

@@ -11,6 +11,7 @@ from typing import Any
 from rayjobs import tracebacks
 from rayjobs.failures import Failure, FailureClass, signal_name
 from rayjobs.injob import stacks
+from rayjobs.units import memory_text
 
 _FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
 _NO_MEMORY = (
@@ -366,5 +367,5 @@ def _memory_message(record: Mapping[str, Any], number: int | None) -> str:
         limit = memory.get("limit_bytes")
         who = "a process of the attempt" if number is None else f"rank {number}"
         reason = f"{who} was killed: out of memory"
-        reason += f" under the limit of {limit / 2**30:.3g} GiB" if limit else ""
-    return reason + (f" (peak {peak / 2**30:.3g} GiB)" if peak else "")
+        reason += f" under the limit of {memory_text(limit)}" if limit else ""
+    return reason + (f" (peak {memory_text(peak)})" if peak else "")

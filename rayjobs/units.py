@@ -105,6 +105,14 @@ def duration_text(seconds: float) -> str:
     return "".join(parts) or f"{seconds:g}s"
 
 
+def memory_text(size: float) -> str:
+    """Return bytes of memory as people write a limit: ``300 MiB``, ``1.5 GiB``, ``64 GiB``."""
+    gib = size / 2**30
+    if gib >= 1 or gib == 0:
+        return f"{gib:.4g} GiB"
+    return f"{size / 2**20:.4g} MiB"
+
+
 def counted(number: float, what: str) -> str:
     """Return a number of things for people: ``1 CPU``, ``0.5 CPUs``, ``2 CPUs``."""
     return f"{number:g} {what}{'' if number == 1 else 's'}"

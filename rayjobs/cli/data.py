@@ -10,7 +10,7 @@ import click
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
 from rayjobs.cli.params import pairs
-from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.jobdata import DATASET
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ Examples:
 SILENT = quiet_option("No progress, no hints.")
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def data() -> None:
     """Bring data to a datastore and back, and register versions of it as datasets.
 

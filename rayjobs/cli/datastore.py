@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.output import facts, print_json, table
 from rayjobs.cli.params import Duration, ParamType
-from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 
 EPILOG = """\b
 Examples:
@@ -44,7 +44,7 @@ class DatastoreName(ParamType):
         return [CompletionItem(one.name) for one in records if one.name.startswith(incomplete)]
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def datastore() -> None:
     """Name storages: a folder, or a bucket (or a prefix of one) on any S3 server.
 

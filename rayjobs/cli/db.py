@@ -9,7 +9,7 @@ import click
 
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import print_json, size_text
-from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 
 if TYPE_CHECKING:
     from rayjobs.store.care import Report
@@ -22,7 +22,7 @@ Examples:
 """
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def db() -> None:
     """Upgrade, back up or check a workspace's store (its file store.db).
 

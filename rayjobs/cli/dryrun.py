@@ -24,7 +24,7 @@ from rayjobs.records import Job
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from rayjobs.submitting import check
-from rayjobs.units import counted, duration_text
+from rayjobs.units import counted, duration_text, memory_text
 from rayjobs.workspace_files import OpenWorkspace, WorkspaceFiles, locate, open_workspace
 
 NO_ID = "JOB"  # stands in a plan where the job's id will be
@@ -77,7 +77,7 @@ def plan_text(plan: dict[str, Any]) -> str:
     if shape["gpus"]:
         each += f", {counted(shape['gpus'], 'GPU')}"
     if shape["memory"]:
-        each += f", {shape['memory'] / 2**30:g} GiB"
+        each += f", {memory_text(shape['memory'])}"
     limit = spec["max_duration_s"]
     lines = [
         ("Job", f"{spec['name']} (experiment {plan['experiment']})"),

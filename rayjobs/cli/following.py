@@ -12,7 +12,7 @@ from rayjobs.cli.settings import Settings
 from rayjobs.driverlog import last_lines
 from rayjobs.logs import Logs
 from rayjobs.records import Job
-from rayjobs.states import STAGES, JobState
+from rayjobs.states import JobState
 from rayjobs.workspace_files import OpenWorkspace
 
 LOOK_EVERY_S = 0.1
@@ -51,7 +51,7 @@ class Stages:
         self.job = job = self._workspace.store.job(self._job_id)
         if job.state.is_final:
             return job
-        stage = STAGES.get(job.state, str(job.state))
+        stage = str(job.state)
         if job.attempt > 1 and job.state is not JobState.QUEUED:
             stage += f" (attempt {job.attempt})"
         again = job.state is JobState.QUEUED and job.attempt > self._attempt

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rayjobs.cli.output import print_json
-from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 
 EPILOG = """\b
 Examples:
@@ -17,7 +17,7 @@ Examples:
 """
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def horovod() -> None:
     """Build Horovod for an environment's PyTorch, and install it there."""
 

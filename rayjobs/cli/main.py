@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 from collections.abc import Mapping, Sequence
@@ -111,11 +110,9 @@ class Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Return the command that the arguments name, or say which was probably meant."""
         if args and self.get_command(ctx, args[0]) is None:
-            near = difflib.get_close_matches(args[0], [*self.list_commands(ctx), *ALIASES], n=2)
-            hint = f"; did you mean {' or '.join(near)}?" if near else "."
-            if args[0].endswith((".py", ".sh", ".yaml", ".yml")):
-                hint = f"; did you mean `rayjobs submit {args[0]}`?"
-            ctx.fail(f"there is no command {args[0]!r}{hint}")
+            from rayjobs.cli.guesses import unknown_command
+
+            ctx.fail(unknown_command(args[0], [*self.list_commands(ctx), *ALIASES]))
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
 from rayjobs.cli.params import JobId, ParamType, pairs
-from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 
 if TYPE_CHECKING:
     from rayjobs.models import Model
@@ -55,7 +55,7 @@ class ModelName(ParamType):
 MODEL = click.argument("model", metavar="MODEL", type=ModelName())
 
 
-@click.group("model", epilog=EPILOG)
+@click.group("model", cls=CommandList, epilog=EPILOG)
 def model() -> None:
     """Register, list, look at, name and fetch models.
 

@@ -111,6 +111,49 @@ def width() -> int:
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
 
 
+def talk(text: str) -> str:
+    """Return talk for stderr: wrapped at words to the terminal, unchanged elsewhere."""
+    if not sys.stderr.isatty():
+        return text
+    columns = shutil.get_terminal_size((80, 24)).columns
+    return wrapped(text, max(40, columns))
+
+
+def wrapped(text: str, columns: int) -> str:
+    """Return text whose lines fit into so many columns where that needs no cut inside a word.
+
+    Words are what stands between blanks, so flags, paths and ids stay whole. A line that goes on
+    is indented like the line it belongs to, by two more. Lines with columns (two blanks in them)
+    stay as they are.
+    """
+    return "\n".join(_wrapped_line(line, columns) for line in text.split("\n"))
+
+
+def _wrapped_line(line: str, columns: int) -> str:
+    stripped = line.lstrip(" ")
+    indent = len(line) - len(stripped)
+    if _seen(line) <= columns or "  " in stripped.rstrip():
+        return line
+    bullet = 2 if stripped.startswith(("- ", "* ")) else 0
+    lines, current, used = [], " " * indent, indent
+    is_first = True
+    for word in stripped.split(" "):
+        size = _seen(word)
+        if not is_first and used + 1 + size > columns:
+            lines.append(current)
+            used = indent + (bullet or 2)
+            current, is_first = " " * used, True
+        current += word if is_first else f" {word}"
+        used += size + (not is_first)
+        is_first = False
+    return "\n".join([*lines, current])
+
+
+def _seen(text: str) -> int:
+    """Return how many columns a text takes: colours take none."""
+    return len(click.unstyle(text))
+
+
 def cut(text: str, most: int) -> str:
     """Return `text` with at most `most` characters, its end marked where it was cut."""
     return text if len(text) <= most else text[: max(0, most - 1)] + "…"

@@ -9,7 +9,7 @@ import click
 
 from rayjobs.cli.output import duration_text, print_json, table
 from rayjobs.cli.params import Duration
-from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.errors import RayjobsError
 from rayjobs.queuereport import (
     AT_ONCE_S,
@@ -31,7 +31,7 @@ Examples:
 NAMED_AT_MOST = 20
 
 
-@click.group(epilog="\b\nExample:\n  rayjobs report queue --since 7d\n")
+@click.group(cls=CommandList, epilog="\b\nExample:\n  rayjobs report queue --since 7d\n")
 def report() -> None:
     """Report how the queue did."""
 

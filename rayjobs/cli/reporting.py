@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import click
 
 from rayjobs.cli.exits import Exit, of_data_error
+from rayjobs.cli.output import talk
 from rayjobs.cli.settings import Settings
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import RayjobsError
@@ -57,8 +58,8 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
 
 
 def say(text: str) -> None:
-    """Print a line to stderr."""
-    click.echo(text, err=True)
+    """Print a line to stderr, wrapped at words on a terminal."""
+    click.echo(talk(text), err=True)
 
 
 def causes(error: BaseException) -> list[str]:
@@ -107,10 +108,27 @@ def _print_unexpected(error: Exception, settings: Settings) -> None:
 
 
 def _wrong_usage(error: click.UsageError) -> int:
-    say(f"error: {error.format_message()}")
+    say(f"error: {_usage_text(error)}")
     if error.ctx is not None:
         say(f"Try `{error.ctx.command_path} -h`.")
     return Exit.USAGE
+
+
+def _usage_text(error: click.UsageError) -> str:
+    """Return what is wrong with the command line, with a guess only where it is a good one."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        from rayjobs.cli.guesses import unknown_option
+
+        known = [name for option in error.ctx.command.get_params(error.ctx) for name in option.opts]
+        return unknown_option(error.option_name, known)
+    text = error.format_message()
+    if isinstance(error, click.MissingParameter):
+        metavar = getattr(error.param, "metavar", None) or ""
+        if metavar.startswith("JOB"):
+            text += " `rayjobs ls` lists jobs."
+        elif metavar.startswith("SWEEP"):
+            text += " `rayjobs sweep ls` lists sweeps."
+    return text
 
 
 def _pipe_closed() -> int:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from rayjobs.cli.output import talk
 from rayjobs.cli.params import JobId
 
 if TYPE_CHECKING:
@@ -45,9 +46,9 @@ class Settings:
         return open_workspace(locate(self.workspace), create=create)
 
     def note(self, text: str) -> None:
-        """Say something beside the data: on stderr, and not with `--quiet`."""
+        """Say something that is not data: on stderr, wrapped at words, not with `--quiet`."""
         if not self.quiet:
-            click.echo(text, err=True)
+            click.echo(talk(text), err=True)
 
     def colours(self, *, err: bool = False) -> bool:
         """Return whether colours are wanted, and seen, on stdout (or stderr)."""
@@ -57,6 +58,20 @@ class Settings:
     def style(self, text: str, colour: str, *, err: bool = False) -> str:
         """Return `text` coloured where colours are wanted and seen."""
         return click.style(text, fg=colour) if self.colours(err=err) else text
+
+
+class CommandList(click.Group):
+    """A group whose help says what each command does in a whole sentence."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands; long sentences are wrapped, where click would cut them."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            if command is not None and not command.hidden:
+                rows.append((name, command.get_short_help_str(limit=1000)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
 
 
 def _setter(name: str) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rayjobs.errors import Problem, SpecError
+from rayjobs.errors import CannotBePlacedError, Problem, SpecError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -200,10 +201,32 @@ def from_options(
     return data
 
 
-def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
-    """Return the error with its problems named by the options that were typed."""
+# Parts of a spec with a name of its own below them → the option that gives one.
+NAMED: Mapping[str, str] = {
+    "inputs": "--input",
+    "outputs": "--output",
+    "secrets": "--secret",
+    "environment_variables": "--env-var",
+    "tags": "--tag",
+    "retries": "--retries",
+}
+
+
+def named_by_option(
+    error: SpecError | CannotBePlacedError,
+    options: Mapping[str, Any],
+    *,
+    only_options: bool = False,
+) -> SpecError | CannotBePlacedError:
+    """Return the error with its problems named by the options that were typed.
+
+    Args:
+        only_options: There is no job file: everything that is wrong has an option.
+    """
     typed = {
-        path: _flag(option) for option, path in PLAIN.items() if options.get(option) is not None
+        path: _flag(option)
+        for option, path in PLAIN.items()
+        if only_options or options.get(option) is not None
     }
     for short in ("max_duration", "grace", "stall_timeout"):
         if short in typed:
@@ -218,12 +241,45 @@ def named_by_option(error: SpecError, options: Mapping[str, Any]) -> SpecError:
         typed["resources.spot"] = "--spot" if options["spot"] else "--no-spot"
     if "resources.memory" in typed:
         typed["resources.memory_gib"] = typed["resources.memory"]
+    if only_options or options.get("after"):
+        typed["depends_on"] = "--after"
+    given = {part: flag for part, flag in NAMED.items() if only_options or options.get(part)}
+    for option, part in (("env_var", "environment_variables"), ("secret", "secrets")):
+        if options.get(option):
+            given[part] = NAMED[part]
+    problems: Sequence[Problem] = error.values.get("problems") or ()
     problems = [
-        replace(problem, path=typed.get(problem.path, problem.path)) for problem in error.problems
+        replace(
+            problem,
+            path=_in_options(problem.path, typed, given),
+            message=_in_options(problem.message, typed, {}),
+            remedy=_in_options(problem.remedy, typed, {}),
+        )
+        for problem in problems
     ]
-    renamed = SpecError(error.message.split(":\n", 1)[0], problems=problems)
+    head = error.message.split(":\n", 1)[0]
+    renamed: SpecError | CannotBePlacedError
+    if isinstance(error, SpecError):
+        renamed = SpecError(head, problems=problems)
+    else:
+        lines = "".join(f"\n  - {problem}" for problem in problems)
+        renamed = CannotBePlacedError(f"{head}:{lines}", problems=tuple(problems))
     renamed.__cause__ = error.__cause__
     return renamed
+
+
+def _in_options(text: str, typed: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Return a text with the paths of a spec in it replaced by what was typed for them."""
+    for path, flag in sorted(typed.items(), key=lambda one: -len(one[0])):
+        if "." not in path and text != path and not text.startswith(f"{path}["):
+            continue  # a plain word, such as target or priority: only as a whole path
+        name = re.escape(path)
+        # "Set resources.gpus=1 (`--gpus-per-proc 1`)": the option is there already.
+        text = re.sub(rf"(?<![\w.]){name}(?:=\S+)? \((`--[^`]*`)\)", r"\1", text)
+        text = re.sub(rf"(?<![\w.]){name}(?![\w]|\.\w)(?:\[\d+\](?:\.\w+)?)?", flag, text)
+    for part, flag in given.items():
+        text = re.sub(rf"^{part}\.([\w-]+)(?:\.\w+)*$", rf"{flag} \1", text)
+    return text
 
 
 def _put(data: dict[str, Any], path: str, value: Any) -> None:

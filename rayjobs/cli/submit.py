@@ -16,7 +16,7 @@ from rayjobs.cli.jobviews import job_json, short_id
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
-from rayjobs.errors import Problem, SpecError, TargetError
+from rayjobs.errors import CannotBePlacedError, Problem, SpecError, TargetError
 
 if TYPE_CHECKING:
     from rayjobs.snapshots import Summary
@@ -56,7 +56,12 @@ class SubmitCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            text = f"{error.format_message()} Arguments of the script come after `--`."
+            from rayjobs.cli.guesses import option_for, unknown_option
+
+            known = [name for option in self.get_params(ctx) for name in option.opts]
+            text = unknown_option(error.option_name, known)
+            if not option_for(error.option_name, known):
+                text += f" Arguments of the script come after `--`: -- {error.option_name} …"
             raise click.UsageError(text, ctx) from error
 
 
@@ -124,8 +129,9 @@ def submit(
             if stays and not settings.as_json:
                 return stay(settings, workspace, done)
             tell(settings, done)
-    except SpecError as error:
-        raise named_by_option(error, options) from error.__cause__
+    except (SpecError, CannotBePlacedError) as error:
+        renamed = named_by_option(error, options, only_options=file is None)
+        raise renamed from error.__cause__
     return Exit.DONE
 
 

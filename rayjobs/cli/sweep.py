@@ -12,7 +12,7 @@ from rayjobs.cli.exits import Exit
 from rayjobs.cli.jobviews import job_json, short_id
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
 from rayjobs.cli.params import JobId
-from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.cli.sweepviews import counts, find_sweep, kind_text, read_sweep, trial_json
 from rayjobs.errors import NotFoundError
 
@@ -35,7 +35,7 @@ A trial is a job: `rayjobs ls --parent 1f3c`, `rayjobs logs JOB`.
 """
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def sweep() -> None:
     """Search hyperparameters: many trials of one job, hopeless ones ended early."""
 

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 
 from rayjobs.cli.output import duration_text, facts, print_json, size_text, table
 from rayjobs.cli.params import Duration, ParamType
-from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.units import counted
 
@@ -54,7 +54,7 @@ Examples:
 """
 
 
-@click.group(epilog=EPILOG)
+@click.group(cls=CommandList, epilog=EPILOG)
 def target() -> None:
     """Create, list, look at, start and stop compute targets.
 

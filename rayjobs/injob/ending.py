@@ -105,10 +105,10 @@ class Ending:
         )
 
     def _memory_text(self, rank: int | None) -> str:
-        limit = (self._host.plan.memory_bytes or 0) / 2**30
+        limit = memory_text(self._host.plan.memory_bytes or 0)
         who = "a process of the attempt" if rank is None else f"rank {rank}"
         return (
-            f"{who} was killed: the attempt reached its own memory limit of {limit:.3g} GiB; "
+            f"{who} was killed: the attempt reached its own memory limit of {limit}; "
             "raise the limit or use less (smaller batches, fewer data loader workers)"
         )
 
@@ -233,3 +233,10 @@ def _is_full(folder: str) -> bool:
     except OSError:
         return False
     return room.f_bavail * room.f_frsize < _FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
+
+
+def memory_text(size: float) -> str:
+    """Return bytes as a limit is written; as `rayjobs.units.memory_text`, which is not here."""
+    if 0 < size < 2**30:
+        return "%.4g MiB" % (size / 2**20)
+    return "%.4g GiB" % (size / 2**30)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayjobs.units import memory_text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
@@ -57,7 +59,7 @@ class Shape:
         if self.gpus:
             parts.append(f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'}")
         if self.memory:
-            parts.append(f"{self.memory / 2**30:.3g} GiB")
+            parts.append(memory_text(self.memory))
         if self.node_types:
             parts.append(f"type {' or '.join(self.node_types)}")
         one = ", ".join(parts)

@@ -34,6 +34,13 @@ WHERE id = :job AND attempt = :attempt
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
+# Who asked for the end of a job that ran when it was asked.
+CANCELED_BY = """
+SELECT json_extract(data, '$.by') FROM events WHERE job = :job AND kind = 'cancel'
+ORDER BY serial DESC LIMIT 1
+"""
+
+
 class AttemptsPart(ArrayEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
@@ -167,6 +174,9 @@ class AttemptsPart(ArrayEnds):
                 return False
             told = register_all(connection, row, models, now)
             reason = reason or refusals(told)
+            if state is JobState.CANCELED and reason == "canceled":
+                by = connection.execute(CANCELED_BY, {"job": job_id}).fetchone()
+                reason = f"canceled by {by[0]}" if by is not None and by[0] else reason
             values = {
                 "job": job_id,
                 "attempt": attempt,
@@ -274,6 +284,7 @@ class AttemptsPart(ArrayEnds):
             f"cancel requested by {by}" if by else "cancel requested",
             now=now,
             attempt=attempt,
+            data={"by": by},
         )
         return state
 

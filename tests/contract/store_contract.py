@@ -522,6 +522,15 @@ class StoreContract:
 
     # -- what may change -------------------------------------------------------------------------
 
+    def test_the_end_of_a_canceled_job_names_who_asked(self, store: Store) -> None:
+        job, other = submit(store), submit(store)
+        for one, by in ((job, "ada"), (other, "")):
+            bring(store, one, S.RUNNING)
+            store.request_cancel(one.id, by=by)
+            assert store.finish(one.id, attempt=1, state=S.CANCELED, reason="canceled")
+        assert store.job(job.id).reason == "canceled by ada"
+        assert store.job(other.id).reason == "canceled"
+
     def test_tags_properties_name_and_priority_change(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", tags={"keep": "1", "drop": "2"}))
         changed = store.update(

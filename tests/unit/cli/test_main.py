@@ -71,6 +71,13 @@ def test_the_version_is_the_packages(terminal: Terminal) -> None:
         (("sumbit",), "did you mean submit?"),
         (("train.py",), "did you mean `rayjobs submit train.py`?"),
         (("cancle", "1"), "did you mean cancel?"),
+        (("run", "train.py"), "there is no command 'run'; it is: rayjobs submit SCRIPT"),
+        (("attach", "1"), "it is: rayjobs logs -f JOB"),
+        (("status",), "Missing argument 'JOB'. `rayjobs ls` lists jobs."),
+        (("submit", "--gpus", "1", "t.py"), "no option '--gpus'. Did you mean --gpus-per-proc?"),
+        (("submit", "--epochs", "3"), "no option '--epochs'. Arguments of the script come after"),
+        (("submit", "--lr", "3"), "no option '--lr'. Arguments of the script come after `--`"),
+        (("submit", "--procs_per_node", "3"), "Did you mean --procs-per-node?"),
         (("ls", "--experimnt", "x"), "--experiment"),
     ],
 )

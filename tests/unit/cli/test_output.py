@@ -7,7 +7,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayjobs.cli.output import ago_text, cut, duration_text, facts, print_json, size_text, table
+from rayjobs.cli.output import (
+    ago_text,
+    cut,
+    duration_text,
+    facts,
+    print_json,
+    size_text,
+    table,
+    wrapped,
+)
 from rayjobs.spec import Resources
 from rayjobs.states import JobState
 
@@ -80,3 +89,19 @@ def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -
         },
         "name": "é",
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("short", "short"),
+        ("error: give --memory-per-proc", "error: give\n  --memory-per-proc"),
+        ("see /a/very/long/path/to/a/file.txt", "see\n  /a/very/long/path/to/a/file.txt"),
+        ("  - one two three four five", "  - one two three\n    four five"),
+        ("  rayjobs show 1f3c   all about the job", "  rayjobs show 1f3c   all about the job"),
+        ("a line\nanother line of words", "a line\nanother line of\n  words"),
+        ("\x1b[31mred red red\x1b[0m red", "\x1b[31mred red red\x1b[0m red"),
+    ],
+)
+def test_talk_is_wrapped_at_words(text: str, shown: str) -> None:
+    assert wrapped(text, 18) == shown

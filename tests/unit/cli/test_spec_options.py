@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs import units
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import submit, typed_spec
+from rayjobs.injob import ending
 from rayjobs.spec import JobSpec, Resources
 from rayjobs.submit.project import Project
 from tests.unit.cli.conftest import Terminal
@@ -140,7 +142,7 @@ def test_all_mistakes_are_told_at_once_by_the_options_typed(
         "--tag: 'lonely'",
         "--secret: 'PASSWORD'",
         "--memory-per-proc: 'big'",
-        "retries.nobody",
+        "--retries nobody",
         "Did you mean `train.py`?",
     ):
         assert part in done.err
@@ -239,3 +241,26 @@ def test_what_stands_beside_a_mistake_is_checked_too(project: Path, terminal: Te
     assert done.code == 2
     for part in ("soon", "gloo", "1.5 GPUs", "'x' has no NAME="):
         assert part in done.err, done.err
+
+
+def test_what_cannot_be_placed_is_named_by_the_option(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text("print(1)")
+    done = terminal.type("submit", "--gpus-per-proc", "64", str(tmp_path / "train.py"))
+    assert done.code == 4
+    assert "--gpus-per-proc: the job asks for 64 GPUs" in done.err
+    assert "Lower --gpus-per-proc" in done.err
+    assert "resources.gpus" not in done.err
+    # In a file it is called what it is called there.
+    (tmp_path / "job.yaml").write_text("script: train.py\nresources: {gpus: 64}\n")
+    filed = terminal.type("submit", "-f", str(tmp_path / "job.yaml"))
+    assert "resources.gpus: the job asks for 64 GPUs" in filed.err
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(300 << 20, "300 MiB"), (800 << 20, "800 MiB"), (3 << 29, "1.5 GiB"), (64 << 30, "64 GiB")],
+)
+def test_memory_comes_back_as_it_was_written(size: int, text: str) -> None:
+    assert units.memory_text(size) == text == ending.memory_text(size)

@@ -249,7 +249,9 @@ def test_a_run_is_found_by_id_and_its_beginning(
 
 
 def test_interactive_logging_is_kept_in_memory(experiment: Experiment) -> None:
-    interactive = experiment.start_logging(display_name="notes")
+    with pytest.warns(UserWarning, match="a run that is not stored") as warned:
+        interactive = experiment.start_logging(display_name="notes")
+    assert warned[0].filename == __file__  # it names the caller's line
     interactive.log("m", 1)
     assert interactive.get_metrics() == {"m": 1}
     assert interactive.experiment.name == "mnist"
