@@ -244,7 +244,7 @@ def test_what_stands_beside_a_mistake_is_checked_too(project: Path, terminal: Te
 
 
 def test_what_cannot_be_placed_is_named_by_the_option(
-    queue: Queue, terminal: Terminal, tmp_path: Path
+    own_home: Path, terminal: Terminal, tmp_path: Path
 ) -> None:
     (tmp_path / "train.py").write_text("print(1)")
     done = terminal.type("submit", "--gpus-per-proc", "64", str(tmp_path / "train.py"))
