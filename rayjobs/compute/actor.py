@@ -28,6 +28,7 @@ from rayjobs.compute.wakeserver import WakeServer
 from rayjobs.compute.workspaceserver import WorkspaceServer
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.errors import RayjobsError, TargetError
+from rayjobs.injob import openfiles
 from rayjobs.paths import TargetPaths, short_socket
 from rayjobs.protocol import ray_jobs
 from rayjobs.store.base import Store
@@ -63,6 +64,7 @@ class TargetActor:
         set_up_logging(self.paths.log, "target")
         # Sockets of this home, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
+        openfiles.raise_limit()
         self.epoch = ids.token(8)
         self._shares_machine = shares_machine
         self._ready = threading.Event()

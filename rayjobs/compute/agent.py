@@ -18,6 +18,7 @@ from rayjobs.compute.linger import Linger, attended
 from rayjobs.compute.node import Node
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.ports import HeldPorts
+from rayjobs.injob import openfiles
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.launch import mpirelay
 from rayjobs.launch.plan import inherited
@@ -47,6 +48,7 @@ class NodeAgent:
         settings = NodeSettings.read(target)
         self._node_id = node_id
         standing.take_over()
+        openfiles.raise_limit()
         self._node = Node(target, Path(home), settings)
         self.linger = Linger(settings.linger_s, SystemClock().monotonic_s)
         self._leaving: asyncio.Task[None] | None = None

@@ -12,7 +12,13 @@ from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from rayjobs.compute.cluster import Agent, AgentLostError, NotGrownError, NotPlacedError
+from rayjobs.compute.cluster import (
+    Agent,
+    AgentFaultError,
+    AgentLostError,
+    NotGrownError,
+    NotPlacedError,
+)
 from rayjobs.compute.drivebase import Parts
 from rayjobs.compute.driveends import AGENT_PAUSE_S, DriveEnds
 from rayjobs.compute.driveorders import orders_of
@@ -26,6 +32,7 @@ from rayjobs.compute.group import (
 )
 from rayjobs.errors import PrepareError, RayjobsError
 from rayjobs.failures import Failure, FailureClass
+from rayjobs.injob import openfiles
 from rayjobs.launch.plan import MEETING_BACKENDS
 from rayjobs.rootcause import NODE_LOST
 from rayjobs.states import JobState
@@ -268,6 +275,11 @@ class Drive(DriveEnds):
                     ending.cancel()
                     renewing.cancel()
                     drop(following)  # an agent that dies fails it and the stop: one is raised
+            except AgentFaultError as error:
+                if not openfiles.is_exhausted(error):
+                    raise
+                log.warning("%s is followed again: %s", self.job.id, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
             except AgentLostError as error:
                 lost = await self._lost_with_node(order, end)
                 if lost is not None:

@@ -12,11 +12,12 @@ from typing import Any
 from rayjobs import modelrequests, retry, rootcause
 from rayjobs.blobs import FolderBlobs
 from rayjobs.compute import drivebase
-from rayjobs.compute.cluster import AgentLostError
+from rayjobs.compute.cluster import AgentFaultError, AgentLostError
 from rayjobs.compute.drivebase import DriveBase
 from rayjobs.errors import RayjobsError, UnreachableError
 from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import ModelDraft, ModelRefusal
+from rayjobs.injob import openfiles
+from rayjobs.records import Attempt, ModelDraft, ModelRefusal
 from rayjobs.states import JobState
 from rayjobs.stepslost import Lost, steps_lost
 from rayjobs.workspace_files import WorkspaceFiles
@@ -28,6 +29,22 @@ COLLECT_TRIES = 4
 # A collection that stands still is given up after this long, or once the job is canceled.
 STUCK_S = 600.0
 STUCK_LOOK_S = 2.0
+# Ends of attempts, and pauses, where a process of ours could open no more files.
+OUT_OF_FILES = "out_of_files"
+OUT_OF_FILES_PAUSE_S = 10.0
+OUT_OF_FILES_TRIES = 60
+
+
+# Classes of failures that a lack of open files may be behind, in a process that is not the user's.
+OURS = (FailureClass.SYSTEM, FailureClass.STORAGE, FailureClass.ENVIRONMENT, FailureClass.DATA)
+
+
+def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
+    """Whether an attempt failed for want of open files, and not again and again."""
+    if failure.failure_class not in OURS or not openfiles.is_exhausted(failure.message):
+        return False
+    latest = attempts[:-1][-OUT_OF_FILES_TRIES:]
+    return len(latest) < OUT_OF_FILES_TRIES or any(one.outcome != OUT_OF_FILES for one in latest)
 
 
 class DriveEnds(DriveBase):
@@ -98,7 +115,9 @@ class DriveEnds(DriveBase):
         if order.get("is_lost"):
             return {"tails": {}, "problems": []}  # on a node that nobody can reach any more
         last: Mapping[str, Any] = {"tails": {}, "problems": ["the node's agent cannot be reached."]}
-        for attempt in range(COLLECT_TRIES):
+        attempt = waited = 0
+        while attempt < COLLECT_TRIES:
+            attempt += 1
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 last = await agent.collect(order)
@@ -111,7 +130,9 @@ class DriveEnds(DriveBase):
                 last = await self._until_it_moves(order, last)
             if not last["problems"] or last.get("gave_up"):
                 break
-            await asyncio.sleep(drivebase.STORE_PAUSE_S * (attempt + 1))
+            if any(map(openfiles.is_exhausted, last["problems"])) and waited < OUT_OF_FILES_TRIES:
+                attempt, waited = 0, waited + 1
+            await asyncio.sleep(drivebase.STORE_PAUSE_S * max(1, attempt))
         return last
 
     async def _until_it_moves(
@@ -211,6 +232,11 @@ class DriveEnds(DriveBase):
                 order["node_id"] = node_id
                 agent = await self.parts.cluster.agent(node_id)
                 return await agent.settle(order, end=True)
+            except AgentFaultError as error:
+                if not openfiles.is_exhausted(error):
+                    raise
+                log.warning("settling %s waits for open files: %s", self.job.id, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
             except (AgentLostError, UnreachableError) as error:
                 if not self.was_launched:
                     raise
@@ -283,6 +309,11 @@ class DriveEnds(DriveBase):
         job = await self._write(self.served.store.job, self.job.id)
         attempts = await self._write(self.served.store.attempts, self.job.id)
         events = await self._write(self.served.store.events, self.job.id)
+        if _waits_for_files(failure, attempts) and job.cancel_requested_at is None:
+            reason = f"waits until its node can open files again: {failure.message}"
+            await self._requeue(reason, outcome=OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
+            await self._give_back(proven=proven)
+            return
         decision = retry.decide(
             job.spec.retries,
             failure,

@@ -30,6 +30,7 @@ from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
 from rayjobs.compute.progress import Progress, read
 from rayjobs.errors import RayjobsError, TargetError
+from rayjobs.injob import openfiles
 from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
 from rayjobs.paths import TargetPaths
 from rayjobs.target.keeping import is_kept, lock, lock_path
@@ -140,7 +141,10 @@ class Keeper:
         self._restarts: list[float] = []
         self._failures = 0
         self._paused_until_s: float | None = None
+        openfiles.raise_limit()  # what it starts has it, too
         self._environment = localhead.head_environment(place.home, self.paths.token)
+        soft = openfiles.original()
+        self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
 
     def run(self) -> int:
         """Start what is not there, watch it, and stop it in the end; return the exit code."""

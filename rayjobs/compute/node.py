@@ -29,6 +29,7 @@ from rayjobs.compute.remoteworkspace import open_remote
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
 from rayjobs.horovod import required
+from rayjobs.injob import openfiles
 from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
@@ -98,6 +99,7 @@ class Node:
         plan["env"] = self.environment_of(plan)
         await asyncio.to_thread(openmpi.require, plan)
         await asyncio.to_thread(required.require, plan)
+        plan["soft_files"] = openfiles.original()
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.errors import PrepareError
+from rayjobs.injob import openfiles
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof
@@ -74,18 +75,30 @@ def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str,
 
 
 def host_of(root: str) -> hostclient.HostConnection | None:
-    """Return the connection to an attempt's host; None where none was started, for all we know."""
+    """Return the connection to an attempt's host; None where none was started, for all we know.
+
+    Raises:
+        OSError: no more files can be opened.
+    """
     try:
-        return hostclient.HostConnection.of(root)
+        return openfiles.patiently(lambda: hostclient.HostConnection.of(root))
     except (OSError, ValueError) as error:
+        if openfiles.is_exhausted(error):
+            raise
         log.warning("no host is known: %s", error)
         return None
 
 
 def record_of(root: str) -> dict[str, Any] | None:
-    """Return an attempt's exit record; None while there is none that can be read."""
+    """Return an attempt's exit record; None while there is none that can be read.
+
+    Raises:
+        OSError: no more files can be opened, so that nothing is known.
+    """
     try:
-        return hostclient.read_exit_record(root)
+        return openfiles.patiently(lambda: hostclient.read_exit_record(root))
     except (OSError, ValueError) as error:
+        if openfiles.is_exhausted(error):
+            raise
         log.warning("no exit record: %s", error)
         return None

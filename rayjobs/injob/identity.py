@@ -7,6 +7,8 @@ import signal
 from dataclasses import dataclass
 from typing import Any, Mapping
 
+from rayjobs.injob import openfiles
+
 
 @dataclass(frozen=True)
 class ProcessStat:
@@ -51,16 +53,25 @@ class Identity:
 
 def boot_id() -> str:
     """The id of this boot of the machine."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
+    return openfiles.patiently(lambda: _read("/proc/sys/kernel/random/boot_id")).decode().strip()
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def stat_of(pid: int) -> ProcessStat | None:
-    """What the kernel says about `pid`, or None when there is no such process."""
+    """What the kernel says about `pid`, or None when there is no such process.
+
+    Raises:
+        OSError: no more files can be opened, which says nothing about the process.
+    """
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
+        text = openfiles.patiently(lambda: _read(f"/proc/{pid}/stat")).decode("utf-8", "replace")
+    except OSError as error:
+        if error.errno in openfiles.ERRORS:
+            raise
         return None
     # The name may hold spaces and brackets, hence the search from the right.
     opening, closing = text.find("("), text.rfind(")")

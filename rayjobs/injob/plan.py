@@ -61,6 +61,7 @@ class Plan:
     stall_timeout_s: float | None = None
     beside: Mapping[str, Any] | None = None  # what the host does besides, see `beside.make`
     umask: int = 0o022  # of the ranks and of what they start
+    soft_files: int | None = None  # the ranks' soft limit of open files; None: as their host has it
     hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
 
     @property
@@ -166,6 +167,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
             beside=_optional(values.get("beside"), dict),
             umask=int(values.get("umask", 0o022)),
+            soft_files=_optional(values.get("soft_files"), int),
             hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping
 
-from rayjobs.injob import detach, kernel, leaving, rank, startup
+from rayjobs.injob import detach, kernel, leaving, openfiles, rank, startup
 from rayjobs.injob.identity import Identity, identity_of
 from rayjobs.injob.logcap import LogCap
 from rayjobs.injob.plan import Plan, RankPlan, expand
@@ -173,6 +173,7 @@ def _set_up(
     os.setsid()
     detach.point_output(plan.log_of(item.rank))
     os.chdir(plan.work)
+    openfiles.give_back(plan.soft_files)
     os.umask(plan.umask)  # the host's own is for files that are the user's alone
     armed = None if plan.stall_timeout_s is None else plan.stacks_of(item.rank)
     if plan.kind == "command":

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.errors import PrepareError, SnapshotError
+from rayjobs.injob import openfiles
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -112,7 +113,9 @@ class NodeSnapshots:
             os.utime(note)  # `rayjobs prune` leaves what was used lately
             noted = json.loads(note.read_bytes())
             return bool(noted["boot_id"] == _boot_id()) and (self.root / key).is_dir()
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            if openfiles.is_exhausted(error):
+                raise  # it may be whole: nothing is known
             return False  # not there, or torn by a crash: unpack it again
 
     def _note(self, key: str) -> None:

@@ -1,0 +1,67 @@
+"""How many files a process may hold open: raised for rayjobs' own, given back to the user's."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import time
+from typing import Callable, Optional, TypeVar
+
+Result = TypeVar("Result")
+
+# What the soft limit was before, for the processes of jobs.
+SOFT_VARIABLE = "RAYJOBS_SOFT_FILES"
+# Some programs walk through every descriptor that they may have.
+MOST = 1 << 20
+ERRORS = (errno.EMFILE, errno.ENFILE)
+PATIENCE_S = 10.0
+PAUSE_S = 0.1
+
+
+def raise_limit() -> None:
+    """Raise this process's soft limit to the hard one, and note what it was in the environment."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    os.environ.setdefault(SOFT_VARIABLE, str(soft))
+    wanted = MOST if hard == resource.RLIM_INFINITY else min(hard, MOST)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def original() -> Optional[int]:
+    """Return the soft limit before it was raised; None where it was not."""
+    text = os.environ.get(SOFT_VARIABLE, "")
+    return int(text) if text.lstrip("-").isdigit() else None
+
+
+def give_back(soft: Optional[int]) -> None:
+    """Give this process the soft limit that its user had; None leaves it as it is."""
+    if soft is None:
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and (soft == resource.RLIM_INFINITY or soft > hard):
+        soft = hard
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def is_exhausted(error: object) -> bool:
+    """Whether an error, or the text of one, says that no more files can be opened."""
+    if isinstance(error, OSError) and error.errno in ERRORS:
+        return True
+    return any(os.strerror(number) in str(error) for number in ERRORS)
+
+
+def patiently(read: Callable[[], Result], patience_s: float = PATIENCE_S) -> Result:
+    """Return what a function returns; where no more files can be opened, try again for a while.
+
+    Raises:
+        OSError: whatever it raises otherwise, or still raises then.
+    """
+    deadline = time.monotonic() + patience_s
+    while True:
+        try:
+            return read()
+        except OSError as error:
+            if error.errno not in ERRORS or time.monotonic() >= deadline:
+                raise
+        time.sleep(PAUSE_S)

@@ -1,0 +1,158 @@
+"""No more files can be opened: that is a pause, costs no attempt, and is taken for nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute import driveends, nodehosts
+from rayjobs.errors import PrepareError
+from rayjobs.injob import openfiles
+from rayjobs.snapshots import NodeSnapshots
+from rayjobs.states import JobState
+from tests.conformance.hosts import Attempt, warm
+from tests.fakes.world import World, play
+
+__all__ = ["warm"]
+
+pytestmark = pytest.mark.timeout(600)
+
+LIMITS = "import resource; print('limits', *resource.getrlimit(resource.RLIMIT_NOFILE), flush=True)"
+# Raises its limit as ours do, and then lets a child have what a rank gets.
+RAISES = """
+import json, os, resource
+from rayjobs.injob import openfiles
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))
+openfiles.raise_limit()
+raised = resource.getrlimit(resource.RLIMIT_NOFILE)
+openfiles.raise_limit()
+openfiles.give_back(openfiles.original())
+print(json.dumps([raised, resource.getrlimit(resource.RLIMIT_NOFILE)]))
+"""
+# Holds every file that it may, and lets go of one a little later.
+FULL = """
+import os, resource, sys, threading
+from rayjobs.injob import openfiles
+from rayjobs.injob.identity import is_alive, own_identity
+own = own_identity()
+resource.setrlimit(resource.RLIMIT_NOFILE, (32, 32))
+held = []
+try:
+    while True:
+        held.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+if sys.argv[1] == "frees":
+    threading.Timer(0.3, os.close, held[:1]).start()
+else:
+    openfiles.patiently.__defaults__ = (0.2,)
+try:
+    print("alive" if is_alive(own) else "dead", flush=True)
+except OSError as error:
+    print("unknown", openfiles.is_exhausted(error), flush=True)
+"""
+
+
+def _run(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+def test_ours_have_the_hard_limit_and_a_rank_what_its_user_had() -> None:
+    assert json.loads(_run(RAISES)) == [[300, 300], [64, 300]]
+
+
+@pytest.mark.parametrize("is_warm", [True, False])
+def test_a_rank_starts_with_the_soft_limit_of_its_user(
+    short_path: Path, warm: str, is_warm: bool
+) -> None:
+    attempt = Attempt.make(short_path, LIMITS, soft_files=200)
+    attempt = attempt.start(warm) if is_warm else attempt.start_cold()
+    assert attempt.wait()["outcome"] == "completed"
+    assert attempt.log().split()[:2] == [b"limits", b"200"]
+
+
+@pytest.mark.parametrize(("how", "answer"), [("frees", "alive"), ("stays", "unknown True")])
+def test_a_process_is_not_dead_because_nothing_can_be_opened(how: str, answer: str) -> None:
+    assert _run(FULL, how) == answer
+
+
+def _cannot_open(*_arguments: object, **_more: object) -> object:
+    raise OSError(24, os.strerror(24))
+
+
+def test_a_snapshot_is_not_missing_because_nothing_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = NodeSnapshots(tmp_path)
+    key = "0" * 64
+    (tmp_path / key).mkdir()
+    shared._note(key)
+    monkeypatch.setattr(Path, "read_bytes", _cannot_open)
+    with pytest.raises(OSError, match="Too many open files"):
+        shared._is_whole(key)
+
+
+def test_an_attempt_has_not_ended_unheard_because_nothing_can_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(openfiles.patiently, "__defaults__", (0.0,))
+    monkeypatch.setattr(nodehosts.hostclient, "read_exit_record", _cannot_open)
+    monkeypatch.setattr(nodehosts.hostclient.HostConnection, "of", _cannot_open)
+    for look in (nodehosts.record_of, nodehosts.host_of):
+        with pytest.raises(OSError, match="Too many open files"):
+            look(str(tmp_path))
+
+
+def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driveends, "OUT_OF_FILES_PAUSE_S", 0.01)
+
+    async def scene(here: World) -> None:
+        here.agent.prepare_error = PrepareError(
+            "/n/a1 cannot be made: Too many open files", failure_class="storage"
+        )
+        none = {"system": 0, "storage": 0, "environment": 0}
+        job = here.submit(retries=none)
+        await here.until(
+            lambda: len(here.store.attempts(job.id)) >= 4, "its budget was passed long ago"
+        )
+        await here.until(
+            lambda: "Too many open files" in here.store.job(job.id).reason, "its reason says so"
+        )
+        here.agent.prepare_error = None
+        await here.until(
+            lambda: here.store.job(job.id).state is JobState.RUNNING, "there are files again"
+        )
+        ended = here.store.attempts(job.id)[:-1]
+        assert {(one.outcome, one.failure) for one in ended} == {("out_of_files", None)}
+
+    play(scene, tmp_path)
+
+
+def test_files_that_cannot_be_collected_now_are_collected_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driveends.drivebase, "STORE_PAUSE_S", 0.01)
+
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.agent.collect_problems = ["outputs/a was not stored: Too many open files."]
+        here.agent.end(job.id, 1, exit_code=0)
+        await here.until(
+            lambda: here.agent.calls.count(("collect", job.id, 1)) > 2 * driveends.COLLECT_TRIES,
+            "it is tried more often than for other problems",
+        )
+        here.agent.collect_problems = []
+        await here.state(job, JobState.COMPLETED)
+
+    play(scene, tmp_path)
