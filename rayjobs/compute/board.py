@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rayjobs.clock import Clock, SystemClock
 from rayjobs.compute.queueview import QueueView
 from rayjobs.errors import RayjobsError
 from rayjobs.store.base import Store
@@ -17,6 +18,10 @@ from rayjobs.workspace_files import id_of
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
+
+# A folder that cannot be seen for less than this may come back: an automount, a network file
+# system that hangs for a moment, a backup tool's rename. Seconds.
+GONE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,9 +45,16 @@ class Board:
     """Opens workspaces as clients name them and remembers them over restarts."""
 
     def __init__(
-        self, target: str, folder: Path, open_store: Callable[[str], tuple[str, Store]]
+        self,
+        target: str,
+        folder: Path,
+        open_store: Callable[[str], tuple[str, Store]],
+        *,
+        clock: Clock | None = None,
     ) -> None:
         self.target = target
+        self._clock = clock or SystemClock()
+        self._absent_since_s: dict[str, float] = {}
         self._folder = folder
         self._open = open_store
         self._served: dict[str, Served] = {}
@@ -92,13 +104,26 @@ class Board:
             self._forget_if_gone(path)
 
     def _forget_if_gone(self, path: str) -> None:
-        """Close a workspace that was removed; one made anew in its place is another."""
+        """Close a workspace that was removed; a new one in its place is another workspace.
+
+        One that cannot be seen is not removed until it has been absent for `GONE_S`.
+        """
         if path not in self._served:
             return
-        if not Path(path).is_dir() or id_of(path) not in (None, self._ids[path]):
-            log.warning("workspace %s was removed", path)
-            del self._views[path]
-            self._served.pop(path).store.close()
+        if Path(path).is_dir():
+            self._absent_since_s.pop(path, None)
+            if id_of(path) in (None, self._ids[path]):
+                return
+        else:
+            now_s = self._clock.monotonic_s()
+            if path not in self._absent_since_s:
+                log.warning("workspace %s cannot be seen; its jobs go on for now", path)
+            if now_s - self._absent_since_s.setdefault(path, now_s) < GONE_S:
+                return
+        log.warning("workspace %s was removed", path)
+        self._absent_since_s.pop(path, None)
+        del self._views[path]
+        self._served.pop(path).store.close()
 
     async def look(self) -> list[QueueView]:
         """Return each workspace's queue, read again where it has changed."""

@@ -149,10 +149,15 @@ class DriveBase:
                 return await self.served.ask(function, *given, **more)
             except StoreError as error:
                 log.warning("%s waits for its store: %s", self.job.id, error)
-                if self.forsaken or not Path(self.served.path).is_dir():
+                if self.forsaken:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(10.0, pause_s * 2)
+
+    async def _workspace_seen(self) -> None:
+        """Return once the workspace's folder is there, or is taken for removed."""
+        while not self.forsaken and not await asyncio.to_thread(Path(self.served.path).is_dir):
+            await asyncio.sleep(STORE_PAUSE_S)
 
     async def _move(self, old: JobState, new: JobState) -> None:
         await self._write(

@@ -114,6 +114,7 @@ class DriveEnds(DriveBase):
         """Store what the attempt left; a full disk may have room again in a moment."""
         if order.get("is_lost"):
             return {"tails": {}, "problems": []}  # on a node that nobody can reach any more
+        await self._workspace_seen()
         last: Mapping[str, Any] = {"tails": {}, "problems": ["the node's agent cannot be reached."]}
         attempt = waited = 0
         while attempt < COLLECT_TRIES:

@@ -63,8 +63,11 @@ class Workspaces:
 
         A path that both have is no proof: over a network file system its store would break.
         """
-        is_elsewhere = order.get("boot_id") not in (None, boot_id())
-        return not self._shares_disk or is_elsewhere or not Path(order["workspace"]).is_dir()
+        path = str(order["workspace"])
+        if not self._shares_disk or order.get("boot_id") not in (None, boot_id()):
+            return True
+        # One that was opened here is near, also while it cannot be seen for a moment.
+        return path not in self._open and not Path(path).is_dir()
 
     def note(
         self,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute import drive, drivebase, driveends, engine, settling
+from rayjobs.compute import board, drive, drivebase, driveends, engine, settling
 from rayjobs.compute.cluster import AgentFaultError, AgentLostError, NotPlacedError
 from rayjobs.errors import StoreBusyError, StoreFullError
 from rayjobs.policy import Shape
@@ -20,6 +20,7 @@ from rayjobs.records import AllocationState
 from rayjobs.spec import Resources, Retries
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.store.sql import SqlStore
 from tests.fakes.cluster import FakeAgent, exit_record
 from tests.fakes.world import World, play
 
@@ -414,8 +415,11 @@ def named(folder: Path, number: str) -> None:
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("state", ["placing", "running"])
 def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
-    tmp_path: Path, state: str, replaced: bool
+    tmp_path: Path, state: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if not replaced:  # another id in its place needs no minute
+        monkeypatch.setattr(board, "GONE_S", 0.0)
+
     async def scene(here: World) -> None:
         await here.crash()
         here.folder = tmp_path / "w"
@@ -442,6 +446,40 @@ def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
             assert ("settle-end", job.id, 1) in here.agent.calls
         await here.until(lambda: here.cluster.groups == {}, "its group is gone")
         await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
+
+    play(scene, tmp_path)
+
+
+def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.folder, away = tmp_path / "w", tmp_path / "away"
+        here.folder.mkdir()
+        named(here.folder, "one")
+        here.store.close()
+        here.store = SqlStore(here.folder / "store.db")
+        await here.restart()
+        goes_on, ends = here.submit(), here.submit()
+        await here.launched(goes_on)
+        await here.launched(ends)
+        here.folder.rename(away)
+        here.agent.end(ends.id, 1, exit_code=0)
+        calls = len(here.agent.calls)
+        looks, refresh = Counter[str](), here.engine.board.refresh
+
+        async def counted() -> None:
+            await refresh()
+            looks["done"] += 1
+
+        here.engine.board.refresh = counted  # type: ignore[method-assign]
+        here.engine.wake()
+        await here.until(lambda: looks["done"] > 2, "some turns without the folder")
+        assert not [call for call in here.agent.calls[calls:] if call[0] in ("stop", "settle-end")]
+        away.rename(here.folder)
+        here.engine.wake()
+        assert (await here.state(ends, JobState.COMPLETED)).attempt == 1
+        here.agent.end(goes_on.id, 1, exit_code=0)
+        assert (await here.state(goes_on, JobState.COMPLETED)).attempt == 1
 
     play(scene, tmp_path)
 
