@@ -217,12 +217,12 @@ def _named_waits(
 
 def _waits(name: str, rows: Sequence[QueueRow], now: datetime) -> Waits:
     waited = sorted(
-        (row.placed_at - row.submitted_at).total_seconds()
+        max(0.0, (row.placed_at - row.submitted_at).total_seconds())
         for row in rows
         if row.placed_at is not None
     )
     still = [
-        (now - row.submitted_at).total_seconds()
+        max(0.0, (now - row.submitted_at).total_seconds())
         for row in rows
         if row.placed_at is None and not row.state.is_final
     ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from rayjobs.cli.jobviews import name_of, ran_s, short_id
+from rayjobs.cli.jobviews import name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import ANSWER_S, key_of
 from rayjobs.cli.output import cut, duration_text, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
@@ -84,12 +84,12 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
             "priority": job.priority,
             "position": (reasons.get(key_of(workspace.path, job)) or {}).get("position") or None,
             "reason": (reasons.get(key_of(workspace.path, job)) or {}).get("reason") or job.reason,
-            "waited_s": (now - job.submitted_at).total_seconds(),
+            "waited_s": waited_s(job, now=now),
         }
         for job in waiting
     ]
     rows.sort(key=lambda row: row["position"] or len(rows) + 1)
-    waits = [(now - job.submitted_at).total_seconds() for job in waiting]
+    waits = [waited_s(job, now=now) for job in waiting]
     ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}
     return {
         "target": target,

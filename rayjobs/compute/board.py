@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,7 +16,7 @@ from rayjobs.clock import Clock, SystemClock
 from rayjobs.compute.queueview import QueueView
 from rayjobs.errors import RayjobsError
 from rayjobs.store.base import Store
-from rayjobs.workspace_files import id_of
+from rayjobs.workspace_files import WorkspaceFiles, id_of
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -26,11 +28,17 @@ GONE_S = 60.0
 
 @dataclass(frozen=True)
 class Served:
-    """One workspace: its folder, name and store."""
+    """One workspace: its folder, name and store.
+
+    Attributes:
+        made_s: When its folder got its record, by the clock of the machine that keeps it: no job
+            was submitted before. Seconds since 1970.
+    """
 
     path: str
     name: str
     store: Store
+    made_s: float = -math.inf
 
     def key(self, job_id: str) -> str:
         """Return a name for a job that is unique over all workspaces of the target."""
@@ -89,7 +97,7 @@ class Board:
             self._broken[path] = str(error)
             return None
         self._broken.pop(path, None)
-        served = Served(path, name, store)
+        served = Served(path, name, store, await asyncio.to_thread(_made_s, path))
         self._served[path] = served
         self._views[path] = QueueView(served, self.target)
         self._ids[path] = number
@@ -125,16 +133,23 @@ class Board:
         del self._views[path]
         self._served.pop(path).store.close()
 
-    async def look(self) -> list[QueueView]:
-        """Return each workspace's queue, read again where it has changed."""
+    async def look(self, now: datetime | None = None) -> list[QueueView]:
+        """Return each workspace's queue, read again where it has changed; see `QueueView.look`."""
         views = [self._views[path] for path in self._served]
         for view in views:
-            await view.look()
+            await view.look(now)
         return views
 
     async def waiting(self) -> list[str]:
         """Return the keys of the queued jobs of all workspaces."""
         return [key for view in await self.look() for key in view.queued]
+
+
+def _made_s(path: str) -> float:
+    try:
+        return WorkspaceFiles(Path(path)).record.stat().st_mtime
+    except OSError:
+        return -math.inf
 
 
 def registered(folder: Path) -> list[str]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
 from rayjobs import capacity
-from rayjobs.clock import to_text
 from rayjobs.compute.board import Served
 from rayjobs.compute.cluster import NodeInfo
 from rayjobs.compute.drive import Drive
@@ -116,8 +116,11 @@ class Candidates:
         doomed: dict[str, tuple[Served, Job, str]] = {}
         faulty: dict[str, tuple[Served, Job, Exception]] = {}
         for served, queued, parents in seen:
+            came_s = _came_s(served, queued)
             for key, job in queued.items():
                 made = known.get(key)
+                if made is not None and made.record.submitted_s != came_s[key]:
+                    made = None
                 # Another object, another job: of those that did not change views keep theirs.
                 if made is not None and made.job is job and same and not job.spec.depends_on:
                     found[key] = made
@@ -126,27 +129,32 @@ class Candidates:
                     blocked, ends = _blocked(job, parents)
                     if ends:
                         doomed[key] = (served, job, blocked or "")
-                    record = self.waiting(served, job, blocked=blocked, usual=usual)
+                    record = self.waiting(
+                        served, job, blocked=blocked, usual=usual, came_s=came_s[key]
+                    )
                     found[key] = _Made(served, job, record)
                 except Exception as error:
                     faulty[key] = (served, job, error)
         self._made, self.doomed, self.faulty = found, doomed, faulty
 
-    def waiting(self, served: Served, job: Job, *, blocked: str | None, usual: Usual) -> Waiting:
+    def waiting(
+        self, served: Served, job: Job, *, blocked: str | None, usual: Usual, came_s: float
+    ) -> Waiting:
         """Return a queued job as the policy sees it.
 
         Args:
             blocked: Which other jobs it waits for; None: none.
             usual: How long jobs like it take.
+            came_s: When it came, see `_came_s`.
         """
         key = served.key(job.id)
         learned = usual.get((job.experiment, job.spec.entry))
         return Waiting(
             key=key,
             priority=job.priority,
-            order=(to_text(job.submitted_at), job.serial, key),
+            order=("", job.serial, key),
             shape=self.shape_of(job),
-            submitted_s=job.submitted_at.timestamp(),
+            submitted_s=came_s,
             user=job.user,
             group=_group(served, job),
             group_limit=job.group_limit,
@@ -175,6 +183,20 @@ class Candidates:
         return [
             _running(drive, fresh.get(drive.key), usual, saved.get(drive.key)) for drive in drives
         ]
+
+
+def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
+    """Return when each job came, in seconds since 1970: never after one with a later serial.
+
+    The serials are the store's, the times are of many clients' clocks, which may be wrong or be
+    set back. None came before its workspace was made.
+    """
+    found: dict[str, float] = {}
+    least_s = math.inf
+    for job in sorted(queued.values(), key=lambda job: -job.serial):
+        least_s = min(least_s, max(served.made_s, job.submitted_at.timestamp()))
+        found[served.key(job.id)] = least_s
+    return found
 
 
 def _held(hold: str, blocked: str | None) -> str:
@@ -212,10 +234,10 @@ def _running(
     return Running(
         key=drive.key,
         priority=job.priority,
-        order=(to_text(job.submitted_at), job.serial, drive.key),
+        order=("", job.serial, drive.key),
         shape=drive.held.shape,
         nodes=drive.held.nodes,
-        submitted_s=job.submitted_at.timestamp(),
+        submitted_s=max(drive.served.made_s, job.submitted_at.timestamp()),
         started_s=_seconds(attempt.started_at) if attempt is not None else None,
         user=job.user,
         group=_group(drive.served, job),

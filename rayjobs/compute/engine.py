@@ -204,7 +204,7 @@ class Engine:
         await recover(self)
         views = [
             view
-            for view in await self.board.look()
+            for view in await self.board.look(self.clock.now())
             if self.recovered.get(view.served.path) is view.served
         ]
         live = [one for view in views for one in view.live]

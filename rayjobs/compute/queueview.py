@@ -7,6 +7,8 @@ import contextlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from rayjobs.errors import StoreError, UnreadableSpecError
@@ -22,6 +24,8 @@ log = logging.getLogger(__name__)
 
 # Specs are parsed in pieces of so many, each a call of a thread.
 PIECE = 500
+# A job's time of submission is believed if it is within this of what the target's clock allows.
+CLOCK_SLACK_S = 5.0
 
 
 class QueueView:
@@ -51,6 +55,8 @@ class QueueView:
         self._marks: frozenset[Mark] = frozenset()
         self._keys: dict[int, str] = {}  # serial → key, of those in `queued`
         self._depended_on: list[str] = []
+        self._newest_serial = 0
+        self._looked_at: datetime | None = None
         self._lock = asyncio.Lock()
 
     @property
@@ -58,8 +64,12 @@ class QueueView:
         """What the store said of its changes when it was read; None: nothing is known."""
         return self._change
 
-    async def look(self) -> None:
+    async def look(self, now: datetime | None = None) -> None:
         """Read what has changed since the last look; after an error nothing is known.
+
+        Args:
+            now: The target's time. With it, a job that came since the last look counts as
+                submitted between the two, whatever its client's clock said.
 
         What cannot be read cannot be acted upon: a store that is locked, full or damaged has an
         empty queue until it can be read again.
@@ -69,15 +79,16 @@ class QueueView:
             try:
                 change = await self.served.ask(store.change)
                 if change == self._change:
+                    self._looked_at = now
                     return
                 self._change = None  # until all of it was read
-                await self._read_queue(store)
+                await self._read_queue(store, now)
                 await self._read_live(store)
             except StoreError as error:
                 log.warning("workspace %s cannot be read: %s", self.served.path, error)
                 self._forget()
             else:
-                self._change = change
+                self._change, self._looked_at = change, now
 
     def _forget(self) -> None:
         self.queued, self.parents, self.live, self.saved = {}, {}, [], {}
@@ -85,21 +96,25 @@ class QueueView:
         self._marks, self._keys, self._change = frozenset(), {}, None
         self._depended_on = []
 
-    async def _read_queue(self, store: Store) -> None:
+    async def _read_queue(self, store: Store, now: datetime | None) -> None:
         marks = await self.served.ask(_marks_of, store, self._target)
         if marks != self._marks:
-            await self._read_changed(store, marks)
+            await self._read_changed(store, marks, now)
         parents: Mapping[str, JobState] = {}
         if self._depended_on:
             parents = await self.served.ask(store.job_states, self._depended_on)
         if parents != self.parents:
             self.parents = parents
 
-    async def _read_changed(self, store: Store, marks: frozenset[Mark]) -> None:
+    async def _read_changed(
+        self, store: Store, marks: frozenset[Mark], now: datetime | None
+    ) -> None:
         new = sorted(marks - self._marks, key=lambda mark: mark[0])
         found: list[Job] = []
         for start in range(0, len(new), PIECE):
             found += await self._jobs(store, new[start : start + PIECE])
+        if now is not None:
+            found = await self._corrected(store, found, now)
         # From here on nothing is waited for: all of it changes, or nothing.
         queued, entries = dict(self.queued), self.entries.copy()
         for mark in self._marks - marks:
@@ -111,9 +126,33 @@ class QueueView:
             queued[key] = job
             entries[_entry(job)] += 1
         self.queued, self.entries, self._marks = queued, +entries, marks
+        self._newest_serial = max(self._newest_serial, max((mark[0] for mark in marks), default=0))
         self._depended_on = sorted(
             {one.job for job in queued.values() for one in job.spec.depends_on}
         )
+
+    async def _corrected(self, store: Store, found: list[Job], now: datetime) -> list[Job]:
+        """Correct times of submission that the target's clock shows to be wrong.
+
+        A job that was not there at the last look came after it, and none comes later than now.
+        """
+        slack = timedelta(seconds=CLOCK_SLACK_S)
+        since = None if self._looked_at is None else self._looked_at - slack
+        wrong: dict[str, datetime] = {}
+        for job in found:
+            if job.submitted_at > now + slack:
+                wrong[job.id] = now
+            elif (
+                since is not None and job.serial > self._newest_serial and job.submitted_at < since
+            ):
+                wrong[job.id] = since
+        if not wrong:
+            return found
+        log.warning("%d jobs in %s came with a wrong clock", len(wrong), self.served.path)
+        await self.served.ask(store.correct_submitted, wrong)
+        return [
+            replace(job, submitted_at=wrong[job.id]) if job.id in wrong else job for job in found
+        ]
 
     async def _jobs(self, store: Store, marks: list[Mark]) -> list[Job]:
         try:

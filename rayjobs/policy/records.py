@@ -43,7 +43,7 @@ class Waiting:
 
     Attributes:
         key: Names the job over all workspaces of the target.
-        order: What breaks ties of time: (time of submission as text, serial, key).
+        order: What breaks ties of time: (text, serial, key); the text is empty on a target.
         submitted_s: When it was first submitted; retries and preemption do not change it.
         user: Whose limits it counts against.
         group: Id of its sweep or array, whose jobs have one share together; None: on its own.

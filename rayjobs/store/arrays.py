@@ -28,7 +28,7 @@ INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, par
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
     tags, properties, tail, entry, array_index)
 VALUES (:id, :idempotency_key, :experiment, :name, :display_name, :kind, :parent, :target,
-    :submitted_by, :snapshot, :spec, :state, 0, '', :priority, :now, :now,
+    :submitted_by, :snapshot, :spec, :state, 0, '', :priority, :submitted_at, :now,
     :tags, :properties, :tail, :entry, :array_index)
 """
 BY_KEY = "SELECT * FROM jobs WHERE idempotency_key = :idempotency_key"
@@ -173,6 +173,7 @@ class ArraysPart(Part):
             if numbered and spec.display_name is None:
                 common["display_name"] = next_name(connection, spec.name)
                 parent["display_name"] = common["display_name"]
+            common["submitted_at"] = parent["submitted_at"] = self._submitted(connection, now)
             try:
                 connection.execute(INSERT, parent)
                 members = [

@@ -26,7 +26,7 @@ INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, par
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,
     tags, properties, tail, entry)
 VALUES (:id, :idempotency_key, :experiment, :name, :display_name, :kind, :parent, :target,
-    :submitted_by, :snapshot, :spec, 'Queued', 0, '', :priority, :now, :now,
+    :submitted_by, :snapshot, :spec, 'Queued', 0, '', :priority, :submitted_at, :now,
     :tags, :properties, :tail, :entry)
 RETURNING *
 """
@@ -122,6 +122,7 @@ class JobsPart(Part):
                     return same_submit(known, spec, snapshot), False
             if numbered and spec.display_name is None:
                 values["display_name"] = next_name(connection, spec.name)
+            values["submitted_at"] = self._submitted(connection, now)
             try:
                 row = connection.execute(INSERT_JOB, values).fetchone()
             except sqlite3.IntegrityError as error:

@@ -14,6 +14,7 @@ from rayjobs.store.rows import to_json
 from rayjobs.store.transitions import INSERT_EVENT
 
 STATE_EVENT = "state"
+LAST_SUBMIT = "SELECT submitted_at FROM jobs ORDER BY serial DESC LIMIT 1"
 
 
 class Part:
@@ -24,6 +25,15 @@ class Part:
 
     def _now(self) -> str:
         return to_text(self._clock.now())
+
+    def _submitted(self, connection: sqlite3.Connection, now: str) -> str:
+        """Return when a job that is written now counts as submitted.
+
+        Never before the job that was submitted last: clients have clocks of their own, and the
+        order of the serials is the order in which jobs came.
+        """
+        row = connection.execute(LAST_SUBMIT).fetchone()
+        return now if row is None else max(now, str(row[0]))
 
     def _event(
         self,

@@ -73,6 +73,10 @@ class QueueStore(Protocol):
         """
         ...
 
+    def correct_submitted(self, jobs: Mapping[str, datetime]) -> None:
+        """Set when jobs were submitted, where their client's clock was wrong, with an event."""
+        ...
+
     def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
         """Return when the newest checkpoint of each job was stored, for those that have one."""
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from rayjobs.injob.checkpoint import MANIFEST
@@ -11,7 +11,8 @@ from rayjobs.queuerecords import Mark
 from rayjobs.records import Job
 from rayjobs.states import JobState
 from rayjobs.store.part import Part
-from rayjobs.store.rows import job_of, time_of
+from rayjobs.store.rows import job_of, time_of, time_text
+from rayjobs.units import duration_text
 
 # All of a queued job's row that decides about its start and may change while it is queued.
 MARKS = """
@@ -29,6 +30,8 @@ SELECT id, CASE WHEN kind = 'array' AND state = 'Running' AND placed_at IS NULL 
     ELSE state END AS state
 FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))
 """
+
+CORRECT = "UPDATE jobs SET submitted_at = :at WHERE id = :job"
 
 # The names as `rayjobs.checkpoint.save` and the collecting of a job's files make them.
 CHECKPOINTS = f"""
@@ -67,6 +70,18 @@ class WaitingPart(Part):
         with self._database.read() as connection:
             rows = connection.execute(STATES, {"jobs": json.dumps(list(jobs))}).fetchall()
         return {row["id"]: JobState(row["state"]) for row in rows}
+
+    def correct_submitted(self, jobs: Mapping[str, datetime]) -> None:
+        """See `Store.correct_submitted`."""
+        now = self._now()
+        with self._database.write() as connection:
+            for job_id, at in jobs.items():
+                row = self._row(connection, job_id)
+                wrong_s = (time_of(row["submitted_at"]) - at).total_seconds()
+                connection.execute(CORRECT, {"job": job_id, "at": time_text(at)})
+                how = f"{duration_text(abs(wrong_s))} {'ahead' if wrong_s > 0 else 'behind'}"
+                message = f"the clock of its client was {how}: its time of submission was corrected"
+                self._event(connection, job_id, "clock", message, now=now, attempt=row["attempt"])
 
     def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
         """See `Store.checkpoint_times`."""

@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rayjobs.clock import SystemClock
 from rayjobs.compute.board import Served
 from rayjobs.compute.candidates import Candidates
 from rayjobs.compute.cluster import NodeInfo
 from rayjobs.compute.queueview import QueueView
 from rayjobs.errors import StoreBusyError
-from rayjobs.policy import Rule
+from rayjobs.policy import Plan, Rule, Situation, decide
+from rayjobs.policy.order import rank
 from rayjobs.records import Job, StoredFile
 from rayjobs.spec import Array, Dependency, JobSpec
 from rayjobs.states import JobState
@@ -257,3 +260,76 @@ def test_all_parents_that_have_not_ended_are_named(tmp_path: Path) -> None:
         assert await told() == f"waits for {one.id} (Queued)"
 
     play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [timedelta(days=-400), timedelta(days=3)])
+def test_the_order_never_depends_on_a_clients_clock(tmp_path: Path, wrong: timedelta) -> None:
+    class WrongClock(SystemClock):
+        def now(self) -> datetime:
+            return super().now() + wrong
+
+    client = SqlStore(tmp_path / "store.db", clock=WrongClock())
+
+    async def scene(store: Counted, view: QueueView) -> None:
+        candidates = Candidates(shares_machine=True)
+        candidates.look_at([NODE])
+        spec = JobSpec(script="train.py", name="t")
+        array = JobSpec(script="train.py", name="a", array=Array(indices="0-1"))
+        jobs = [store.submit()]
+
+        async def line() -> list[str]:
+            now = datetime.now(UTC)
+            await view.look(now)
+            waiting = candidates.records([view], usual={})
+            assert all(abs(one.submitted_s - now.timestamp()) < 60.0 for one in waiting)
+            singles = [replace(one, group=None) for one in waiting]
+            plan = decide(Situation(waiting=singles, rooms=[], now_s=now.timestamp()))
+            return [key.rpartition("::")[2] for key in sorted(plan.by_key, key=_place(plan))]
+
+        assert await line() == [job.id for job in jobs]
+        jobs.append(client.submit(spec, experiment="e", snapshot=None, user="u")[0])
+        jobs.append(store.submit())
+        assert await line() == [job.id for job in jobs]
+        made, _ = client.submit_array(array, experiment="e", snapshot=None, user="u")
+        jobs += [client.member(made.id, 0), client.member(made.id, 1), store.submit()]
+        assert await line() == [job.id for job in jobs]
+        for job in jobs:
+            waited = datetime.now(UTC) - store.store.job(job.id).submitted_at
+            assert abs(waited.total_seconds()) < 60.0
+        kinds = [event.kind for event in store.store.events(jobs[1].id)]
+        assert ("clock" in kinds) == (wrong > timedelta())  # the store itself let none go back
+
+    try:
+        play(scene, tmp_path)
+    finally:
+        client.close()
+
+
+def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> None:
+    class WrongClock(SystemClock):
+        def now(self) -> datetime:
+            return super().now() - timedelta(days=400)
+
+    client = SqlStore(tmp_path / "store.db", clock=WrongClock())
+
+    async def scene(store: Counted, view: QueueView) -> None:
+        await view.look(datetime.now(UTC))
+        spec = JobSpec(script="train.py", name="t")
+        job, _ = client.submit(spec, experiment="e", snapshot=None, user="u")
+        await view.look(datetime.now(UTC))
+        (seen,) = view.queued.values()
+        assert (datetime.now(UTC) - seen.submitted_at).total_seconds() < 60.0
+        assert seen.submitted_at == store.store.job(job.id).submitted_at
+        (told,) = (one for one in store.store.events(job.id) if one.kind == "clock")
+        assert "the clock of its client was" in told.message
+        assert "behind" in told.message
+
+    try:
+        play(scene, tmp_path)
+    finally:
+        client.close()
+
+
+def _place(plan: Plan) -> Callable[[str], object]:
+    limits = plan.situation.limits
+    return lambda key: rank(plan.by_key[key], limits)
