@@ -14,6 +14,7 @@ from rayjobs.modelfiles import ChosenFiles
 from rayjobs.records import Job, MetricPoint
 from rayjobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.submit import git
 
 VERSION = 1
 DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
@@ -142,6 +143,7 @@ def lineage_of(
         "experiment": job.experiment,
         "sweep": sweep or job.parent,
         "snapshot": job.snapshot,
+        "git": git.of_properties(job.properties),
         "entry": spec.entry,
         "environment": {
             "interpreter": spec.environment_text or "the target's own",

@@ -53,12 +53,14 @@ class Packed:
         digest: Of its snapshot.
         summary: How much it is, and what is left out.
         warnings: What the submitter should know about it; they are among the submit's too.
+        properties: What is recorded of its repository, as properties of the job.
     """
 
     source: Path
     digest: str
     summary: Summary
     warnings: tuple[str, ...]
+    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,7 @@ def submit(
     wake: bool = True,
     parent: str | None = None,
     numbered: bool = False,
+    code_of: Job | None = None,
 ) -> Submitted:
     """Submit a job; it is never lost once this has returned.
 
@@ -93,6 +96,7 @@ def submit(
         snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
         idempotency_key: A second submit with it returns the first one's job.
         wake: Tell the target, and start it (in the background) where it does not run.
+        code_of: The job whose `snapshot` it is: what is recorded of its repository goes along.
         numbered: The spec's name is a default: show the job as ``train-3``, a name of its own.
 
     Raises:
@@ -102,11 +106,15 @@ def submit(
         SnapshotError: the source directory cannot be packed.
         StoreError: the job could not be written; nothing was submitted.
     """
+    from rayjobs.submit import git
+
     packed = None
+    properties = {} if code_of is None else git.kept(code_of.properties)
     if snapshot is None:
         checked = check(workspace, spec, source=source)
         packed = pack_source(workspace, checked, on_stage=on_stage)
         digest = None if packed is None else packed.digest
+        properties = {} if packed is None else dict(packed.properties)
     else:
         bare = check(workspace, spec.model_copy(update={"source_directory": None}))
         named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
@@ -124,6 +132,7 @@ def submit(
             snapshot=digest,
             user=user_name(),
             idempotency_key=idempotency_key,
+            properties=properties,
             numbered=numbered,
         )
     else:
@@ -134,6 +143,7 @@ def submit(
             user=user_name(),
             idempotency_key=idempotency_key,
             parent=parent,
+            properties=properties,
             numbered=numbered,
         )
     starting = False
@@ -202,6 +212,7 @@ def resume(
         spec,
         experiment=job.experiment,
         snapshot=job.snapshot,
+        code_of=job,
         idempotency_key=idempotency_key,
         wake=wake,
         numbered=is_numbered(job),
@@ -277,19 +288,37 @@ def pack_source(
     if checked.source is None:
         return None
     from rayjobs import snapshots
+    from rayjobs.submit import git
 
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
-    packed = snapshots.pack(
-        checked.source,
-        blobs_put=blobs.put_file,
-        blobs_has=blobs.exists,
-        cache=workspace.path / SNAPSHOT_CACHE,
-        entry=checked.spec.script,
-    )
-    return Packed(
-        checked.source, packed.digest, snapshots.Summary.of(packed), tuple(packed.warnings)
-    )
+    with git.GitLook(checked.source) as look:
+        packed = snapshots.pack(
+            checked.source,
+            blobs_put=blobs.put_file,
+            blobs_has=blobs.exists,
+            cache=workspace.path / SNAPSHOT_CACHE,
+            entry=checked.spec.script,
+        )
+        facts = look.result(lambda: frozenset(one.path for one in packed.manifest))
+    properties = facts.properties(_keep_diff(workspace, facts.diff))
+    summary = snapshots.Summary.of(packed)
+    return Packed(checked.source, packed.digest, summary, tuple(packed.warnings), properties)
+
+
+def _keep_diff(workspace: OpenWorkspace, diff: str) -> str | None:
+    """Keep a diff once in the store, however often it is submitted; return its digest."""
+    from rayjobs.datastore.digests import digest_of
+    from rayjobs.datastore.errors import DatasetNotFound
+
+    if not diff:
+        return None
+    content = diff.encode(errors="replace")
+    try:
+        workspace.store.catalogue.manifest(digest_of(content))
+    except DatasetNotFound:
+        return workspace.store.catalogue.put_manifest(content)
+    return digest_of(content)
 
 
 def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:

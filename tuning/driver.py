@@ -20,6 +20,7 @@ from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import ChildNews, Job, MetricPoint
 from rayjobs.spec import JobSpec
 from rayjobs.states import FINAL, JobState
+from rayjobs.submit.git import kept
 from rayjobs.tuning.arguments import override_arguments
 from rayjobs.tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.policies import Scheduler
@@ -258,6 +259,7 @@ class Driver:
             spec,
             experiment=self._job.experiment,
             snapshot=self._job.snapshot,
+            properties=kept(self._job.properties),
             user=self._job.user,
             idempotency_key=trial_key(self.id, trial.number),
             parent=self.id,

@@ -127,6 +127,7 @@ def submit_sweep(
         experiment=experiment or spec.name,
         snapshot=None if packed is None else packed.digest,
         user=submitting.user_name(),
+        properties=None if packed is None else packed.properties,
         name=spec.name,
         tags=tags,
         idempotency_key=idempotency_key,

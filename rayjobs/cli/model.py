@@ -210,6 +210,9 @@ def lineage(settings: Settings, model: str) -> None:
     if settings.as_json:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})
         return
+    from rayjobs.submit import git
+    from rayjobs.terminal import plain_text
+
     kept: Mapping[str, Any] = found.lineage
     environment, configuration = kept["environment"], kept["configuration"]
     lines = [
@@ -217,6 +220,7 @@ def lineage(settings: Settings, model: str) -> None:
         ("Run", f"{kept['run']} (attempt {kept['attempt']}, experiment {kept['experiment']})"),
         ("Sweep", kept.get("sweep") or ""),
         ("Code", f"{kept['entry']} of snapshot {kept['snapshot']}"),
+        ("Git", plain_text(git.one_line(kept.get("git") or {}))),
         ("Arguments", " ".join(configuration["arguments"])),
         ("Parameters", _pairs_text(configuration.get("parameters") or {})),
         ("Environment", f"{environment['interpreter']} on {environment['target']}"),

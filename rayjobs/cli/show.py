@@ -27,6 +27,7 @@ from rayjobs.metrics import number_text, summaries
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
+from rayjobs.submit import git
 from rayjobs.terminal import plain_text
 from rayjobs.units import counted
 from rayjobs.workspace_files import OpenWorkspace
@@ -41,13 +42,17 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @job_argument
+@click.option("--diff", is_flag=True, help="Print only its uncommitted changes, as recorded.")
 @json_option
 @common_options
 @click.pass_obj
-def show(settings: Settings, job: str) -> None:
+def show(settings: Settings, job: str, diff: bool) -> None:
     """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
+        if diff:
+            _print_diff(settings, workspace, found)
+            return
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
         earlier_s = earlier_runs(workspace.store, [found]).get(found.id)
@@ -68,6 +73,23 @@ def show(settings: Settings, job: str) -> None:
                 click.echo("\n" + section)
 
 
+def _print_diff(settings: Settings, workspace: OpenWorkspace, job: Job) -> None:
+    """Print what tracked files differed by from the commit when the job was submitted."""
+    known = git.of_properties(job.properties) or {}
+    digest = known.get("diff")
+    if digest is None:
+        why = known.get("why") or (
+            "it had no uncommitted changes" if known.get("dirty") is False else "none is recorded"
+        )
+        settings.note(f"{job.id} has no recorded diff: {why}")
+        return
+    click.echo(workspace.store.catalogue.manifest(str(digest)).decode(), nl=False)
+    if known.get("diff_truncated"):
+        settings.note("the recorded diff ends here; the rest was above the limit")
+    for sentence in known.get("diff_left_out", ()):
+        settings.note(f"left out: {sentence}")
+
+
 def _as_json(
     workspace: OpenWorkspace,
     job: Job,
@@ -80,6 +102,7 @@ def _as_json(
         **job_json(job, outlook, earlier_s=earlier_s),
         "workspace": str(workspace.path),
         "spec": job.spec.model_dump(mode="json"),
+        "git": git.of_properties(job.properties),
         "inputs": inputs_read(store, job),
         "attempts": [attempt_json(attempt) for attempt in attempts],
         "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
@@ -121,7 +144,14 @@ def _head(
         ("Waited", duration_text(waited_s(job, earlier_s=earlier_s))),
         ("Ran", duration_text(ran) if ran is not None else ""),
         ("Tags", ", ".join(f"{key}={value}" for key, value in job.tags.items())),
-        ("Properties", ", ".join(f"{key}={value}" for key, value in job.properties.items())),
+        (
+            "Properties",
+            ", ".join(
+                f"{key}={value}"
+                for key, value in job.properties.items()
+                if not key.startswith(git.PREFIXES)
+            ),
+        ),
     ]
 
 
@@ -139,6 +169,7 @@ def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]
         ("Script" if spec.script else "Command", plain_text(what)),
         ("Source", spec.source_directory or ""),
         ("Snapshot", job.snapshot or ""),
+        ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
         ("Environment", spec.environment_text),
         ("Variables", ", ".join(spec.environment_variables)),
         ("Secrets", ", ".join(spec.secrets)),

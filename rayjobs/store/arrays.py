@@ -134,6 +134,7 @@ class ArraysPart(Part):
         user: str,
         idempotency_key: str | None = None,
         job_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
         numbered: bool = False,
     ) -> tuple[Job, bool]:
         """See `Store.submit_array`."""
@@ -152,7 +153,7 @@ class ArraysPart(Part):
             "priority": spec.priority,
             "now": now,
             "tags": to_json(dict(spec.tags)),
-            "properties": "{}",
+            "properties": to_json(dict(properties or {})),
             "entry": spec.entry,
         }
         parent = {

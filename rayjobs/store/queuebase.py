@@ -30,6 +30,7 @@ class QueueStore(Protocol):
         user: str,
         idempotency_key: str | None = None,
         job_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
         numbered: bool = False,
     ) -> tuple[Job, bool]:
         """Write an array and all its members durably (fsync), or none of them.
@@ -38,6 +39,7 @@ class QueueStore(Protocol):
         and which ends with its last member: Failed when one has, else Canceled when one was,
         else Completed. Its members are Queued jobs with its id as their parent. A key that
         exists gives that array and False, as `submit` does. `numbered` is as there.
+        The `properties` are the members' too.
         """
         ...
 

@@ -71,6 +71,7 @@ def rerun(
         source=source,
         experiment=job.experiment,
         snapshot=None if new_code else job.snapshot,
+        code_of=None if new_code else job,
         idempotency_key=idempotency_key,
         wake=wake,
         numbered="name" not in (changes or {}),

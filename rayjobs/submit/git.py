@@ -1,0 +1,473 @@
+"""What git knows of a source directory: commit, branch, remote, and what was changed since.
+
+Commit, branch and remote are read from the repository's own files: that needs no git, runs no hook
+and asks nobody. The diff needs git; it runs next to the rest of the submit, is bounded in time and
+size, and a submit never waits for it longer than `PATIENCE_S` after all else is done. Nothing here
+can fail a submit: what could not be found out is said in the record.
+"""
+
+from __future__ import annotations
+
+import configparser
+import contextlib
+import json
+import os
+import re
+import selectors
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from rayjobs.snapshots.own_records import read_start
+from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sensitive_word
+
+# From the start of git to its end; a diff that takes longer is not recorded.
+LIMIT_S = 5.0
+# How long a submit waits for git once all else is ready.
+PATIENCE_S = 0.015
+DIFF_BYTES = 256 * 1024
+UNTRACKED_NAMED = 20
+_LIST_BYTES = 4 * 1024**2
+_SMALL_BYTES = 1024**2
+_HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+# Nothing of the user's configuration may run a program or change what is printed.
+_SAFE = (
+    *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.quotePath=false", "-c", "diff.mnemonicPrefix=false", "-c", "diff.noprefix=false"),
+    *("-c", "submodule.recurse=false", "--no-optional-locks", "--no-pager"),
+)
+_DIFF = (
+    *("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--no-renames"),
+    *("--ignore-submodules=dirty", "--relative", "--src-prefix=a/", "--dst-prefix=b/", "--", "."),
+)
+_UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--directory", "-z", "--", ".")
+_ASSIGNED = re.compile(
+    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<between>["']?\s*[:=]\s*)(?P<quote>["'])(?P<value>[^"'\n]{4,})(?P=quote)"""
+)
+_URL_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s\"']+@", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class GitFacts:
+    """What is known of a source directory's repository when a job is submitted.
+
+    Attributes:
+        commit: Full id of the commit that is checked out; empty where there is none.
+        branch: Empty on a detached head.
+        remote: URL of the branch's remote, without user name and password.
+        dirty: Whether tracked files differ from the commit; None: not known.
+        diff: Those differences, bounded, without what looks like a secret.
+        diff_left_out: Files whose part of the diff is left out, with the reason.
+        untracked: Files and folders that git does not know and does not ignore; None: not known.
+        untracked_names: The first of them.
+        why: What is not known, and why; empty when all is.
+    """
+
+    commit: str = ""
+    branch: str = ""
+    remote: str = ""
+    dirty: bool | None = None
+    diff: str = ""
+    diff_truncated: bool = False
+    diff_left_out: tuple[str, ...] = ()
+    untracked: int | None = None
+    untracked_names: tuple[str, ...] = ()
+    why: str = ""
+
+    def properties(self, diff_digest: str | None = None) -> dict[str, str]:
+        """Return Azure ML's properties of a run, and one of ours with the rest as JSON.
+
+        Source: ``azureml._git``: the same names and forms.
+        """
+        found: dict[str, str] = {}
+        for name, short, value in (
+            ("repository_uri", "repoURL", self.remote),
+            ("branch", "branch", self.branch),
+            ("commit", "commit", self.commit),
+        ):
+            if value:
+                found[f"azureml.git.{name}"] = value
+                found[f"mlflow.source.git.{short}"] = value
+        if self.dirty is not None:
+            found["azureml.git.dirty"] = str(self.dirty)
+        rest: dict[str, Any] = {
+            "diff": diff_digest,
+            "diff_bytes": len(self.diff.encode(errors="replace")) if self.diff else None,
+            "diff_truncated": self.diff_truncated or None,
+            "diff_left_out": list(self.diff_left_out) or None,
+            "untracked": self.untracked,
+            "untracked_names": list(self.untracked_names) or None,
+            "why": self.why or None,
+        }
+        found["rayjobs.git"] = json.dumps(
+            {key: value for key, value in rest.items() if value is not None}, ensure_ascii=False
+        )
+        return found
+
+
+PREFIXES = ("azureml.git.", "mlflow.source.git.", "rayjobs.git")
+
+
+def kept(properties: Mapping[str, str]) -> dict[str, str]:
+    """Return those of a job's properties that tell where its code comes from."""
+    return {key: value for key, value in properties.items() if key.startswith(PREFIXES)}
+
+
+def of_properties(properties: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return what a job's properties say of its repository, as JSON data; None: nothing."""
+    try:
+        rest = json.loads(properties.get("rayjobs.git", "null"))
+    except ValueError:
+        rest = None
+    names = {"commit": "commit", "branch": "branch", "remote": "repository_uri"}
+    known = {
+        key: properties[f"azureml.git.{name}"]
+        for key, name in names.items()
+        if f"azureml.git.{name}" in properties
+    }
+    if not isinstance(rest, dict) and not known:
+        return None
+    dirty = properties.get("azureml.git.dirty")
+    return {
+        **known,
+        "dirty": None if dirty is None else dirty == "True",
+        **(rest if isinstance(rest, dict) else {}),
+    }
+
+
+def one_line(facts: Mapping[str, Any]) -> str:
+    """Return what `of_properties` found in a line: ``1f3c9a2b on main, 3 files changed …``."""
+    parts = []
+    if facts.get("commit"):
+        branch = f" on {facts['branch']}" if facts.get("branch") else " (no branch)"
+        parts.append(f"{facts['commit'][:12]}{branch}")
+    if facts.get("remote"):
+        parts.append(str(facts["remote"]))
+    if facts.get("dirty") is not None:
+        parts.append("with uncommitted changes" if facts["dirty"] else "no uncommitted changes")
+    if facts.get("untracked"):
+        parts.append(f"{facts['untracked']} untracked")
+    if facts.get("why"):
+        parts.append(str(facts["why"]))
+    return ", ".join(parts)
+
+
+class GitLook:
+    """Looks at one source directory's repository while the submit goes on."""
+
+    def __init__(self, source: Path) -> None:
+        """Read the repository's files, and start git. Raises nothing."""
+        self._facts = GitFacts()
+        self._children: list[subprocess.Popen[bytes]] = []
+        self._texts: list[bytes] = [b"", b""]
+        self._errors = b""
+        self._why = ""
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+        try:
+            self._begin(Path(os.path.realpath(source)))
+        except (OSError, ValueError, RecursionError) as error:
+            self._facts = GitFacts(why=f"the repository cannot be read: {error}")
+
+    def _begin(self, source: Path) -> None:
+        repository = _find(source)
+        if repository is None:
+            self._facts = GitFacts(why="not in a git repository")
+            return
+        commit, branch, remote, why = _read(*repository)
+        self._facts = GitFacts(commit=commit, branch=branch, remote=remote, why=why)
+        if commit:
+            self._start(source)
+
+    def _start(self, source: Path) -> None:
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith("GIT_")
+        }
+        environment.update(
+            LC_ALL="C", GIT_OPTIONAL_LOCKS="0", GIT_TERMINAL_PROMPT="0", GIT_PAGER="cat"
+        )
+        try:
+            for words in (_DIFF, _UNTRACKED):
+                self._children.append(
+                    subprocess.Popen(
+                        ["git", *_SAFE, *words],
+                        cwd=source,
+                        env=environment,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        start_new_session=True,  # what it starts ends with it
+                    )
+                )
+        except FileNotFoundError:
+            self._why = "no git is installed here, so changes since the commit are not known"
+        except OSError as error:
+            self._why = f"git cannot be started ({error.strerror}), so changes are not known"
+        if self._why:
+            self._end()
+            return
+        self._thread = threading.Thread(target=self._follow, name="git-look", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        limits = (DIFF_BYTES + 1, _LIST_BYTES)
+        deadline_s = time.monotonic() + LIMIT_S
+        with selectors.DefaultSelector() as selector:
+            for number, child in enumerate(self._children):
+                assert child.stdout is not None
+                assert child.stderr is not None
+                selector.register(child.stdout, selectors.EVENT_READ, number)
+                selector.register(child.stderr, selectors.EVENT_READ, -1)
+            while selector.get_map():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._is_over.is_set():
+                    self._why = self._why or f"git took longer than {LIMIT_S:g} s"
+                    break
+                for key, _ in selector.select(min(left_s, 0.25)):
+                    data = os.read(key.fd, 64 * 1024)
+                    number = key.data
+                    if number < 0:
+                        self._errors = (self._errors + data)[:4096]
+                    else:
+                        self._texts[number] += data
+                        if len(self._texts[number]) > limits[number]:
+                            self._children[number].kill()  # it has no more to tell us
+                            data = b""
+                    if not data:
+                        selector.unregister(key.fileobj)
+        self._is_over.set()
+
+    def _end(self) -> None:
+        self._is_over.set()
+        for child in self._children:
+            if child.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if self._thread is not None:
+            self._thread.join(1.0)
+            if self._thread.is_alive():
+                return  # something that left git's session holds the pipes; the thread ends itself
+        for child in self._children:
+            for stream in (child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
+
+    def __enter__(self) -> GitLook:
+        """Nothing of git is left once the block is over."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def result(
+        self,
+        packed: Callable[[], frozenset[str]] | None = None,
+        *,
+        patience_s: float = PATIENCE_S,
+    ) -> GitFacts:
+        """Return what is known by now; end git where it is still at work.
+
+        Args:
+            packed: Paths of the snapshot's files; the diff keeps to them. None: any path.
+        """
+        facts = self._facts
+        if self._thread is not None:
+            self._thread.join(patience_s)
+            is_late = self._thread.is_alive()
+            if is_late:
+                self._why = "git was not done when the job was ready, so changes are not known"
+            codes = [] if is_late or self._why else [self._code(child) for child in self._children]
+            self._end()
+            if codes and not self._why:
+                return self._of_output(codes, packed)
+        why = "; ".join(part for part in (facts.why, self._why) if part)
+        return GitFacts(facts.commit, facts.branch, facts.remote, why=why)
+
+    @staticmethod
+    def _code(child: subprocess.Popen[bytes]) -> int:
+        try:
+            return child.wait(0.05)
+        except subprocess.TimeoutExpired:
+            return 1  # it closed its output and goes on: whatever it is, it is not git
+
+    def _of_output(self, codes: list[int], packed: Callable[[], frozenset[str]] | None) -> GitFacts:
+        facts = self._facts
+        text = self._texts[0]
+        truncated = len(text) > DIFF_BYTES
+        if codes[0] != 0 and not truncated:
+            said = self._errors.decode("utf-8", "replace").strip().splitlines()
+            reason = said[0] if said else f"git ended with code {codes[0]}"
+            why = "changes are not known: " + _URL_USER.sub(r"\1", reason)[:300]
+            why = "; ".join(part for part in (facts.why, why) if part)
+            return GitFacts(facts.commit, facts.branch, facts.remote, why=why)
+        paths = packed() if packed is not None and text else None
+        diff, left_out = filtered(text[:DIFF_BYTES].decode("utf-8", "replace"), paths)
+        names = [os.fsdecode(name) for name in self._texts[1].split(b"\0") if name]
+        shown = tuple(
+            name.encode("utf-8", "backslashreplace").decode() for name in names[:UNTRACKED_NAMED]
+        )
+        return GitFacts(
+            facts.commit,
+            facts.branch,
+            facts.remote,
+            dirty=bool(text),
+            diff=diff,
+            diff_truncated=truncated,
+            diff_left_out=left_out,
+            untracked=len(names) if codes[1] == 0 else None,
+            untracked_names=shown if codes[1] == 0 else (),
+            why=facts.why,
+        )
+
+
+# -- the repository's own files ------------------------------------------------------------------
+
+
+def _find(source: Path) -> tuple[Path, Path] | None:
+    """Return the folders of a working tree's repository: its own, and the shared one."""
+    for folder in (source, *source.parents):
+        path = folder / ".git"
+        if path.is_dir():
+            return path, path
+        if path.is_file():  # a worktree, or a submodule
+            text = _text(path)
+            if not text.startswith("gitdir:"):
+                return None
+            own = Path(os.path.normpath(folder / text[7:].strip()))
+            shared = _text(own / "commondir").strip()
+            return own, Path(os.path.normpath(own / shared)) if shared else own
+    return None
+
+
+def _read(own: Path, shared: Path) -> tuple[str, str, str, str]:
+    """Return commit, branch, remote, and what is not known."""
+    head = _text(own / "HEAD").strip()
+    if not head:
+        return "", "", "", "the repository is damaged: it has no HEAD"
+    name = head[5:].strip() if head.startswith("ref:") else ""
+    branch = name.removeprefix("refs/heads/") if name.startswith("refs/heads/") else ""
+    commit = _ref(shared, name) if name else head
+    remote = _remote(shared / "config", branch)
+    if (shared / "reftable").is_dir():
+        return "", "", remote, "the repository keeps its references in a form not read here"
+    if not _HEX.fullmatch(commit):
+        has_any = not name or (shared / "refs" / "heads").is_dir()
+        why = "the repository has no commit yet" if has_any else "the repository is damaged"
+        return "", branch, remote, why
+    return commit, branch, remote, ""
+
+
+def _ref(shared: Path, name: str) -> str:
+    if ".." in name.split("/"):
+        return ""
+    found = _text(shared / name).strip()
+    if found:
+        return found
+    for line in _text(shared / "packed-refs", 64 * _SMALL_BYTES).splitlines():
+        digest, _, ref = line.partition(" ")
+        if ref == name:
+            return digest
+    return ""
+
+
+def _remote(config: Path, branch: str) -> str:
+    parser = configparser.RawConfigParser(strict=False, allow_no_value=True, delimiters=("=",))
+    try:
+        lines = [line.strip() for line in _text(config).splitlines()]
+        parser.read_string("\n".join(lines))
+    except configparser.Error:
+        return ""
+
+    def value(section: str, key: str) -> str:
+        return (parser.get(section, key, fallback="") or "").strip().strip('"')
+
+    name = value(f'branch "{branch}"', "remote") or "origin"
+    url = value(f'remote "{name}"', "url")
+    if not url:
+        others = [one for one in parser.sections() if one.startswith('remote "')]
+        url = value(others[0], "url") if len(others) == 1 else ""
+    return without_credentials(url)
+
+
+def without_credentials(url: str) -> str:
+    """Return a remote's URL without user name, password, query and fragment.
+
+    ``git@host:path`` stays: its user is no secret, and part of the address.
+    """
+    if "://" not in url:
+        return url
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    user, at, host = parts.netloc.rpartition("@")
+    keeps = parts.scheme in ("ssh", "git+ssh") and at and ":" not in user
+    return urlunsplit((parts.scheme, f"{user}@{host}" if keeps else host, parts.path, "", ""))
+
+
+def _text(path: Path, most: int = _SMALL_BYTES) -> str:
+    content = read_start(path, most)
+    return "" if content is None else content.decode("utf-8", "replace")
+
+
+# -- the diff -------------------------------------------------------------------------------------
+
+
+def filtered(diff: str, packed: frozenset[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Return a diff without what must not leave, and the files that were left out of it.
+
+    Left out are files that are not in the snapshot, files with a secret's name and files whose
+    changes hold a key or token. Values that are assigned to a name such as ``password`` are masked.
+    """
+    kept: list[str] = []
+    left_out: list[str] = []
+    for part in re.split(r"(?m)^(?=diff --git )", diff):
+        if not part:
+            continue
+        path, is_deleted = _path_of(part)
+        reason = ""
+        if any(is_secret_name(name) for name in path.split("/")):
+            reason = "likely secret by its name"
+        elif is_deleted:
+            reason = "removed; the commit has it"
+        elif packed is not None and path not in packed:
+            reason = "not in the snapshot"
+        elif holds_secret(part.encode(errors="replace")):
+            reason = "holds what looks like a key or token"
+        if reason:
+            left_out.append(f"{path} ({reason})")
+        else:
+            kept.append(_ASSIGNED.sub(_masked, _URL_USER.sub(r"\1", part)))
+    return "".join(kept), tuple(left_out[:100])
+
+
+def _path_of(part: str) -> tuple[str, bool]:
+    head = part.partition("\n@@")[0].splitlines()
+    is_deleted = any(line.startswith("deleted file mode") for line in head)
+    for mark, prefix in (("+++ ", "b/"), ("--- ", "a/")):
+        for line in head[1:]:
+            if line.startswith(mark) and line[4:] != "/dev/null":
+                return _unquoted(line[4:].rstrip("\t")).removeprefix(prefix), is_deleted
+    names = head[0].removeprefix("diff --git ")
+    middle = len(names) // 2  # both names are the same: no renames are looked for
+    return _unquoted(names[middle + 1 :]).removeprefix("b/"), is_deleted
+
+
+def _unquoted(name: str) -> str:
+    if len(name) > 1 and name[0] == name[-1] == '"':
+        with contextlib.suppress(UnicodeDecodeError, UnicodeEncodeError):
+            return name[1:-1].encode("latin-1").decode("unicode_escape")
+    return name
+
+
+def _masked(match: re.Match[str]) -> str:
+    if not is_sensitive_word(match["name"]):
+        return match[0]
+    return f"{match['name']}{match['between']}{match['quote']}…{match['quote']}"
