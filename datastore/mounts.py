@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from rayjobs.datastore import errors
+from rayjobs.datastore import credentials, errors
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import digest_of_text
 from rayjobs.datastore.errors import MountLost, MountUnavailable
@@ -236,7 +236,7 @@ def _environment(folder: MountFolder) -> dict[str, str]:
         named.update(value for name, value in kept.settings.items() if name.endswith("_env"))
     environment = {
         name: value
-        for name, value in os.environ.items()
+        for name, value in credentials.environment().items()
         if name in _PASSED_ON or name in named or name.startswith(_PASSED_ON_PREFIXES)
     }
     environment["PYTHONPATH"] = str(Path(__file__).parents[2])

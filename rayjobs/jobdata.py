@@ -162,6 +162,23 @@ def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord
     return (workspace.catalogue.datastore(source.partition("/")[0]),)
 
 
+def datastores_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+    """Return the datastores that a dataset's files are in; nothing is contacted.
+
+    Raises:
+        DatastoreError: there is no such dataset.
+    """
+    from rayjobs.datastore.catalogue import DatastoreRecord, parse_version
+
+    catalogue = workspace.catalogue
+    if source.startswith(SAVED):
+        definition = catalogue.manifest(source.removeprefix(SAVED)).decode()
+    else:
+        name, _, version = source.removeprefix(DATASET).partition(":")
+        definition = catalogue.dataset(name, parse_version(version or None)).definition
+    return tuple(DatastoreRecord.from_json(one) for one in json.loads(definition)["records"])
+
+
 def resolve(
     workspace: OpenWorkspace,
     name: str,

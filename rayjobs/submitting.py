@@ -122,6 +122,7 @@ def submit(
         digest = snapshot
         check_snapshot(workspace, snapshot)
     warnings = [*checked.warnings, *(packed.warnings if packed is not None else ())]
+    warnings += hand_on_credentials(workspace, checked.spec)
     ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
@@ -159,6 +160,20 @@ def submit(
                 f"{error}"
             )
     return Submitted(job, created, tuple(warnings), notes, starting, packed)
+
+
+def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
+    """Let the target have what this shell exports of a job's credentials; return notes for people.
+
+    The target outlives the shell that started it, and does not inherit its secrets.
+
+    Raises:
+        UsageError: the target's secrets file cannot be used.
+    """
+    from rayjobs.submit import credentials
+
+    needs = credentials.needs_of(workspace, spec)
+    return credentials.hand_on(needs, spec.target, home=default_home())
 
 
 def resume(
@@ -353,9 +368,13 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     unsure: list[str] = []
     if not any(one.path.startswith(("inputs", "outputs")) for one in wrong):
         from rayjobs import jobdata
+        from rayjobs.submit import credentials
 
         spec, missing, unsure = jobdata.pin(workspace, spec)
         problems += missing
+        if not any(one.path == "target" for one in problems):
+            needs = credentials.needs_of(workspace, spec)
+            problems += credentials.missing(needs, spec.target, home=default_home())
     problems += wrong
     if problems:
         unplaced = fits_ever(spec, capacity) if capacity is not None else []

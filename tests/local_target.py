@@ -22,6 +22,8 @@ SETTINGS = {
     "RAYJOBS_LOCAL_CPUS": "8",
     "RAYJOBS_LOCAL_GPUS": "4",
     "RAYJOBS_LOCAL_IDLE_S": "3600",
+    # A secret of the shell that starts the target (test_target_environment).
+    "AWS_SECRET_ACCESS_KEY": "exported-where-the-target-was-started",
 }
 
 

@@ -120,6 +120,7 @@ def submit_sweep(
     checked = check_sweep(workspace, spec)
     packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
     warnings = [*spec.advice, *checked.warnings, *(packed.warnings if packed is not None else ())]
+    warnings += submitting.hand_on_credentials(workspace, checked.spec)
     sweep, created = workspace.store.put_sweep(
         submitting.pack_start(workspace, checked.spec),
         sweep=spec.model_dump(mode="json"),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from rayjobs.datastore import credentials
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import AccessDenied, InvalidReference
 from rayjobs.datastore.nosecrets import check_settings
@@ -17,6 +18,8 @@ CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 4
 POOL = 32
+# In the order of `credentials.AWS_KEYS`.
+_AWS_OPTIONS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
 _sessions_lock = threading.Lock()
 KNOWN = frozenset(
     {
@@ -94,6 +97,17 @@ class S3Settings:
         )
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """The variables without which no client can be made."""
+        named = (self.access_key_env, self.secret_key_env, self.session_token_env)
+        return tuple(name for name in named if name)
+
+    @property
+    def is_found_by_search(self) -> bool:
+        """Whether neither variables nor a profile are named: the usual AWS search applies."""
+        return not self.access_key_env and not self.profile
+
+    @property
     def where(self) -> str:
         """The place as people know it."""
         path = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
@@ -126,6 +140,12 @@ class S3Settings:
             options["aws_secret_access_key"] = _variable(self.secret_key_env, self.where)
         if self.session_token_env:
             options["aws_session_token"] = _variable(self.session_token_env, self.where)
+        if not self.access_key_env and not self.profile:
+            # The usual search would find those of the environment alone.
+            given = credentials.given()
+            for option, name in zip(_AWS_OPTIONS, credentials.AWS_KEYS, strict=True):
+                if given.get(name):
+                    options.setdefault(option, given[name])
         with _sessions_lock:  # a session is not safe from threads
             try:
                 session = _session(self.profile, os.getpid())
@@ -156,10 +176,11 @@ def _positive(text: str | None, default: float) -> float | None:
 
 
 def _variable(name: str, where: str) -> str:
-    value = os.environ.get(name, "")
+    value = credentials.variable(name)
     if not value:
         raise AccessDenied(
             f"{where} takes a credential from the environment variable {name}, which is not set "
-            "here. Set it where this runs (on a cluster: on every node)."
+            f"here. Export it, or in a job give it to the target: `rayjobs target secret set "
+            f"{name}`."
         )
     return value

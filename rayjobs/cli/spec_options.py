@@ -106,7 +106,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--secret",
         multiple=True,
         metavar="NAME=env:VAR|file:PATH",
-        help="A variable whose value is read on the target, and stored nowhere.",
+        help="A secret variable; VAR (RAYJOBS_SECRET_…) is exported here or a `target secret`.",
     ),
     _option(
         "--input",

@@ -13,6 +13,7 @@ from rayjobs.cli.output import duration_text, facts, print_json, size_text, tabl
 from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
+from rayjobs.cli.target_secrets import secret
 from rayjobs.units import counted
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def target() -> None:
 
 
 target.add_command(limits)
+target.add_command(secret)
 
 
 @target.command(

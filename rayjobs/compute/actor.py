@@ -32,6 +32,7 @@ from rayjobs.injob import openfiles
 from rayjobs.paths import TargetPaths, short_socket
 from rayjobs.protocol import ray_jobs
 from rayjobs.store.base import Store
+from rayjobs.target.secrets import TargetSecrets
 
 if TYPE_CHECKING:
     from rayjobs.compute.gauges import Gauges
@@ -87,6 +88,8 @@ class TargetActor:
 
     def workspace(self, method: str, *given: Any) -> Any:
         """See `WorkspaceServer`: what an agent asks that does not share this machine's disk."""
+        if method == "secrets":  # for agents that do not share this machine's disk
+            return TargetSecrets(self.target, home=self.home).values()
         if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
             raise TargetError(f"the target {self.target} serves no {method!r}")
         return getattr(self._server, method)(*given)
@@ -182,6 +185,8 @@ class TargetActor:
             return me
         if asked["op"] == "ping":
             return me
+        if asked["op"] == "sees":
+            return {**me, "sees": [name for name in asked["names"] if os.environ.get(str(name))]}
         if asked["op"] == "status":
             return {**me, **engine.status(asked.get("keys"))}
         if asked["op"] == "explain":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 from collections.abc import Iterator, Mapping
@@ -28,22 +29,31 @@ EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
 SILENT_S = 600  # so long a process of a head may be silent
 RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
 
-# Settings of the user's shell that would change a head shared by all the user's workspaces.
-_DROPPED_PREFIXES = ("RAY_", "OMP_", "MKL_", "KMP_", "TORCH_")
-_DROPPED = (
-    "RAYJOBS_WORKSPACE",
-    "RAYJOBS_RUN_ID",
-    "RAYJOBS_MARKER",
-    "PYTHONPATH",
-    "PYTHONHOME",
-    "PYTHONSTARTUP",
-    "PYTHONOPTIMIZE",
-    "PYTHONWARNINGS",
-    "PYTHONINSPECT",
-    "LD_PRELOAD",
-    "VIRTUAL_ENV",
-    "TMPDIR",
+# What a target takes from the shell that happens to start it: nothing else, since it outlives that
+# shell and serves others. Credentials come to it by `target.secrets`.
+_KEPT = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME"),
+        *("LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "PKG_CONFIG_PATH"),
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "OPAL_PREFIX"),
+        # Where the usual AWS search looks, without the keys themselves.
+        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_EC2_METADATA_DISABLED"),
+    }
 )
+_KEPT_PREFIXES = (
+    *("LC_", "XDG_", "SSL_CERT_", "NVIDIA_", "CUDA_", "ROCR_", "NCCL_", "GLOO_", "OMPI_"),
+    *("RAYJOBS_", "DATASTORE_", "HOROVOD_", "UV_", "PIP_", "CONDA_"),
+)
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+# Of those, what belongs to one shell or one job, and what holds a secret.
+_DROPPED = frozenset({"RAYJOBS_WORKSPACE", "RAYJOBS_RUN_ID", "RAYJOBS_MARKER"})
+_PASSWORD = re.compile(r"://[^/@\s]+@")  # in the address of a package index
+_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN(?!_FILE$)|CREDENTIAL(?!S_)|_KEY$|APIKEY")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +179,8 @@ def auth_environment(token_path: Path | str) -> dict[str, str]:
 def head_environment(
     home: Path, token_path: Path | str, *, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return the environment of the keeper, of Ray, and of all that lives in it."""
-    kept = {
-        name: value
-        for name, value in base.items()
-        if name not in _DROPPED and not name.startswith(_DROPPED_PREFIXES)
-    }
+    """Return the environment of the keeper, of Ray, and of all that lives in it: an allow-list."""
+    kept = {name: value for name, value in base.items() if is_kept(name, value)}
     source = str(Path(rayjobs.__file__).resolve().parents[1])
     if source in base.get("PYTHONPATH", "").split(os.pathsep):
         kept["PYTHONPATH"] = source  # run from a source tree that is not installed
@@ -199,6 +205,14 @@ def head_environment(
         **HEAD_ENVIRONMENT,
         **auth_environment(token_path),
     }
+
+
+def is_kept(name: str, value: str) -> bool:
+    """Whether a target keeps a variable of the shell that starts it: known, and not a secret."""
+    if name in _KEPT or name.lower() in _PROXIES:
+        return True
+    is_ours = name.startswith(_KEPT_PREFIXES) and name not in _DROPPED
+    return is_ours and not _SECRET.search(name.upper()) and not _PASSWORD.search(value)
 
 
 def start_again(name: str) -> str:

@@ -25,7 +25,7 @@ from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.compute.nodeworkspaces import Workspaces
-from rayjobs.compute.remoteworkspace import open_remote
+from rayjobs.compute.remoteworkspace import ask_target, open_remote
 from rayjobs.environments import interpreter
 from rayjobs.errors import PrepareError
 from rayjobs.horovod import required
@@ -33,6 +33,7 @@ from rayjobs.injob import openfiles
 from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
+from rayjobs.node.secrets import NodeSecrets, are_needed
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Node:
             self._environments,
         )
         self._collecting = Collecting(self._data, workspaces)
+        self._workspaces = workspaces
+        self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self._ends = Ends(self.paths.root / "attempts", scratch, self._data)
         self.launching = Launching()
 
@@ -78,7 +81,12 @@ class Node:
 
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """See `Preparing.prepare`."""
+        if are_needed(order):
+            await asyncio.to_thread(self._bring_secrets, order)
         return await self._preparing.prepare(order)
+
+    def _bring_secrets(self, order: Mapping[str, Any]) -> None:
+        self._secrets.bring(order, is_far=self._workspaces.is_far(order))
 
     # -- launch ----------------------------------------------------------------------------------
     async def launch(self, order: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +109,8 @@ class Node:
         await asyncio.to_thread(required.require, plan)
         plan["soft_files"] = openfiles.original()
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
+        if are_needed(order):  # another agent may have prepared it
+            await asyncio.to_thread(self._bring_secrets, order)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         try:
             host = await self._start_host(plan, lease, secrets)
@@ -185,6 +195,10 @@ class Node:
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Store the last metrics and every file. Call it again while it names problems."""
+        # Outputs are stored by what is valid now: hours may have passed, or the agent is another.
+        if are_needed(order):
+            is_far = self._workspaces.is_far(order)
+            await asyncio.to_thread(self._secrets.bring_again, order, is_far=is_far)
         return await self._collecting.collect(order)
 
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:

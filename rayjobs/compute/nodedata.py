@@ -22,6 +22,7 @@ from rayjobs import jobdata
 from rayjobs.compute import datarecord
 from rayjobs.compute.nodefolders import Reaches, check_folders
 from rayjobs.compute.nodeoutputs import Note, Outputs
+from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.processes import ProcessIdentity, boot_id
 from rayjobs.datastore.progress import Progress, human_bytes, line_of
@@ -220,6 +221,7 @@ class NodeData:
     def credentials(self, root: Path) -> dict[str, str]:
         """Return what a script needs to read its direct inputs; kept nowhere."""
         found: dict[str, str] = {}
+        environment = credentials.environment()
         for entry in datarecord.read(AttemptPaths(root).data).get("inputs", {}).values():
             if "definition" not in entry:
                 continue
@@ -229,8 +231,8 @@ class NodeData:
                 settings = record["settings"]
                 named = [value for key, value in settings.items() if key.endswith("_env")]
                 if record["kind"] == "s3" and not named and not settings.get("profile"):
-                    named = [name for name in os.environ if name.startswith("AWS_")]
-                found |= {name: os.environ[name] for name in named if name in os.environ}
+                    named = [name for name in environment if name.startswith("AWS_")]
+                found |= {name: environment[name] for name in named if name in environment}
         return found
 
     # -- at the end ------------------------------------------------------------------------------

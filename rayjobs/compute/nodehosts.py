@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayjobs.datastore import credentials
 from rayjobs.errors import PrepareError
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import boot_id
@@ -27,14 +27,14 @@ def read_secrets(references: Mapping[str, Mapping[str, str | None]]) -> dict[str
     for name, reference in references.items():
         variable, file = reference.get("env"), reference.get("file")
         if variable is not None:
-            if variable not in os.environ:
+            if not credentials.variable(variable):
                 raise PrepareError(
-                    f"the secret {name} is to come from the variable {variable}, which is not "
-                    f"set where the target runs; set it and start the target again",
+                    f"the secret {name} comes from the variable {variable}, which the target does "
+                    f"not have; give it: `rayjobs target secret set {variable}`",
                     failure_class="environment",
                     is_permanent=True,
                 )
-            values[name] = os.environ[variable]
+            values[name] = credentials.variable(variable)
         elif file is not None:
             try:
                 values[name] = Path(file).expanduser().read_text().rstrip("\n")

@@ -38,7 +38,7 @@ class Workspaces:
             NotFoundError: it is not there any more.
         """
         path = str(order["workspace"])
-        if self._open_far is not None and self._is_far(order):
+        if self._open_far is not None and self.is_far(order):
             if path not in self._far:
                 self._far[path] = self._open_far(path)
             return self._far[path]
@@ -56,9 +56,9 @@ class Workspaces:
 
         On another machine a folder at the same path is taken for the same one: a network mount.
         """
-        return not self._is_far(order) or (self._shares_disk and folder.is_dir())
+        return not self.is_far(order) or (self._shares_disk and folder.is_dir())
 
-    def _is_far(self, order: Mapping[str, Any]) -> bool:
+    def is_far(self, order: Mapping[str, Any]) -> bool:
         """Whether the workspace's folder is another machine's.
 
         A path that both have is no proof: over a network file system its store would break.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayjobs.datastore import credentials
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments import requirements, settings
 from rayjobs.environments.building import BuildLog, Control, run
@@ -112,7 +113,7 @@ class Environments:
     async def _realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
         lines = tuple(str(line) for line in asked["pip"])
         work.env = settings.variables(
-            os.environ,
+            credentials.environment(),
             secrets=requirements.secrets_of(lines),
             pip_files=settings.pip_files(os.environ),
         )

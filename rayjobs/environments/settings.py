@@ -106,7 +106,7 @@ def variables(
         if name not in environment:
             raise PrepareError(
                 f"the environment refers to the variable {name}, which is not set where the "
-                f"target runs; set it and start the target again",
+                f"target runs; give it: `rayjobs target secret set {name}`",
                 failure_class="environment",
                 is_permanent=True,
             )

@@ -13,8 +13,10 @@ from rayjobs.records import AllocationState
 from rayjobs.spec import Resources, Retries, SecretRef
 from rayjobs.states import JobState
 from rayjobs.submitting import submit
+from rayjobs.target.secrets import TargetSecrets
 from rayjobs.workspace_files import open_workspace
 from tests.jobs import Jobs, until, wake
+from tests.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray
 
@@ -229,14 +231,54 @@ def files_below(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def test_a_missing_secret_is_the_environments_fault(jobs: Jobs) -> None:
-    job = jobs.submit(
-        "print()", secrets={"TOKEN": SecretRef(env="RAYJOBS_SECRET_THAT_IS_NOT_THERE")}
+def test_a_secret_that_the_target_cannot_see_is_refused_and_then_given_while_it_runs(
+    jobs: Jobs, local_target: LocalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: leave out `credentials.missing`, or `NodeSecrets.bring`."""
+    name = "RAYJOBS_SECRET_GIVEN_LATER"
+    script = "import os\nprint(len(os.environ['TOKEN']))"
+    secrets = {"TOKEN": SecretRef(env=name)}
+    with pytest.raises(SpecError, match=f"rayjobs target secret set {name}"):
+        jobs.submit(script, secrets=secrets)
+    kept = TargetSecrets("local", home=local_target.home)
+    try:
+        kept.set(name, "abc")  # by a user, while the target runs
+        done = jobs.wait(jobs.submit(script, secrets=secrets), JobState.COMPLETED)
+        assert jobs.log(done) == b"3\n"
+        kept.remove(name)
+        monkeypatch.setenv(name, "abcde")  # by a submit, from the shell
+        done = jobs.wait(jobs.submit(script, secrets=secrets), JobState.COMPLETED)
+        assert jobs.log(done) == b"5\n"
+    finally:
+        kept.remove(name)
+
+
+def test_a_secret_that_goes_before_its_job_starts_is_the_environments_fault(
+    jobs: Jobs, local_target: LocalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "RAYJOBS_SECRET_THAT_GOES"
+    monkeypatch.setenv(name, "abc")
+    gate = jobs.folder / "gate"
+    first = jobs.submit(
+        f"""
+        import pathlib, time
+        while not pathlib.Path({str(gate)!r}).exists():
+            time.sleep(0.05)
+        """
     )
+    job = jobs.submit(
+        "print()",
+        secrets={"TOKEN": SecretRef(env=name)},
+        depends_on=({"job": first.id},),
+        retries={"environment": 3},
+    )
+    TargetSecrets("local", home=local_target.home).remove(name)
+    gate.touch()
     done = jobs.wait(job, JobState.FAILED)
     assert done.failure is not None
     assert str(done.failure.failure_class) == "environment"
-    assert "RAYJOBS_SECRET_THAT_IS_NOT_THERE" in done.failure.message
+    assert f"rayjobs target secret set {name}" in done.failure.message
+    assert done.attempt == 1  # a retry could not help
 
 
 def test_a_script_may_remove_its_own_directory(jobs: Jobs) -> None:

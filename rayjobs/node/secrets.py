@@ -1,0 +1,69 @@
+"""The target's secrets on a node: fetched when an attempt needs them, kept in memory alone."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.datastore import credentials
+from rayjobs.errors import PrepareError, RayjobsError
+
+log = logging.getLogger(__name__)
+
+Ask = Callable[[], Mapping[str, str]]
+
+
+def are_needed(order: Mapping[str, Any]) -> bool:
+    """Whether anything of an attempt may read a secret: most jobs wait for nothing here."""
+    return bool(
+        order.get("inputs")
+        or order.get("outputs")
+        or order.get("environment")
+        or order.get("secrets")
+    )
+
+
+class NodeSecrets:
+    """Gives this process the secrets that the target has now."""
+
+    def __init__(self, target: str, home: Path, ask: Ask) -> None:
+        """Read the target's file where this node has it; else `ask` the target."""
+        self._target = target
+        self._home = home
+        self._ask = ask
+
+    def bring(self, order: Mapping[str, Any], *, is_far: bool) -> None:
+        """Read the secrets again, where the attempt may need any. Blocks.
+
+        Raises:
+            PrepareError: class ``storage``: the target does not answer; class ``environment``: its
+                file cannot be used.
+        """
+        if not are_needed(order):
+            return
+        if is_far:
+            try:
+                values = dict(self._ask())
+            except RayjobsError as error:
+                raise PrepareError(
+                    f"the target's secrets cannot be fetched: {error}", failure_class="storage"
+                ) from error
+        else:
+            from rayjobs.target.secrets import TargetSecrets
+
+            try:
+                values = TargetSecrets(self._target, home=self._home).values()
+            except RayjobsError as error:
+                raise PrepareError(
+                    str(error), failure_class="environment", is_permanent=True
+                ) from error
+        credentials.give(values)
+
+    def bring_again(self, order: Mapping[str, Any], *, is_far: bool) -> None:
+        """Do so where an earlier `bring` may do instead: an attempt's end never fails for it."""
+        try:
+            self.bring(order, is_far=is_far)
+        except PrepareError as error:
+            log.warning("%s; those that are known here are used", error)

@@ -1,0 +1,170 @@
+"""Whether a target will see the credentials that a job needs; what a shell exports is handed on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rayjobs.compute.localhead import is_kept
+from rayjobs.errors import Problem, RayjobsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rayjobs.datastore.catalogue import DatastoreRecord
+    from rayjobs.spec import JobSpec
+    from rayjobs.workspace_files import OpenWorkspace
+
+
+@dataclass
+class Needs:
+    """The variables that a job's node reads.
+
+    Attributes:
+        required: Variable → (field of the spec, who asks for it, in words).
+        optional: Variables that are used where there are any.
+    """
+
+    required: dict[str, tuple[str, str]] = field(default_factory=dict)
+    optional: set[str] = field(default_factory=set)
+
+    @property
+    def names(self) -> set[str]:
+        """All variables."""
+        return {*self.required, *self.optional}
+
+
+def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
+    """Return what a checked spec's datastores, secrets and packages read from variables."""
+    needs = Needs()
+    for name, reference in spec.secrets.items():
+        if reference.env is not None:
+            needs.required.setdefault(reference.env, (f"secrets.{name}", f"the secret {name}"))
+    if spec.environment is not None and not isinstance(spec.environment, str):
+        from rayjobs.environments import requirements
+
+        for name in requirements.secrets_of(spec.environment.pip):
+            needs.required.setdefault(name, ("environment.pip", "a package of the environment"))
+        # Addresses and passwords of package indexes that the target did not keep at its start.
+        needs.optional |= {
+            name
+            for name, value in os.environ.items()
+            if name.startswith(("UV_", "PIP_")) and not is_kept(name, value)
+        }
+    for name, one in spec.inputs.items():
+        for record in _records(workspace, one.source):
+            _of_datastore(record, f"inputs.{name}.source", needs)
+    for name, output in spec.outputs.items():
+        for record in _records(workspace, output.destination):
+            _of_datastore(record, f"outputs.{name}.destination", needs)
+    return needs
+
+
+def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]:
+    """Return the datastores of a source; none where they cannot be found, which others report."""
+    from rayjobs import jobdata
+    from rayjobs.data_arguments import SAVED
+    from rayjobs.datastore.errors import DatastoreError
+
+    try:
+        if source.startswith((SAVED, jobdata.DATASET)):
+            return jobdata.datastores_of(workspace, source)
+        return jobdata.datastore_of(workspace, source)
+    except DatastoreError:
+        return ()
+
+
+def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
+    if record.kind != "s3":
+        return
+    from rayjobs.datastore.backends.s3_settings import S3Settings
+    from rayjobs.datastore.credentials import AWS_KEYS
+    from rayjobs.datastore.errors import DatastoreError
+
+    try:
+        settings = S3Settings.from_record(record)
+    except DatastoreError:
+        return
+    for name in settings.variables:
+        needs.required.setdefault(name, (place, f"datastore {record.name!r}"))
+    if settings.is_found_by_search:
+        needs.optional |= {*AWS_KEYS}
+
+
+def missing(
+    needs: Needs,
+    target: str,
+    *,
+    home: Path,
+    environment: Mapping[str, str] | None = None,
+) -> list[Problem]:
+    """Return a problem for each variable that neither this shell nor the target has."""
+    shell = os.environ if environment is None else environment
+    if not needs.required:
+        return []
+    unseen = [name for name in needs.required if not shell.get(name)]
+    if not unseen:
+        return []
+    seen = _seen_by(target, unseen, home=home)
+    return [
+        Problem(
+            needs.required[name][0],
+            f"{needs.required[name][1]} takes its value from the variable {name}, which target "
+            f"{target!r} cannot see.",
+            f"Export {name} here and submit again, or give it to the target: `rayjobs target "
+            f"secret set {name} --target {target}`.",
+        )
+        for name in unseen
+        if name not in seen
+    ]
+
+
+def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
+    """Return which variables a target has, in its file or, where it runs, in its environment."""
+    from rayjobs.compute import wakeclient
+    from rayjobs.compute.headstop import Place
+    from rayjobs.target.secrets import TargetSecrets
+
+    kept = set(TargetSecrets(target, home=home).all())
+    left = sorted(set(names) - kept)
+    if left:
+        try:
+            answer = wakeclient.ask(Place(target, home).socket, {"op": "sees", "names": left})
+        except TimeoutError:
+            answer = None
+        kept |= set((answer or {}).get("sees") or ())
+    return kept
+
+
+def hand_on(
+    needs: Needs,
+    target: str,
+    *,
+    home: Path,
+    environment: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Keep for the target what this shell exports of a job's variables; return a note for people.
+
+    Raises:
+        UsageError: the target's secrets file cannot be used.
+    """
+    from rayjobs.target.secrets import TargetSecrets
+
+    shell = dict(os.environ if environment is None else environment)
+    if "AWS_ACCESS_KEY_ID" not in shell:  # without it, the others are of no use
+        shell = {name: value for name, value in shell.items() if not name.startswith("AWS_S")}
+    if not needs.names & shell.keys():
+        return []
+    secrets = TargetSecrets(target, home=home)
+    try:
+        new = secrets.take_over(sorted(needs.names), shell)
+    except OSError as error:
+        raise RayjobsError(f"the secrets of target {target!r} cannot be kept: {error}") from error
+    if not new:
+        return []
+    return [
+        f"{', '.join(new)} as exported here: kept for target {target!r} in {secrets.path}, which "
+        f"only you can read (`rayjobs target secret ls`)"
+    ]

@@ -1,0 +1,159 @@
+"""The secrets of a target: a file that only its owner reads, looked up whenever a job needs one.
+
+So a credential can be given, or changed, while the target runs. Nodes that do not share the file
+get the values from the target actor, in memory; no record, log or command line ever holds one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.compute.localhead import write_private
+from rayjobs.datastore.locks import locked
+from rayjobs.errors import UsageError
+from rayjobs.paths import TargetPaths
+
+FILE = "secrets.json"
+MOST_BYTES = 64 * 2**10
+# Who gave a secret: a user by command, or a submit that found it exported in the user's shell.
+BY_USER = "user"
+BY_SUBMIT = "submit"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+
+
+@dataclass(frozen=True)
+class Secret:
+    """One secret. Its value is kept out of `repr`."""
+
+    name: str
+    value: str
+    given_by: str = BY_USER
+
+    def __repr__(self) -> str:
+        """Show the name alone."""
+        return f"Secret({self.name!r}, given_by={self.given_by!r})"
+
+
+class TargetSecrets:
+    """The secrets file of one target. Several processes may use it at once."""
+
+    def __init__(self, target: str, *, home: Path) -> None:
+        self.target = target
+        self.path = TargetPaths.of(target, under=home).root / FILE
+
+    def all(self) -> dict[str, Secret]:
+        """Return the secrets by name; none where there is no file.
+
+        Raises:
+            UsageError: the file is damaged, or other users can read it.
+        """
+        try:
+            with self.path.open(encoding="utf-8") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                text = file.read()
+        except FileNotFoundError:
+            return {}
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the secrets in {self.path} cannot be read: {error}") from error
+        if mode & 0o077:
+            raise UsageError(
+                f"other users can read {self.path}, which holds secrets. Run `chmod 600 "
+                f"{self.path}`, and change the secrets if others may have seen them."
+            )
+        try:
+            return {
+                name: Secret(name, str(one["value"]), str(one.get("given_by", BY_USER)))
+                for name, one in json.loads(text)["secrets"].items()
+            }
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UsageError(
+                f"the secrets file {self.path} is damaged. Remove it, and give the secrets again: "
+                f"`rayjobs target secret set NAME`."
+            ) from error
+
+    def values(self) -> dict[str, str]:
+        """Return the values by name. Raises UsageError as `all` does."""
+        return {name: one.value for name, one in self.all().items()}
+
+    def set(self, name: str, value: str) -> None:
+        """Keep a secret, or replace it.
+
+        Raises:
+            UsageError: the name or the value cannot be a secret's.
+        """
+        if not _NAME.fullmatch(name):
+            raise UsageError(
+                f"{name!r} is not a variable's name: use letters, digits and underscores."
+            )
+        if not value:
+            raise UsageError(f"the value of {name} is empty; `secret rm {name}` removes a secret.")
+        if len(value.encode()) > MOST_BYTES or "\0" in value:
+            raise UsageError(
+                f"the value of {name} is not a secret's: at most {MOST_BYTES >> 10} KiB of text."
+            )
+        with self._changing() as kept:
+            kept[name] = Secret(name, value)
+
+    def remove(self, name: str) -> bool:
+        """Forget a secret; False when there was none."""
+        with self._changing() as kept:
+            return kept.pop(name, None) is not None
+
+    def take_over(self, names: Iterable[str], environment: Mapping[str, str]) -> list[str]:
+        """Keep what a shell exports of `names`; return the names that are new or have changed.
+
+        What a user has set by command is never replaced.
+        """
+        found = {name: environment[name] for name in names if environment.get(name)}
+        known = self.all()
+        new = [
+            name
+            for name, value in found.items()
+            if name not in known
+            or (known[name].given_by == BY_SUBMIT and known[name].value != value)
+        ]
+        if new:
+            with self._changing() as kept:
+                for name in new:
+                    kept[name] = Secret(name, found[name], BY_SUBMIT)
+        return new
+
+    def _changing(self) -> _Changing:
+        return _Changing(self)
+
+
+class _Changing:
+    """Holds the file's lock, and writes what was changed at the end of the block."""
+
+    def __init__(self, secrets: TargetSecrets) -> None:
+        self._secrets = secrets
+        path = secrets.path
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = locked(path.with_name(f".{FILE}.lock"))
+        self._kept: dict[str, Secret] = {}
+
+    def __enter__(self) -> dict[str, Secret]:
+        self._lock.__enter__()
+        try:
+            self._kept = self._secrets.all()
+        except BaseException:
+            self._lock.__exit__(None, None, None)
+            raise
+        return self._kept
+
+    def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
+        try:
+            if kind is None:
+                values = {
+                    one.name: {"value": one.value, "given_by": one.given_by}
+                    for one in self._kept.values()
+                }
+                text = json.dumps({"version": 1, "secrets": values})
+                write_private(self._secrets.path, text + "\n")
+        finally:
+            self._lock.__exit__(None, None, None)

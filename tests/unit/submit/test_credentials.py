@@ -1,0 +1,93 @@
+"""Credentials are looked for at submit: refused with the remedy, or handed on to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.credentials import AWS_KEYS
+from rayjobs.errors import SpecError
+from rayjobs.spec import JobSpec, Output, SecretRef
+from rayjobs.submitting import check, submit
+from rayjobs.target.secrets import TargetSecrets
+from rayjobs.workspace_files import OpenWorkspace, open_workspace
+
+NAMES = ("PHOTOS_KEY", "PHOTOS_SECRET")
+
+
+@pytest.fixture
+def workspace(
+    tmp_path: Path, own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[OpenWorkspace]:
+    for name in (*NAMES, *AWS_KEYS, "RAYJOBS_SECRET_X"):
+        monkeypatch.delenv(name, raising=False)
+    with open_workspace(tmp_path / "ws") as opened:
+        named = {"bucket": "b", "access_key_env": NAMES[0], "secret_key_env": NAMES[1]}
+        opened.catalogue.add_datastore(DatastoreRecord("photos", "s3", named))
+        opened.catalogue.add_datastore(DatastoreRecord("found", "s3", {"bucket": "b"}))
+        yield opened
+
+
+@pytest.fixture
+def secrets(own_home: Path) -> TargetSecrets:
+    return TargetSecrets("local", home=own_home / "h")
+
+
+def spec(store: str = "photos", **more: object) -> JobSpec:
+    values = {"command": "true", "name": "t", "outputs": {"out": Output(destination=f"{store}/o")}}
+    return JobSpec(**{**values, **more})
+
+
+def test_a_credential_that_the_target_cannot_see_is_refused_with_the_remedy(
+    workspace: OpenWorkspace,
+) -> None:
+    """Off switch: leave out `credentials.missing` in `check`."""
+    with pytest.raises(SpecError) as caught:
+        submit(workspace, spec(), wake=False)
+    text = str(caught.value)
+    for name in NAMES:
+        assert f"rayjobs target secret set {name} --target local" in text
+    assert workspace.store.jobs() == []
+
+
+def test_what_the_shell_exports_is_handed_on_once(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: leave out `hand_on_credentials` in `submit`."""
+    for name in NAMES:
+        monkeypatch.setenv(name, f"value of {name}")
+    check(workspace, spec())
+    assert not secrets.path.exists()  # a dry run changes nothing
+    first = submit(workspace, spec(), wake=False)
+    assert secrets.values() == {name: f"value of {name}" for name in NAMES}
+    (note,) = [one for one in first.warnings if "PHOTOS_KEY" in one]
+    assert "value of" not in note
+    again = submit(workspace, spec(), wake=False)
+    assert not [one for one in again.warnings if "PHOTOS_KEY" in one]
+    for name in NAMES:
+        monkeypatch.delenv(name)
+    submit(workspace, spec(), wake=False)  # the target has them
+
+
+def test_the_usual_aws_keys_are_handed_on_and_not_asked_for(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(workspace, spec("found"), wake=False)  # a profile, or the machine itself, may have them
+    assert not secrets.path.exists()
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "k")
+    submit(workspace, spec("found"), wake=False)
+    assert secrets.values() == {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+
+
+def test_only_what_the_job_needs_is_handed_on(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (*NAMES, "RAYJOBS_SECRET_X"):
+        monkeypatch.setenv(name, "v")
+    plain = spec(outputs={}, secrets={"TOKEN": SecretRef(env="RAYJOBS_SECRET_X")})
+    submit(workspace, plain, wake=False)
+    assert secrets.values() == {"RAYJOBS_SECRET_X": "v"}

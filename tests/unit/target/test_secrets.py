@@ -1,0 +1,201 @@
+"""The secrets of a target: one file, its owner's alone, read again whenever it is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rayjobs.cli.main import main
+from rayjobs.compute import localhead
+from rayjobs.compute.nodehosts import read_secrets
+from rayjobs.datastore import credentials
+from rayjobs.datastore.backends.s3_settings import S3Settings
+from rayjobs.datastore.errors import AccessDenied
+from rayjobs.errors import PrepareError, StoreError, UsageError
+from rayjobs.node.secrets import NodeSecrets
+from rayjobs.target.secrets import TargetSecrets
+
+VALUE = "a-value-that-nothing-shows"
+
+
+@pytest.fixture
+def secrets(tmp_path: Path) -> TargetSecrets:
+    return TargetSecrets("local", home=tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def nothing_given() -> Iterator[None]:
+    yield
+    credentials.give({})
+
+
+def test_a_secret_is_kept_for_its_owner_alone_and_never_shown(secrets: TargetSecrets) -> None:
+    secrets.set("PHOTOS_KEY", VALUE)
+    assert secrets.values() == {"PHOTOS_KEY": VALUE}
+    assert stat.S_IMODE(secrets.path.stat().st_mode) == 0o600
+    assert VALUE not in repr(secrets.all())
+    assert secrets.remove("PHOTOS_KEY")
+    assert not secrets.remove("PHOTOS_KEY")
+    assert secrets.values() == {}
+
+
+def test_a_file_that_others_can_read_is_refused(secrets: TargetSecrets) -> None:
+    secrets.set("PHOTOS_KEY", VALUE)
+    secrets.path.chmod(0o644)
+    with pytest.raises(UsageError, match="chmod 600"):
+        secrets.values()
+
+
+def test_a_damaged_file_is_refused_and_not_replaced(secrets: TargetSecrets) -> None:
+    secrets.set("PHOTOS_KEY", VALUE)
+    secrets.path.write_text("{")
+    with pytest.raises(UsageError, match="is damaged"):
+        secrets.set("OTHER", "x")
+    assert secrets.path.read_text() == "{"
+
+
+def test_a_shell_never_replaces_what_a_user_has_set(secrets: TargetSecrets) -> None:
+    secrets.set("SET", "by hand")
+    shell = {"SET": "exported", "EXPORTED": "one", "OTHER": "not asked for", "EMPTY": ""}
+    names = ["SET", "EXPORTED", "EMPTY"]
+    assert secrets.take_over(names, shell) == ["EXPORTED"]
+    assert secrets.take_over(names, shell) == []
+    assert secrets.take_over(names, {**shell, "EXPORTED": "two"}) == ["EXPORTED"]  # it was rotated
+    assert secrets.values() == {"SET": "by hand", "EXPORTED": "two"}
+
+
+@pytest.mark.parametrize(("name", "value"), [("A-B", "x"), ("A", ""), ("", "x"), ("A", "\0")])
+def test_what_is_no_secret_is_refused(secrets: TargetSecrets, name: str, value: str) -> None:
+    with pytest.raises(UsageError):
+        secrets.set(name, value)
+    assert not secrets.path.exists()
+
+
+# --- commands -------------------------------------------------------------------------------------
+
+
+def test_the_commands_set_list_and_remove_and_print_no_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_HOME", str(tmp_path))
+    monkeypatch.setenv("FROM_SHELL", VALUE)
+    monkeypatch.delenv("NOT_EXPORTED", raising=False)
+    run = CliRunner()
+    said = [
+        run.invoke(main, ["target", "secret", "set", "FROM_SHELL"]),
+        run.invoke(main, ["target", "secret", "set", "PIPED", "--stdin"], input=f"{VALUE}\n"),
+        run.invoke(main, ["target", "secret", "ls"]),
+        run.invoke(main, ["target", "secret", "ls", "--json"]),
+    ]
+    assert all(VALUE not in one.output for one in said), [one.output for one in said]
+    assert json.loads(said[-1].stdout) == [
+        {"name": "FROM_SHELL", "given_by": "user"},
+        {"name": "PIPED", "given_by": "user"},
+    ]
+    assert TargetSecrets("local", home=tmp_path).values()["PIPED"] == VALUE
+    assert run.invoke(main, ["target", "secret", "rm", "PIPED"]).exit_code == 0
+    assert "PIPED" not in run.invoke(main, ["target", "secret", "ls"]).output
+
+
+# --- on a node ------------------------------------------------------------------------------------
+
+ORDER = {"inputs": {"data": {}}, "secrets": {}}
+
+
+def test_a_node_reads_the_file_again_for_every_attempt(
+    tmp_path: Path, secrets: TargetSecrets
+) -> None:
+    node = NodeSecrets("local", tmp_path, dict)
+    secrets.set("PHOTOS_KEY", "one")
+    node.bring(ORDER, is_far=False)
+    assert credentials.variable("PHOTOS_KEY") == "one"
+    secrets.set("PHOTOS_KEY", "two")
+    node.bring(ORDER, is_far=False)
+    assert credentials.variable("PHOTOS_KEY") == "two"
+    assert "PHOTOS_KEY" not in os.environ  # where every child and /proc would have it
+
+
+def test_another_machines_node_asks_the_target_and_keeps_the_values_in_memory(
+    tmp_path: Path,
+) -> None:
+    node = NodeSecrets("lab", tmp_path, lambda: {"PHOTOS_KEY": VALUE})
+    node.bring(ORDER, is_far=True)
+    assert read_secrets({"TOKEN": {"env": "PHOTOS_KEY"}}) == {"TOKEN": VALUE}
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_target_that_does_not_answer_delays_an_attempt_and_not_its_end(tmp_path: Path) -> None:
+    def away() -> dict[str, str]:
+        raise StoreError("the target cannot be reached")
+
+    credentials.give({"PHOTOS_KEY": "known"})
+    node = NodeSecrets("lab", tmp_path, away)
+    with pytest.raises(PrepareError) as caught:
+        node.bring(ORDER, is_far=True)
+    assert (caught.value.failure_class, caught.value.is_permanent) == ("storage", False)
+    node.bring_again(ORDER, is_far=True)
+    assert credentials.variable("PHOTOS_KEY") == "known"
+
+
+def test_a_job_without_data_or_secrets_waits_for_nothing(tmp_path: Path) -> None:
+    def never() -> dict[str, str]:
+        raise AssertionError("it was asked")
+
+    plain = {"inputs": {}, "outputs": {}, "secrets": {}, "environment": None}
+    NodeSecrets("lab", tmp_path, never).bring(plain, is_far=True)
+
+
+def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off switch: read `os.environ` in `_variable`."""
+    named = S3Settings("b", endpoint="http://x", access_key_env="K", secret_key_env="S")
+    found = S3Settings("b", endpoint="http://x")
+    for name in (*credentials.AWS_KEYS, "K", "S"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(AccessDenied, match="rayjobs target secret set K") as caught:
+        named.client()
+    assert caught.value.is_permanent
+    credentials.give({"K": "key", "S": "secret", **dict.fromkeys(credentials.AWS_KEYS[:2], "aws")})
+    assert named.client()._request_signer._credentials.access_key == "key"
+    assert found.client()._request_signer._credentials.access_key == "aws"
+
+
+# --- what a target keeps of the shell -------------------------------------------------------------
+
+
+def test_a_target_takes_no_secret_from_the_shell_that_starts_it(home: Path) -> None:
+    """Off switch: return True in `is_kept`."""
+    kept = {
+        "PATH": "/bin",
+        "HTTPS_PROXY": "http://proxy:3128",
+        "AWS_PROFILE": "lab",
+        "AWS_WEB_IDENTITY_TOKEN_FILE": "/run/token",
+        "LC_CTYPE": "C.UTF-8",
+        "RAYJOBS_LOCAL_CPUS": "2",
+        "UV_INDEX_URL": "https://pypi.internal/simple",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    left = {
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "AWS_ACCESS_KEY_ID": "s",
+        "AWS_SESSION_TOKEN": "s",
+        "PHOTOS_KEY": "s",
+        "GITHUB_TOKEN": "s",
+        "RAYJOBS_SECRET_X": "s",
+        "DATABASE_URL": "postgresql://u:p@h/d",
+        "UV_INDEX_LAB_PASSWORD": "s",
+        "PIP_INDEX_URL": "https://user:pass@pypi.internal/simple",
+    }
+    found = localhead.head_environment(home, "/t/token", base={**kept, **left})
+    assert kept.items() <= found.items()
+    assert not left.keys() & found.keys()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return tmp_path
