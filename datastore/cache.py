@@ -1,6 +1,6 @@
 """The node's cache of stored files: by content, verified before visible, fetched once.
 
-    objects/ab/<sha256>        the bytes, read-only
+    objects/ab/<sha256>        the bytes
     objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
     index/<identity>           the content behind a stored file whose digest was not known before
     partial/<random>           being fetched, and its size (.need), which is locked by whoever
@@ -8,8 +8,9 @@
     locks/                     one per file being fetched: the second asker waits, then finds it
     usage                      the size of all objects; counted anew whenever room is made
 
-Users get hard links. An object with a second link is in use and never removed, whoever made the
-link and however its process ended; a removed one lives on for those who have it open.
+Users get copies of their own (`copy`), or hard links where something keeps writes away from
+them (`link`). An object with a second link is in use and never removed, whoever made the link and
+however its process ended; a removed one lives on for those who have it open.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
+from rayjobs.datastore.clones import clone
 from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
 from rayjobs.datastore.locks import locked
@@ -34,6 +36,7 @@ from rayjobs.datastore.progress import human_bytes
 
 SPARE_BYTES = 1 << 30
 """The cache leaves at least so much of the disk to others."""
+FILE_MODE = 0o644
 _TRIES = 5  # how often a file may be removed between being found and being linked
 
 
@@ -88,6 +91,9 @@ class NodeCache:
     ) -> Cached:
         """Make `to` a hard link of the cached file (a copy on another file system).
 
+        For where no user can write to it, such as below a private layer: what is written through
+        the link is written to the cache.
+
         Raises: as `ensure`.
         """
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -105,15 +111,36 @@ class NodeCache:
                 count(-entry.size)  # removed to make room, in this very moment
         raise self._too_busy(entry)
 
-    def open(self, entry: FileEntry, backend: Backend) -> int:
+    def copy(
+        self,
+        entry: FileEntry,
+        backend: Backend,
+        to: Path,
+        count: CountBytes = ignore_bytes,
+        *,
+        mode: int = FILE_MODE,
+    ) -> None:
+        """Make `to` a private copy of the cached file, which shares its blocks where it can.
+
+        Raises: as `ensure`; OSError: `to` cannot be written.
+        """
+        to.parent.mkdir(parents=True, exist_ok=True)
+        source = self.open(entry, backend, count)
+        try:
+            clone(source, to, mode=mode)
+        finally:
+            os.close(source)
+
+    def open(self, entry: FileEntry, backend: Backend, count: CountBytes = ignore_bytes) -> int:
         """Return a descriptor to read the cached file; it stays good if the file is removed.
 
         Raises: as `ensure`.
         """
         for _ in range(_TRIES):
-            cached = self.ensure(entry, backend)
+            cached = self.ensure(entry, backend, count)
             with contextlib.suppress(FileNotFoundError):
                 return os.open(cached.path, os.O_RDONLY | os.O_CLOEXEC)
+            count(-entry.size)
         raise self._too_busy(entry)
 
     def has(self, entry: FileEntry, backend: Backend) -> bool:
@@ -188,7 +215,8 @@ class NodeCache:
                     f"{entry.key!r} on {backend.where} has digest {digest}; the version that was "
                     f"asked for has {entry.digest}. It was not used."
                 )
-            partial.chmod(0o444)
+            # A private layer shows a file as it is here, and a job may change its private files.
+            partial.chmod(FILE_MODE)
             path = self._object(digest)
             path.parent.mkdir(exist_ok=True)
             if self._is_sound(path, digest):

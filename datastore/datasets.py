@@ -10,6 +10,7 @@ import random
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from pathlib import Path
 from typing import Any, Self
 
@@ -74,6 +75,13 @@ class AbstractDataset(ABC):
     def description(self) -> str:
         """What was said at registration."""
         return self._registered.description if self._registered else ""
+
+    @property
+    def registered_at(self) -> str:
+        """When the version was registered, as people read it; "" before."""
+        if self._registered is None:
+            return ""
+        return self._registered.created_at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
     @property
     def tags(self) -> Mapping[str, str]:

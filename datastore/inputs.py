@@ -32,7 +32,8 @@ class DataInput:
 
     `manifest` holds its exact files. It is None for a path in a local folder, which a job sees as
     it is then; `live` says which. `dataset` is `name:version` and `dataset_id` the id where the
-    files are a registered version; `definition` rebuilds the dataset object in the job.
+    files are a registered version, and `registered_at` says when it became one; `definition`
+    rebuilds the dataset object in the job.
     """
 
     name: str
@@ -45,6 +46,7 @@ class DataInput:
     dataset: str = ""
     dataset_id: str = ""
     definition: str = ""
+    registered_at: str = ""
 
     @property
     def version(self) -> str:
@@ -90,6 +92,7 @@ class DataInput:
             "dataset": self.dataset,
             "dataset_id": self.dataset_id,
             "definition": self.definition,
+            "registered_at": self.registered_at,
         }
 
     @classmethod
@@ -165,6 +168,7 @@ def _of_dataset(
         dataset=f"{dataset.name}:{dataset.version}" if dataset.name else "",
         dataset_id=dataset.id,
         definition=dataset.definition(),
+        registered_at=dataset.registered_at,
     )
 
 

@@ -1,23 +1,34 @@
-"""Brings an input to a node: a link to a local folder, a mount, or a download through the cache.
+"""Brings an input to a node: a link to a local folder, a mount, or a private copy of the files.
 
 What a job finds at the path is complete before the path exists: it is built under another name and
 put in place by a rename, or by the mount coming up.
+
+Nothing that a job writes to its input reaches what others read. A link leads to a folder that is
+read-only for the job; where the job cannot be given that (`Protection`), it gets a mount or a copy.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import posixpath
 import shutil
+import stat
+import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayjobs.datastore import mounts
+from rayjobs.datastore import protection as protections
 from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.backends.base import CountBytes
 from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.clones import clone
 from rayjobs.datastore.errors import (
+    DataChanged,
     DataNotFound,
     DatastoreError,
     InvalidReference,
@@ -25,23 +36,31 @@ from rayjobs.datastore.errors import (
     TransferFailed,
 )
 from rayjobs.datastore.inputs import DataInput
+from rayjobs.datastore.looks import Look, Seen, etag_of, look_at, look_below
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.processes import ProcessIdentity
 from rayjobs.datastore.progress import Meter, ProgressCallback
-from rayjobs.datastore.reading import check_local
+from rayjobs.datastore.protection import Protection
+from rayjobs.datastore.reading import Version, checked, command_word
 from rayjobs.datastore.refs import check_mode
-from rayjobs.datastore.sources import record_for, resolve
+from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.transfer import for_each
 
 MODES = ("mount", "download", "direct")
+MOST_FOLDERS = 64
+"""So many folders of a version are made read-only one by one; of more, the one that holds all."""
 
 
 @dataclass(frozen=True)
 class Materialised:
     """An input on this node. Plain values, so that another process can release it.
 
-    `how` is linked, mounted, downloaded or direct; `bytes` and `files` are None where nobody
-    counted (a folder that is only linked). `said` is what the user should read in the job's log.
+    `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None where
+    nobody counted. `said` is what the user should read in the job's log.
+
+    Whoever starts the job has to make `read_only` so for it, and to put a layer over the folder of
+    each of `overlays` (folder, upper, work) first. `seen` is how the local files looked that the
+    input comes from; it does not travel.
     """
 
     name: str
@@ -54,16 +73,21 @@ class Materialised:
     made: tuple[str, ...] = ()
     mount_folder: str = ""
     mount_token: str = ""
+    read_only: tuple[str, ...] = ()
+    overlays: tuple[tuple[str, str, str], ...] = ()
+    seen: tuple[Seen, ...] = field(default=(), compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return the values as a JSON object."""
-        return asdict(self)
+        return asdict(replace(self, seen=()))
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Materialised:
         """Return what `to_json` wrote."""
         given = dict(values)
-        given["said"], given["made"] = tuple(given["said"]), tuple(given["made"])
+        for name in ("said", "made", "read_only", "seen"):
+            given[name] = tuple(given.get(name, ()))
+        given["overlays"] = tuple((at, up, work) for at, up, work in given.get("overlays", ()))
         return cls(**given)
 
 
@@ -92,6 +116,7 @@ def materialise(
     cache_bytes: int | None = None,
     owner: ProcessIdentity | None = None,
     progress: ProgressCallback | None = None,
+    protection: Protection = protections.NONE,
 ) -> Materialised:
     """Bring `source` to this node and return where it is.
 
@@ -104,6 +129,7 @@ def materialise(
         cache_bytes: Bound of the node's cache; None leaves only the disk's.
         owner: The process whose end also ends the mount (default: this one).
         progress: Told how far a download is.
+        protection: How what reads the input is kept from changing what it comes from.
 
     Raises:
         DatastoreError: what is wrong with the data, its storage, the cache or the mount. Nothing
@@ -116,9 +142,10 @@ def materialise(
     place = into / source.name
     _remove(place)
     records = {record.name: record for record in source.records}
-    job = _Job(source, place, node_root, records, cache_bytes, owner, progress)
+    job = _Job(source, place, node_root, records, cache_bytes, owner, progress, protection)
     manifest = source.manifest
-    if manifest is None and source.live is not None and chosen == "download":
+    if manifest is None and source.live is not None and not job.can_link(chosen):
+        job.live_path()
         manifest = resolve([source.live], records.__getitem__)
     done = job.link_live() if manifest is None else job.run(manifest, chosen)
     done = replace(done, version=source.version)
@@ -167,13 +194,23 @@ class _Job:
     cache_bytes: int | None
     owner: ProcessIdentity | None
     progress: ProgressCallback | None
+    protection: Protection
 
     def backend(self, name: str) -> Backend:
         return open_backend(record_for(name, self.records.__getitem__))
 
+    def can_link(self, mode: str) -> bool:
+        """Whether local files may be shown as they are."""
+        return mode == "mount" and self.protection.read_only
+
     # --- a path in a local folder, as it is ---
 
-    def link_live(self) -> Materialised:
+    def live_path(self) -> Path:
+        """Return where the path is that is to be shown as it is now.
+
+        Raises:
+            DataNotFound: nothing is there.
+        """
         live = self.source.live
         if live is None:
             raise InvalidReference(f"input {self.source.name!r} names no data.")
@@ -183,12 +220,25 @@ class _Job:
                 f"{target or live.path} does not exist on this node. A local datastore is a folder "
                 "that every node must have under the same path; use a shared folder or S3."
             )
+        return target
+
+    def link_live(self) -> Materialised:
+        target = self.live_path()
+        links: set[str] = set()
         if target.is_dir():
             self.place.symlink_to(target)
-            path = self.place
+            path, seen = self.place, Seen(str(target), look_below(target, links), {})
         else:
             path = self._link_one(target)
-        return self._done(path, "linked")
+            seen = Seen(str(target.parent), {target.name: look_at(target)}, {})
+        done = self._done(path, "linked")
+        return replace(
+            done,
+            files=len(seen.files),
+            bytes=sum(look[0] for look in seen.files.values()),
+            read_only=(str(target), *_ends_of(links, self.place)),
+            seen=(seen,),
+        )
 
     def _link_one(self, target: Path) -> Path:
         self.place.mkdir()
@@ -202,42 +252,98 @@ class _Job:
         if not manifest.files:
             raise DataNotFound(f"input {self.source.name!r} holds no files.")
         backends = {name: self.backend(name) for name in manifest.datastores}
-        if all(backend.local_path("") is not None for backend in backends.values()):
-            if mode == "mount" and (folder := self._whole_folder(manifest, backends)):
+        is_local = all(backend.local_path("") is not None for backend in backends.values())
+        looks = _Looks(manifest, backends, self._version(), self.place)
+        if mode == "mount" and is_local and self.can_link(mode):
+            if folder := self._whole_folder(manifest, backends, looks):
                 self.place.symlink_to(folder)
             else:
-                self._build(manifest, backends)
-            return self._counted(manifest, "linked")
+                self._build(manifest, backends, looks, _link)
+                folder = self.place
+            done = replace(self._counted(manifest, "linked"), read_only=(str(folder),))
+            return looks.added_to(done, read_only=True)
+        said: tuple[str, ...] = ()
         if mode == "mount":
             missing = mounts.fuse_missing()
             if not missing:
+                looks.check_all()
                 try:
-                    return self._mount(manifest)
+                    done = self._mount(manifest)
+                    return looks.added_to(done, read_only=self.protection.read_only)
                 except MountUnavailable as error:
                     missing = str(error)
-            said = f"input {self.source.name!r} cannot be mounted ({missing}): downloaded instead"
-            self._build(manifest, backends)
-            return replace(self._counted(manifest, "downloaded"), said=(said,))
-        self._build(manifest, backends)
-        return self._counted(manifest, "downloaded")
+            if is_local:
+                missing = f"not read-only in place: {self.protection.why}; not by FUSE: {missing}"
+            how = "copied" if is_local else "downloaded"
+            said = (f"input {self.source.name!r} cannot be mounted ({missing}): {how} instead",)
+        done = self._own_files(manifest, backends, looks, is_local=is_local, mode=mode)
+        return looks.added_to(replace(done, said=said), read_only=self.protection.read_only)
 
-    def _whole_folder(self, manifest: Manifest, backends: Mapping[str, Backend]) -> Path | None:
+    def _own_files(
+        self,
+        manifest: Manifest,
+        backends: Mapping[str, Backend],
+        looks: _Looks,
+        *,
+        is_local: bool,
+        mode: str,
+    ) -> Materialised:
+        """Give the job files that nobody else reads."""
+        if is_local or not self.protection.overlay:
+            self._build(manifest, backends, looks, _copy if mode == "download" else _copy_shut)
+            return self._counted(manifest, "copied" if is_local else "downloaded")
+        # The cached files themselves: read-only, or below a layer that takes what the job writes.
+        self._build(manifest, backends, looks, _share)
+        if mode == "mount" and self.protection.read_only:
+            return replace(self._counted(manifest, "downloaded"), read_only=(str(self.place),))
+        layers = self.place.with_name(f".{self.place.name}.layers")
+        _remove(layers)
+        layers.mkdir(mode=0o700)
+        overlay = (str(self.place), str(layers / "upper"), str(layers / "work"))
+        done = self._counted(manifest, "downloaded")
+        return replace(done, overlays=(overlay,))
+
+    def _version(self) -> Version:
+        source = self.source
+        if not source.dataset:
+            return Version()
+        sources = json.loads(source.definition).get("sources", ()) if source.definition else ()
+        words = tuple(command_word(Source(*one)) for one in sources)
+        return Version(source.dataset, source.registered_at, words)
+
+    def _whole_folder(
+        self, manifest: Manifest, backends: Mapping[str, Backend], looks: _Looks
+    ) -> Path | None:
         """Return the one folder that holds the manifest's files and no others, if there is one."""
         first = manifest.files[0]
         if manifest.single_file or len(backends) > 1 or not first.key.endswith(first.path):
             return None
         backend = backends[first.datastore]
         base = first.key[: len(first.key) - len(first.path)].rstrip("/")
-        expected = {f"{base}/{entry.path}".lstrip("/"): entry for entry in manifest}
-        present = {file.path for file in backend.walk(base)}
-        if present != set(expected) or any(expected[entry.key] != entry for entry in manifest):
+        if any(entry.key != f"{base}/{entry.path}".lstrip("/") for entry in manifest):
+            return None
+        folder = backend.local_path(base)
+        if folder is None or not folder.is_dir() or _is_broad(str(folder), self.place):
+            return None
+        present = look_below(folder, looks.links)
+        if set(present) != {entry.path for entry in manifest}:
             return None
         for entry in manifest:
-            check_local(entry, backend)
-        return backend.local_path(base)
+            look = present[entry.path]
+            if look[0] == entry.size and etag_of(look) == entry.etag:
+                looks.note(entry, look)
+            else:
+                looks.check(entry)
+        return folder
 
-    def _build(self, manifest: Manifest, backends: Mapping[str, Backend]) -> None:
-        """Make a folder of its own: links to local files, hard links to cached ones."""
+    def _build(
+        self,
+        manifest: Manifest,
+        backends: Mapping[str, Backend],
+        looks: _Looks,
+        way: _Way,
+    ) -> None:
+        """Make a folder of its own, with the files as `way` makes them."""
         draft = self.place.with_name(f".{self.place.name}.partial")
         _remove(draft)
         draft.mkdir()
@@ -250,13 +356,15 @@ class _Job:
             to = draft / entry.path
             backend = backends[entry.datastore]
             try:
-                if backend.local_path(entry.key) is not None:
-                    local = check_local(entry, backend)
-                    to.parent.mkdir(parents=True, exist_ok=True)
-                    to.symlink_to(local)
-                    meter.add_bytes(entry.size)
+                if backend.local_path(entry.key) is None:
+                    way.from_cache(cache, entry, backend, to, meter.add_bytes)
                 else:
-                    cache.link(entry, backend, to, meter.add_bytes)
+                    local = looks.check(entry)
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    way.from_folder(local, to)
+                    if way.takes_bytes:
+                        looks.check(entry, before=True)
+                    meter.add_bytes(entry.size)
             except OSError as error:
                 raise TransferFailed(f"cannot make {to}: {error.strerror or error}.") from error
             meter.add_file()
@@ -293,6 +401,152 @@ class _Job:
 
     def _done(self, path: Path, how: str) -> Materialised:
         return Materialised(self.source.name, str(path), how, made=(str(self.place),))
+
+
+class _Looks:
+    """How the local files of a manifest looked when they were found to be those it means."""
+
+    def __init__(
+        self, manifest: Manifest, backends: Mapping[str, Backend], version: Version, place: Path
+    ) -> None:
+        self.links: set[str] = set()
+        self._place = place
+        self._manifest = manifest
+        self._backends = backends
+        self._version = version
+        self._looks: dict[tuple[str, str], Look] = {}
+
+    def check(self, entry: FileEntry, *, before: bool = False) -> Path:
+        """Return where a local file lies.
+
+        Args:
+            before: It was looked at before, and must not have changed since.
+
+        Raises:
+            DataChanged: it is not the file that the manifest means.
+        """
+        known = self._looks.get((entry.datastore, entry.key))
+        backend = self._backends[entry.datastore]
+        if before and known is not None:
+            local = backend.local_path(entry.key)
+            if local is not None and look_at(local) == known:
+                return local
+        local, look = checked(entry, backend, self._version)
+        if local.is_symlink():
+            self.links.add(str(local))
+        if before and look != known:
+            raise DataChanged(f"{local} was written to while it was copied. Run the job again.")
+        self.note(entry, look)
+        return local
+
+    def check_all(self) -> None:
+        """Check every local file that was not checked yet; raises as `check`."""
+        for entry in self._manifest:
+            is_local = self._backends[entry.datastore].local_path("") is not None
+            if is_local and (entry.datastore, entry.key) not in self._looks:
+                self.check(entry)
+
+    def note(self, entry: FileEntry, look: Look) -> None:
+        """Keep how a file of the manifest looks."""
+        self._looks[entry.datastore, entry.key] = look
+
+    def added_to(self, done: Materialised, *, read_only: bool = False) -> Materialised:
+        """Return `done` with the looks, and with what has to be read-only if `read_only`."""
+        seen, folders = [], []
+        for name, backend in self._backends.items():
+            root = backend.local_path("")
+            if root is None:
+                continue
+            mine = [entry for entry in self._manifest if entry.datastore == name]
+            files = {}
+            for entry in mine:
+                files[entry.key] = self._looks[name, entry.key]
+            digests = {entry.key: entry.digest for entry in mine if entry.digest}
+            seen.append(Seen(str(root), files, digests))
+            folders += _holding((str(root / key) for key in files), self._place)
+        if not read_only:
+            return replace(done, seen=tuple(seen))
+        folders += _ends_of(self.links, self._place)
+        closed = _outermost({*done.read_only, *folders})
+        return replace(done, seen=tuple(seen), read_only=tuple(closed))
+
+
+def _ends_of(links: Iterable[str], place: Path) -> list[str]:
+    """Return what has to be read-only so that what `links` lead to is."""
+    ends = {os.path.realpath(link) for link in links}
+    folders = {end for end in ends if Path(end).is_dir()}
+    return sorted({*folders, *_holding(ends - folders, place)})
+
+
+def _holding(files: Iterable[str], place: Path) -> list[str]:
+    """Return the folders that hold `files`, the files themselves where a folder holds more of the
+    machine than data; a few dozen if it can be."""
+    by_folder: dict[str, list[str]] = {}
+    for file in files:
+        by_folder.setdefault(posixpath.dirname(file), []).append(file)
+    found: set[str] = set()
+    for folder, inside in by_folder.items():
+        found.update(inside if _is_broad(folder, place) else [folder])
+    folders = _outermost(found)
+    while len(folders) > MOST_FOLDERS:
+        fewer = _outermost({posixpath.dirname(folder) for folder in folders})
+        if any(_is_broad(folder, place) for folder in fewer):
+            break
+        folders = fewer
+    return folders
+
+
+def _outermost(folders: Iterable[str]) -> list[str]:
+    """Return `folders` without those that are in another one of them."""
+    found: list[str] = []
+    for folder in sorted(folders, key=lambda one: one.split("/")):
+        if not found or not f"{folder}/".startswith(f"{found[-1]}/"):
+            found.append(folder)
+    return found
+
+
+def _is_broad(folder: str, place: Path) -> bool:
+    """Whether a folder holds the user's home or the attempt itself, so that writing there must go
+    on."""
+    inside = (str(Path.home()), str(place), tempfile.gettempdir())
+    return any(f"{one}/".startswith(f"{folder.rstrip('/')}/") for one in inside)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How the files of a private folder are made; `takes_bytes` when that reads a local file."""
+
+    from_folder: Callable[[Path, Path], None]
+    from_cache: Callable[[NodeCache, FileEntry, Backend, Path, CountBytes], object]
+    takes_bytes: bool = True
+
+
+def _copy_local(source: Path, to: Path, *, is_writable: bool = True) -> None:
+    handle = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        status = os.fstat(handle)
+        mode = stat.S_IMODE(status.st_mode) & 0o777
+        clone(handle, to, mode=mode | 0o200 if is_writable else mode & 0o555)
+        os.utime(to, ns=(status.st_atime_ns, status.st_mtime_ns))
+    finally:
+        os.close(handle)
+
+
+_link = _Way(
+    lambda source, to: to.symlink_to(source),
+    lambda cache, entry, backend, to, count: cache.link(entry, backend, to, count),
+    takes_bytes=False,
+)
+_share = _Way(
+    _copy_local, lambda cache, entry, backend, to, count: cache.link(entry, backend, to, count)
+)
+_copy = _Way(
+    _copy_local, lambda cache, entry, backend, to, count: cache.copy(entry, backend, to, count)
+)
+_copy_shut = _Way(
+    lambda source, to: _copy_local(source, to, is_writable=False),
+    lambda cache, entry, backend, to, count: cache.copy(entry, backend, to, count, mode=0o444),
+)
 
 
 def _at_path_on_compute(source: DataInput, done: Materialised, relative_to: Path) -> Materialised:

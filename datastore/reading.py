@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import replace
+import posixpath
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +13,43 @@ from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.cache import NodeCache
 from rayjobs.datastore.digests import digest_of_file
 from rayjobs.datastore.errors import DataChanged
+from rayjobs.datastore.looks import Look, etag_of, look_at, what
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import Meter, ProgressCallback
-from rayjobs.datastore.sources import OpenRecord, record_for
+from rayjobs.datastore.sources import OpenRecord, Source, is_url_root, record_for
 
 if TYPE_CHECKING:
     from rayjobs.datastore.datasets import AbstractDataset
+
+# A file of another size is another file; its digest is only shown, so no large one is read for it.
+_MOST_SHOWN_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Version:
+    """What people call the version of data that a file belongs to; empty where it has no name.
+
+    `sources` are the places that were registered, as a command line names them.
+    """
+
+    name: str = ""
+    registered_at: str = ""
+    sources: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, dataset: AbstractDataset) -> Version:
+        """Return what people call the version that `dataset` is."""
+        if not dataset.name:
+            return cls()
+        sources = tuple(command_word(source) for source in dataset.sources)
+        return cls(f"{dataset.name}:{dataset.version}", dataset.registered_at, sources)
+
+
+def command_word(source: Source) -> str:
+    """Return a source as it is written on a command line."""
+    if source.datastore == "file:///":
+        return f"/{source.path}"
+    return f"{source.datastore}/{source.path}".rstrip("/")
 
 
 def default_cache_root() -> Path:
@@ -38,13 +71,14 @@ def local_files(dataset: AbstractDataset, cache_root: Path | None = None) -> lis
     found: list[tuple[str, Path]] = []
     cache: NodeCache | None = None
     records = dataset.records
+    version = Version.of(dataset)
     for name in dataset.manifest.datastores:
         backend = open_backend(record_for(name, records.__getitem__))
         for entry in dataset.manifest:
             if entry.datastore != name:
                 continue
             if backend.local_path(entry.key) is not None:
-                local = check_local(entry, backend)
+                local = check_local(entry, backend, version)
             else:
                 cache = cache or NodeCache(cache_root or default_cache_root())
                 local = cache.ensure(entry, backend).path
@@ -79,25 +113,64 @@ def with_digests(
     return replace(manifest, files=files)
 
 
-def check_local(entry: FileEntry, backend: Backend) -> Path:
+def check_local(entry: FileEntry, backend: Backend, version: Version | None = None) -> Path:
     """Return where a local file lies, if it still is the file of the manifest.
 
     A file that was touched or copied, but has the recorded digest, is the same file.
 
     Raises:
-        DataChanged: it is not.
+        DataChanged: it is not; the message holds what was recorded, what is there now, and how
+            the recorded file can be restored.
+    """
+    return checked(entry, backend, version)[0]
+
+
+def checked(
+    entry: FileEntry, backend: Backend, version: Version | None = None
+) -> tuple[Path, Look]:
+    """Return what `check_local` does, and how the file looks.
+
+    Raises: as `check_local`.
     """
     local = backend.local_path(entry.key)
     if local is None:
         raise DataChanged(f"{entry.key!r} does not lie on this machine.")
-    now = backend.stat(entry.key)
-    if now is not None and now.size == entry.size:
-        if now.etag == entry.etag:
-            return local
-        if entry.digest and digest_of_file(local) == entry.digest:
-            return local
-    raise DataChanged(
-        f"{local} is not the file that this version of the data recorded"
-        f"{'; it is gone' if now is None else ''}. Register a new version, or put the old "
-        "file back."
+    look, digest = None, ""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        look = look_at(local)
+        if look[0] == entry.size and etag_of(look) == entry.etag:
+            return local, look
+        if not local.is_file():
+            look = None
+        elif entry.digest and (look[0] == entry.size or look[0] <= _MOST_SHOWN_BYTES):
+            digest = digest_of_file(local)
+            if digest == entry.digest:
+                return local, look
+    raise DataChanged(_damage(entry, local, look, digest, version or Version()))
+
+
+def _damage(entry: FileEntry, local: Path, look: Look | None, digest: str, version: Version) -> str:
+    name = f"dataset {version.name}" if version.name else "this version of the data"
+    since = f" (registered {version.registered_at})" if version.registered_at else ""
+    there = "it is gone" if look is None else what(look, digest)
+    changed_ns, _, _ = entry.etag.partition("-")
+    try:
+        before = what((entry.size, int(changed_ns, 16), 0), entry.digest)
+    except (ValueError, OverflowError):
+        before = f"{entry.size} bytes"
+    restore = f"copy the recorded file back to {local}"
+    register = "register a new version"
+    if not is_url_root(entry.datastore):
+        folder = f"{entry.datastore}/{posixpath.dirname(entry.key)}".rstrip("/")
+        copy = f"COPY/{posixpath.basename(entry.key)}"
+        restore = f"put the recorded file back: rayjobs data put {copy} {folder} --overwrite"
+    if version.name and version.sources:
+        dataset = version.name.rpartition(":")[0]
+        sources = " ".join(version.sources)
+        register += f": rayjobs data register {dataset} {sources} --new-version"
+    if entry.digest:
+        restore += " (any copy with the recorded content is accepted)"
+    return (
+        f"{local} is not the file that {name} recorded{since}. Recorded: {before}. Now: {there}. "
+        f"To restore it, {restore}. To use what is there now, {register}."
     )

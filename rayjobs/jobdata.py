@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 DATASET = "dataset:"
 INPUT_EVENT = "input"
+CHANGED_EVENT = "input_changed"
 MOST_NAMES = 8
 # Set by `resume_from`, not by an input.
 _OTHERS = frozenset({"MODEL_LOCATION"})
@@ -219,8 +220,9 @@ def resolve(
 def inputs_read(store: Store, job: Job) -> list[dict[str, Any]]:
     """Return a job's inputs, each with the version that its newest attempt was given.
 
-    Keys: name, source, mode; and once a node had it: how (linked, mounted, downloaded, direct),
-    version (``name:version``, a manifest's digest, or "" for a folder that was only linked),
+    Keys: name, source, mode; and once a node had it: how (linked, mounted, downloaded,
+    copied, direct), version (``name:version``, a manifest's digest, or "" for a folder of which
+    none was made),
     dataset, dataset_id, files, bytes, attempt.
     """
     seen: dict[str, Mapping[str, Any]] = {}

@@ -29,6 +29,7 @@ _UNREADABLE = (
     "Transport endpoint is not connected",
     "[Errno 107]",
 )
+_READ_ONLY = ("Read-only file system", "[Errno 30]")
 # What a collective says when another rank has left it: a consequence, not a cause. A script's own
 # connections break with the same words, but not in a collective.
 _LEFT = (
@@ -165,6 +166,8 @@ def diagnose(
             # Where a storage was away as well, it may have been for that.
             is_permanent = not is_outage and any(one.get("is_permanent") for one in troubles)
             return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
+        message = _message(record, rank, said) + _refused_write(said, data)
+        return outcome, _failure(failure_class, message, rank, said)
     return outcome, _failure(failure_class, _message(record, rank, said), rank, said)
 
 
@@ -326,6 +329,20 @@ def _data_cause(
                 names = ", ".join(node["mounted"]) or "its inputs"
                 return f"an input could not be read ({names})"
     return None
+
+
+def _refused_write(said: tracebacks.Said, data: Sequence[Mapping[str, Any]]) -> str:
+    """Return what to do about an attempt to write to an input, if that ended the script."""
+    if not any(mark in said.error for mark in _READ_ONLY):
+        return ""
+    for node in data:
+        for name, paths in node.get("read_only", {}).items():
+            if any(path in said.error for path in paths):
+                return (
+                    f"; input {name!r} is read-only for the job. Write to an output, or use the "
+                    f"mode download for private copies that the script may change"
+                )
+    return ""
 
 
 def _message(record: Mapping[str, Any], rank: Mapping[str, Any], said: tracebacks.Said) -> str:

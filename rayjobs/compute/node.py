@@ -33,6 +33,7 @@ from rayjobs.injob import openfiles
 from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
+from rayjobs.node.inputviews import InputViews
 from rayjobs.node.secrets import NodeSecrets, are_needed
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
 
@@ -55,7 +56,8 @@ class Node:
         raylet = None if target == LOCAL else nodewatch.raylet_of_worker()
         self._warm = NodeWarm(self.paths.root, logs / "warm.log", raylet=raylet)
         self._hold = NodeHold(settings.hold)
-        self._data = NodeData(self.paths.data_cache)
+        self._views = InputViews(self.paths.root, is_on=settings.input_views)
+        self._data = NodeData(self.paths.data_cache, self._views.protection)
         self._environments = NodeEnvironments(self.paths.environments, workspaces)
         self._preparing = Preparing(
             scratch,
@@ -72,7 +74,9 @@ class Node:
 
     def warm_up(self) -> None:
         """Begin to start the warm interpreter, unless it is known to be up."""
-        asyncio.get_running_loop().run_in_executor(None, self._hold.levels)
+        loop = asyncio.get_running_loop()
+        for what_works_here in (self._hold.levels, self._views.protection):
+            loop.run_in_executor(None, what_works_here)
         self._warm.warm_up()
 
     def injob_path(self) -> Path:
@@ -111,6 +115,7 @@ class Node:
         plan["hold"] = await asyncio.to_thread(self._hold.levels)
         if are_needed(order):  # another agent may have prepared it
             await asyncio.to_thread(self._bring_secrets, order)
+        plan["views"] = await asyncio.to_thread(self._data.views, order)
         secrets = {**self._data.credentials(root), **read_secrets(order["secrets"])}
         try:
             host = await self._start_host(plan, lease, secrets)

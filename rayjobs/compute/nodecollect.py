@@ -16,6 +16,7 @@ from rayjobs.collectcheckpoints import CheckpointPublisher
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import record_of
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.datastore import looks
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.node.collections import Collections, Progress, on_own_thread
 from rayjobs.paths import AttemptPaths
@@ -79,6 +80,9 @@ class Collecting:
         publisher = self._publisher(order)
         problems += publisher.finish()
         left_out += publisher.left_out
+        # Before outputs are stored, which may change the same folder.
+        watch("the files of its inputs", looks.MOST_READ_BYTES)
+        self._data.tell_changes(root, note=partial(self._workspaces.note, order))
         if record is not None and record["outcome"] == "completed" and self._is_current(order):
             note = partial(self._workspaces.note, order)
             watch("the job's outputs", _bytes_below(AttemptPaths(root).written))

@@ -26,9 +26,12 @@ from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
 from rayjobs.datastore.processes import ProcessIdentity, boot_id
 from rayjobs.datastore.progress import Progress, human_bytes, line_of
+from rayjobs.datastore.protection import NONE as NO_PROTECTION
+from rayjobs.datastore.protection import Protection
 from rayjobs.errors import PrepareError
 from rayjobs.injob import recordfiles
 from rayjobs.launch.plan import input_variables, output_variables
+from rayjobs.node.inputchanges import InputChanges
 from rayjobs.paths import AttemptPaths
 
 if TYPE_CHECKING:
@@ -41,6 +44,8 @@ log = logging.getLogger(__name__)
 # Transfers wait for networks; the pool of everything else has few threads on a small machine.
 THREADS = 32
 PROGRESS_EVERY_S = 10.0
+# How an input is brought whose files the script may change.
+OWN_FILES = ("copied", "downloaded")
 CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
 
 
@@ -51,8 +56,13 @@ class StoppedError(DatastoreError):
 class NodeData:
     """The data of all attempts of one node. Its methods block; they are safe from threads."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(
+        self, folder: Path, protection: Callable[[], Protection] = lambda: NO_PROTECTION
+    ) -> None:
+        """Keep caches and mounts in `folder`; `protection` tells what attempt hosts can do."""
         self.folder = folder
+        self._protection = protection
+        self._changes = InputChanges(folder / "seen")
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="data")
         self._stopped: set[str] = set()
         self._lock = threading.Lock()
@@ -83,6 +93,7 @@ class NodeData:
             return {}
         record = datarecord.new(order)
         variables: dict[str, str] = {}
+        looks: dict[str, dict[str, Any]] = {}
         try:
             for name, fields in outputs.items():
                 shown = self._outputs.make(order, workspace, name, fields, record, reaches)
@@ -90,10 +101,12 @@ class NodeData:
             for name, fields in inputs.items():
                 self._check_stopped(order)
                 shown = self._bring_one(
-                    order, workspace, name, fields, paths, record, note, reaches
+                    order, workspace, name, fields, paths, record, note, reaches, looks
                 )
                 variables |= input_variables(name, shown)
             self._check_stopped(order)
+            if looks:
+                self._changes.keep(paths.root, looks)
         except (DatastoreError, OSError) as error:
             self.release(paths.root)
             raise PrepareError(
@@ -117,10 +130,12 @@ class NodeData:
         record: dict[str, Any],
         note: Note,
         reaches: Reaches,
+        looks: dict[str, dict[str, Any]],
     ) -> str:
         from rayjobs.datastore.materialise import materialise
 
         began_s = time.monotonic()
+        protection = self._protection()
         try:
             check_folders(jobdata.datastore_of(workspace, fields["source"]), reaches)
             source = jobdata.resolve(workspace, name, **fields)
@@ -133,6 +148,7 @@ class NodeData:
                 working_directory=paths.work,
                 cache_bytes=_cache_bytes(),
                 progress=self._progress(order, name, note),
+                protection=protection,
             )
         except StoppedError:
             raise
@@ -147,6 +163,12 @@ class NodeData:
         datarecord.write(paths.data, record)
         took_s = time.monotonic() - began_s
         if int(order["plan"].get("node", 0)) == 0:
+            if held.seen:
+                looks[name] = {
+                    "seen": [one.to_json() for one in held.seen],
+                    "version": held.version,
+                    "why_open": "" if held.read_only else protection.why,
+                }
             note(
                 jobdata.INPUT_EVENT,
                 _input_text(held, fields, took_s),
@@ -175,7 +197,24 @@ class NodeData:
             if not self._is_started and self.folder.exists():
                 for point in start_node(self.folder):
                     log.info("the mount %s was left by a process that is gone: taken away", point)
+                self._changes.sweep(self.folder.parent / "attempts")
             self._is_started = True
+
+    def views(self, order: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return what the host of a prepared attempt has to mount; see `injob.views.Views`."""
+        plan = order["plan"]
+        held = self._held(Path(plan["root"]))
+        read_only = sorted({path for one in held for path in one.read_only})
+        overlays = [overlay for one in held for overlay in one.overlays]
+        if not read_only and not overlays:
+            return None
+        # The attempt's own files, its socket's folder, and what a script may tell the workspace.
+        writable = [plan["root"], str(Path(plan["socket"]).parent), order.get("workspace")]
+        return {
+            "read_only": read_only,
+            "overlays": overlays,
+            "writable": [path for path in writable if path and Path(path).is_dir()],
+        }
 
     # -- a cancel meanwhile ----------------------------------------------------------------------
     def stop(self, order: Mapping[str, Any]) -> None:
@@ -239,10 +278,11 @@ class NodeData:
     def facts(self, root: Path) -> dict[str, Any]:
         """Return what tells whether an attempt failed for its data.
 
-        Keys: mounted (names of inputs), paths (of all inputs), troubles ({name, message} of what
-        went wrong while they were read, is_outage: the storage did not answer, is_permanent: it
-        would go wrong again), refused (sentences: outputs that would have replaced other files,
-        and were not stored).
+        Keys: mounted (names of inputs), paths (of all inputs), read_only (by name: the paths under
+        which an input could not be written to), troubles ({name, message} of what went wrong while
+        they were read, is_outage: the storage did not answer, is_permanent: it would go wrong
+        again), refused (sentences: outputs that would have replaced other files, and were not
+        stored).
         """
         from rayjobs.datastore.materialise import trouble
 
@@ -250,11 +290,15 @@ class NodeData:
         facts: dict[str, Any] = {
             "mounted": [],
             "paths": [],
+            "read_only": {},
             "troubles": [],
             "refused": [*refused.values()],
         }
         for held in self._held(root):
             facts["paths"].append(held.path)
+            if held.read_only:
+                shown = [] if held.how in OWN_FILES else [held.path]
+                facts["read_only"][held.name] = [*shown, *held.read_only]
             if not held.mount_folder:
                 continue
             facts["mounted"].append(held.name)
@@ -272,6 +316,12 @@ class NodeData:
                 )
         return facts
 
+    def tell_changes(self, root: Path, *, note: Note) -> None:
+        """Note which files of the inputs changed since `bring`, once. Blocks while it looks."""
+        for sentence, facts in self._changes.compare(root):
+            note(jobdata.CHANGED_EVENT, sentence, facts)
+        self._changes.forget(root)
+
     def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
         """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
         return self._outputs.store(root, workspace, note=note)
@@ -281,6 +331,7 @@ class NodeData:
         from rayjobs.datastore.materialise import release
 
         self._outputs.release(root)
+        self._changes.forget(root)
         for held in self._held(root):
             try:
                 release(held)

@@ -15,6 +15,7 @@ HOLD = "RAYJOBS_HOLD"
 LINGER = "RAYJOBS_AGENT_LINGER_S"
 SCRATCH = "RAYJOBS_SCRATCH"
 SHARES_DISK = "RAYJOBS_SHARES_DISK"
+INPUT_VIEWS = "RAYJOBS_INPUT_VIEWS"
 AUTO = "auto"
 # An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
 # going; the one local node does not go, so there it stays until people have most likely left.
@@ -34,12 +35,15 @@ class NodeSettings:
             disk; None: a folder in the target's home.
         shares_disk: Whether it may use a workspace's folder where it sees one. If not, and on any
             other machine than the target's, all goes to the target by Ray.
+        input_views: Whether attempts may get a mount namespace, in which what their inputs come
+            from is read-only; if not, they get copies.
     """
 
     hold: str = AUTO
     linger_s: float = CLUSTER_LINGER_S
     scratch: Path | None = None
     shares_disk: bool = True
+    input_views: bool = True
 
     @classmethod
     def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
@@ -68,5 +72,8 @@ class NodeSettings:
         shares_disk = environment.get(SHARES_DISK, "").strip() or "1"
         if shares_disk not in ("0", "1"):
             raise UsageError(f"{SHARES_DISK} is {shares_disk!r}; it must be 0 or 1.")
+        input_views = environment.get(INPUT_VIEWS, "").strip() or "1"
+        if input_views not in ("0", "1"):
+            raise UsageError(f"{INPUT_VIEWS} is {input_views!r}; it must be 0 or 1.")
         folder = Path(scratch).absolute() if scratch else None
-        return cls(hold, linger_s, folder, shares_disk == "1")
+        return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1")

@@ -16,7 +16,7 @@ from rayjobs.errors import RayjobsError
 # Module → its functions; each takes the `Place` and gives findings.
 CHECKS = {
     "versions": ("programs", "store", "target"),
-    "capabilities": ("ending", "memory", "namespaces", "fuse", "containers"),
+    "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "containers"),
     "network": ("ports", "tokens"),
     "resources": ("disks", "clock"),
     "leftovers": (

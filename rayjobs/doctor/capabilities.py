@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import subprocess
@@ -10,10 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rayjobs.compute import nodehold
+from rayjobs.compute.localhead import LOCAL
+from rayjobs.compute.nodesettings import NodeSettings
 from rayjobs.doctor.findings import Finding, Level, Place
 from rayjobs.injob import cgroups
 from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
+from rayjobs.node.inputviews import InputViews
 
 ANSWER_S = 60.0
 ENGINES = ("docker", "podman", "apptainer")
@@ -99,6 +103,29 @@ def namespaces(_place: Place) -> Iterator[Finding]:
     else:
         text = "PID and mount namespaces can be made"
     yield Finding("namespaces", Level.OK, text, "", {"works": not why, "why": why})
+
+
+def inputs(place: Place) -> Iterator[Finding]:
+    """How jobs are kept from changing the data that their inputs come from."""
+    settings = NodeSettings.read(LOCAL)
+    node = settings.scratch or place.home / "node"
+    folder = next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))
+    found = InputViews(folder, is_on=settings.input_views).protection()
+    data = {"read_only": found.read_only, "overlay": found.overlay}
+    if found.why:
+        text = f"inputs from local folders are mounted by FUSE, or copied: {found.why}"
+    elif found.why_no_overlay:
+        text = (
+            f"inputs are read-only in place; downloads from S3 are copied: {found.why_no_overlay}"
+        )
+    else:
+        text = "inputs are read-only in place; downloads from S3 share the node's cached files"
+    level = Level.WARN if found.why else Level.OK
+    remedy = (
+        "Stored data is safe either way; read-only in place costs nothing. It takes mount "
+        "namespaces: CAP_SYS_ADMIN in a container, or user namespaces for plain users."
+    )
+    yield Finding("inputs", level, text, remedy if found.why else "", data)
 
 
 def fuse(_place: Place) -> Iterator[Finding]:

@@ -27,6 +27,7 @@ from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.plan import Plan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
 from rayjobs.injob.tree import Tree
+from rayjobs.injob.views import Views
 from rayjobs.injob.watch import Watch
 
 _TICK_S = 0.5
@@ -138,6 +139,11 @@ class Host:
         if self.ending.has_begun:
             return None
         try:
+            self._show_inputs()
+        except (OSError, ValueError, TypeError) as error:
+            self.ending.begin("host_error", f"the inputs cannot be shown to the ranks: {error}")
+            return None
+        try:
             self._beside.start()
         except OSError as error:
             self.ending.begin("host_error", f"what the ranks need cannot be started: {error}")
@@ -149,6 +155,12 @@ class Host:
             self.let_go(self._beside.go_first([item.rank for item in self.plan.ranks]))
         self._started_s = boot_clock_s()
         return None
+
+    def _show_inputs(self) -> None:
+        """Protect the inputs from the ranks, in a mount namespace that this process is now in."""
+        namespace = self.tree.namespace
+        has_own_users = namespace is not None and namespace.own_users
+        Views.of(self.plan.views).enter(has_own_users=has_own_users)
 
     def fork(self, items: Iterable[RankPlan]) -> Program | None:
         """Fork ranks, which then wait to be let go; in such a rank, return its program."""

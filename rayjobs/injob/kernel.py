@@ -19,9 +19,18 @@ _HUGE_BYTES = 2 * 1024 * 1024
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_NOATIME = 1024
+MS_NODIRATIME = 2048
+MS_BIND = 4096
 MS_REC = 0x4000
 MS_SLAVE = 1 << 19
-MS_PLAIN = 2 | 4 | 8  # no set-user-id programs, no devices, no programs at all
+MS_RELATIME = 1 << 21
+MS_PLAIN = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -62,14 +71,19 @@ def unshare(flags: int) -> None:
         raise OSError(number, f"unshare: {os.strerror(number)}")
 
 
-def mount(source: str | None, point: str, kind: str | None, flags: int) -> None:
-    """Mount, or change how mounts below `point` spread.
+def mount(
+    source: str | None, point: str, kind: str | None, flags: int, options: str | None = None
+) -> None:
+    """Mount, or change a mount, or how mounts below `point` spread.
+
+    Args:
+        options: What the file system itself is told.
 
     Raises:
         OSError: the kernel does not allow it.
     """
-    arguments = [None if text is None else os.fsencode(text) for text in (source, point, kind)]
-    if _libc.mount(*arguments, ctypes.c_ulong(flags), None) != 0:
+    texts = [None if text is None else os.fsencode(text) for text in (source, point, kind, options)]
+    if _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"mount {point}: {os.strerror(number)}")
 

@@ -46,6 +46,11 @@ class Namespace:
         self._lifeline = lifeline
         self._own_users = own_users
 
+    @property
+    def own_users(self) -> bool:
+        """Whether it took a user namespace, in which its maker has all rights."""
+        return self._own_users
+
     @staticmethod
     def make(marker: str) -> Namespace:
         """Make a namespace for the attempt `marker`, held by the calling process.
@@ -57,7 +62,7 @@ class Namespace:
             OSError: it was made, but its init cannot be started: no child can be made any more.
         """
         _check_proc()
-        own_users = _unshare()
+        own_users = unshare(kernel.CLONE_NEWPID, "PID namespaces")
         reader, writer = os.pipe()
         before = signal.getsignal(signal.SIGCHLD)
         # Ignored over the exec too, whereby the kernel itself takes in the orphans that init gets.
@@ -134,10 +139,14 @@ def _check_proc() -> None:
         )
 
 
-def _unshare() -> bool:
-    """Give later children a PID namespace; whether that took a user namespace too."""
+def unshare(kind: int, name: str) -> bool:
+    """Make a namespace of a kind; return whether that took a user namespace too.
+
+    Raises:
+        NamespaceRefused: the machine does not allow it; nothing was changed.
+    """
     try:
-        kernel.unshare(kernel.CLONE_NEWPID)
+        kernel.unshare(kind)
     except PermissionError as error:
         if os.geteuid() == 0:
             raise NamespaceRefused(
@@ -145,12 +154,12 @@ def _unshare() -> bool:
                 "lose its rights over other users' files"
             ) from error
     except OSError as error:
-        raise NamespaceRefused(f"PID namespaces: {error.strerror}") from error
+        raise NamespaceRefused(f"{name}: {error.strerror}") from error
     else:
         return False
     user, group = os.geteuid(), os.getegid()
     try:
-        kernel.unshare(kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID)
+        kernel.unshare(kernel.CLONE_NEWUSER | kind)
     except OSError as error:
         raise NamespaceRefused(
             f"user namespaces: {error.strerror} (see user.max_user_namespaces and "

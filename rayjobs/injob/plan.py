@@ -63,6 +63,7 @@ class Plan:
     umask: int = 0o022  # of the ranks and of what they start
     soft_files: int | None = None  # the ranks' soft limit of open files; None: as their host has it
     hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
+    views: Mapping[str, Any] | None = None  # how its inputs are shown, see `views.Views`
 
     @property
     def work(self) -> str:
@@ -169,6 +170,7 @@ def parse(values: Mapping[str, Any]) -> Plan:
             umask=int(values.get("umask", 0o022)),
             soft_files=_optional(values.get("soft_files"), int),
             hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
+            views=_optional(values.get("views"), dict),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise PlanError(f"the plan is incomplete or malformed: {error!r}") from error

@@ -27,6 +27,7 @@ from rayjobs.launch.leftovers import find_leftovers
 
 Found = TypeVar("Found")
 DEADLINE_S = 150.0
+NOBODY = 65534
 PACKAGE_HOME = str(Path(rayjobs.__file__).resolve().parent.parent)
 _serial = itertools.count()
 
@@ -213,6 +214,59 @@ class Attempt:
                 check=False,
             )
         return done.returncode, output.read_bytes()
+
+
+def run_as_nobody(attempt: Attempt, folder: Path, way: str) -> dict[str, Any]:
+    """Run an attempt below `folder` as a user without rights, and return its exit record.
+
+    Args:
+        way: cold or warm.
+    """
+    python = python_of_others()
+    if python is None:
+        pytest.skip("another user can reach no Python here")
+    attempt.plan["python"] = python
+    injob = Path(plans.__file__).parent
+    socket = str(folder / "w.sock")
+    begin = {
+        "cold": ["host.py", attempt.write_plan()],
+        "warm": ["warm.py", "--socket", socket, "--log", str(folder / "warm.log")],
+    }[way]
+    for path in (folder, *folder.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    mode = folder.parent.stat().st_mode
+    folder.parent.chmod(mode | 0o011)
+    try:
+        started = subprocess.run(
+            [
+                *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+                *(python, injob / begin[0], *begin[1:]),
+            ],
+            input=b"{}\n",
+            stdout=subprocess.PIPE,
+            env={"PATH": os.environ["PATH"], "RAYJOBS_MARKER": "-" * 160, "LANG": "C.UTF-8"},
+            cwd="/",
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        if way == "cold":
+            attempt.identity = Identity.from_dict(json.loads(started.stdout))
+        else:
+            attempt.identity = asyncio.run(
+                hostclient.fork(socket, str(attempt.root / "plan.json"))
+            ).identity
+        return attempt.wait()
+    finally:
+        asyncio.run(hostclient.stop_warm(socket))
+        folder.parent.chmod(mode)
+
+
+def python_of_others() -> str | None:
+    """Return an interpreter that any user of this machine can run."""
+    for path in (Path(sys.executable), Path("/usr/bin/python3")):
+        if path.exists() and all(folder.stat().st_mode & 1 for folder in path.resolve().parents):
+            return str(path)
+    return None
 
 
 class SharedWarm:

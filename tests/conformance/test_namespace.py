@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import os
 import shutil
 import subprocess
@@ -12,11 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.injob import namespace
 from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.injob.processes import marked
-from rayjobs.launch import hostclient
-from tests.conformance.hosts import DEADLINE_S, Attempt, namespaces_work, until, warm
+from tests.conformance.hosts import (
+    DEADLINE_S,
+    NOBODY,
+    Attempt,
+    namespaces_work,
+    run_as_nobody,
+    until,
+    warm,
+)
 
 __all__ = ["warm"]
 
@@ -25,7 +29,6 @@ pytestmark = [
     pytest.mark.timeout(600),
     pytest.mark.skipif(not namespaces_work(), reason="no PID namespaces on this machine"),
 ]
-NOBODY = 65534
 WAIT = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
 
 
@@ -114,44 +117,8 @@ def test_a_plain_user_has_one_too_and_is_no_more_than_before(short_path: Path, w
         "print(*[line.split()[1] for line in open('/proc/self/status') if line[:6] == 'CapEff'])\n"
         "print(subprocess.run(['id', '-u'], capture_output=True, text=True).stdout, end='')\n"
     )
-    python = python_of_others()
-    if python is None:
-        pytest.skip("another user can reach no Python here")
-    attempt = Attempt.make(short_path, source, hold=["namespace"], python=python)
-    injob = Path(namespace.__file__).parent
-    socket = str(short_path / "w.sock")
-    begin = {
-        "cold": ["host.py", attempt.write_plan()],
-        "warm": ["warm.py", "--socket", socket, "--log", str(short_path / "warm.log")],
-    }[way]
-    attempt.write_plan()
-    for path in (short_path, *short_path.rglob("*")):
-        os.chown(path, NOBODY, NOBODY)
-    mode = short_path.parent.stat().st_mode
-    short_path.parent.chmod(mode | 0o011)
-    try:
-        started = subprocess.run(
-            [
-                *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-                *(python, injob / begin[0], *begin[1:]),
-            ],
-            input=b"{}\n",
-            stdout=subprocess.PIPE,
-            env={"PATH": os.environ["PATH"], "RAYJOBS_MARKER": "-" * 160, "LANG": "C.UTF-8"},
-            cwd="/",
-            timeout=DEADLINE_S,
-            check=True,
-        )
-        if way == "cold":
-            attempt.identity = Identity.from_dict(json.loads(started.stdout))
-        else:
-            attempt.identity = asyncio.run(
-                hostclient.fork(socket, str(attempt.root / "plan.json"))
-            ).identity
-        record = attempt.wait()
-    finally:
-        asyncio.run(hostclient.stop_warm(socket))
-        short_path.parent.chmod(mode)
+    attempt = Attempt.make(short_path, source, hold=["namespace"])
+    record = run_as_nobody(attempt, short_path, way)
     assert record["tree"] == "namespace" and record["outcome"] == "completed", attempt.log()
     assert attempt.log().decode().splitlines() == [
         f"{NOBODY} {NOBODY} {NOBODY}",
@@ -176,11 +143,3 @@ def test_after_the_end_the_init_is_gone_too(short_path: Path, warm: str) -> None
     assert attempt.wait()["leftovers"]["proven_dead"] and attempt.identity is not None
     identity = Identity(init.pid, init.start_time, attempt.identity.boot_id)
     until(lambda: not is_alive(identity), "the end of the init")
-
-
-def python_of_others() -> str | None:
-    """An interpreter that any user of this machine can run."""
-    for path in (Path(sys.executable), Path("/usr/bin/python3")):
-        if path.exists() and all(folder.stat().st_mode & 1 for folder in path.resolve().parents):
-            return str(path)
-    return None

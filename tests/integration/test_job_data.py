@@ -206,3 +206,55 @@ def test_a_retry_and_another_job_write_to_one_place_and_lose_nothing(
     stored = Path(store.record.settings["root"], "features/res.txt")
     assert stored.read_text() == "three"
     until(lambda: not place.is_symlink(), "the link is gone")
+
+
+HARMS = """
+import os, sys, time
+shown, stored, waits = sys.argv[1:]
+for path in (os.path.join(shown, "a.txt"), stored):
+    try:
+        with open(path, "w") as file:
+            file.write("harmed")
+        print("wrote", os.path.basename(os.path.dirname(path)), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+deadline = time.monotonic() + 150
+while waits == "waits" and os.path.getsize(stored) < 20:
+    assert time.monotonic() < deadline
+    time.sleep(0.02)
+if waits == "ends":
+    open(stored, "w")
+"""
+
+
+def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    """As root, too. Off switches: no views in the plan; links instead of copies."""
+    store = Datastore.get_default(jobs.workspace)
+    fill(store, tmp_path / "source")
+    Dataset.File.from_files((store, "data/train")).register(jobs.workspace, "digits")
+    stored = Path(store.record.settings["root"], "data/train/a.txt")
+
+    def submit(source: str, mode: str, what: str) -> Job:
+        arguments = ("$AZUREML_DATAREFERENCE_digits", str(stored), what)
+        inputs = {"digits": Input(source=source, mode=mode)}
+        return jobs.submit(HARMS, arguments=arguments, inputs=inputs)
+
+    def changes(job: Job) -> list[str]:
+        return [one.message for one in jobs.store.events(job.id) if one.kind == "input_changed"]
+
+    refused = "Read-only file system"
+    copied = jobs.wait(submit("dataset:digits:1", "download", "ends"), JobState.FAILED)
+    assert jobs.log(copied).decode().splitlines()[:2] == ["wrote digits", refused]
+    assert copied.failure is not None and "input 'digits' is read-only" in copied.failure.message
+    linked = jobs.wait(submit("dataset:digits:1", "mount", "goes on"), JobState.COMPLETED)
+    assert jobs.log(linked).decode().splitlines() == [refused, refused]
+    assert stored.read_text() == "train/a.txt"
+    assert changes(copied) == changes(linked) == []
+    waiting = submit("workspaceblobstore/data/train", "mount", "waits")
+    jobs.wait(waiting, JobState.RUNNING)
+    stored.write_text("changed by something else")
+    jobs.wait(waiting, JobState.COMPLETED)
+    (told,) = changes(waiting)
+    assert str(stored) in told and "Something else did it" in told

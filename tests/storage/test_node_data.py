@@ -84,6 +84,7 @@ def test_an_input_is_mounted_told_and_let_go(
     assert data.facts(tmp_path / "a1") == {
         "mounted": ["data"],
         "paths": [folder],
+        "read_only": {},
         "troubles": [],
         "refused": [],
     }

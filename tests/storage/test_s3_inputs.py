@@ -19,11 +19,13 @@ from rayjobs.datastore import (
     MemoryCatalogue,
     TabularDataset,
 )
+from rayjobs.datastore.digests import digest_of_file
 from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
 from rayjobs.datastore.mountfiles import is_mounted
 from rayjobs.datastore.mounts import fuse_missing
 from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.datastore.protection import Protection
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server
@@ -212,18 +214,24 @@ import json, sys
 from pathlib import Path
 from rayjobs.datastore import DataInput
 from rayjobs.datastore.materialise import materialise
+from rayjobs.datastore.protection import Protection
 source = DataInput.from_json(json.loads(Path(sys.argv[1]).read_text()))
-done = materialise(source, None, Path(sys.argv[2]), into=Path(sys.argv[3]))
+protection = Protection(overlay=sys.argv[4] == "overlay")
+done = materialise(
+    source, None, Path(sys.argv[2]), into=Path(sys.argv[3]), protection=protection
+)
 print(json.dumps(done.to_json()), flush=True)
 sys.stdin.read()
 """
 
 
-def other_process(source: DataInput, node: Path, into: Path) -> subprocess.Popen[str]:
+def other_process(
+    source: DataInput, node: Path, into: Path, *, own: str = "copy"
+) -> subprocess.Popen[str]:
     into.mkdir(parents=True)
     (into / "source.json").write_text(json.dumps(source.to_json()))
     return subprocess.Popen(
-        [sys.executable, "-c", OTHER_PROCESS, str(into / "source.json"), str(node), str(into)],
+        [sys.executable, "-c", OTHER_PROCESS, str(into / "source.json"), node, into, own],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -236,8 +244,9 @@ def answer(process: subprocess.Popen[str]) -> Materialised:
     return Materialised.from_json(json.loads(process.stdout.readline()))
 
 
+@pytest.mark.parametrize("own", ["copy", "overlay"])
 def test_processes_at_once_fetch_each_byte_once(
-    s3_server: S3Server, catalogue: MemoryCatalogue, node: Path, tmp_path: Path
+    s3_server: S3Server, catalogue: MemoryCatalogue, node: Path, tmp_path: Path, own: str
 ) -> None:
     size = 8 << 20
     with Proxy(s3_server.port) as proxy:
@@ -253,7 +262,9 @@ def test_processes_at_once_fetch_each_byte_once(
         )
         source = resolve_input(store.path("big", "big"), catalogue, mode="download")
         proxy.sent = 0
-        jobs = [other_process(source, node, tmp_path / f"job-{number}") for number in range(8)]
+        jobs = [
+            other_process(source, node, tmp_path / f"job-{number}", own=own) for number in range(8)
+        ]
         answers = [answer(job) for job in jobs]
         for job in jobs:
             job.communicate()
@@ -263,9 +274,65 @@ def test_processes_at_once_fetch_each_byte_once(
         assert size <= proxy.sent < size * 1.05
     assert [done.how for done in answers] == ["downloaded"] * 8
     first = Path(answers[0].path) / "0.bin"
-    assert all(first.samefile(Path(done.path) / "0.bin") for done in answers)
+    shared = [first.samefile(Path(done.path) / "0.bin") for done in answers[1:]]
+    assert shared == [own == "overlay"] * 7
+    assert [len(done.overlays) for done in answers] == [int(own == "overlay")] * 8
     for done in answers:
         release(done)
+
+
+WRITES = """
+import json, sys
+from pathlib import Path
+from rayjobs.injob.views import Views
+folder, views = sys.argv[1:]
+Views.of(json.loads(views)).enter()
+for name in ("labels.csv", "train/cats/1.png", "new"):
+    (Path(folder) / name).write_bytes(b"x")
+(Path(folder) / "train" / "dogs" / "1.png").unlink()
+(Path(folder) / "train" / "cats").rename(Path(folder) / "tigers")
+print(sorted(path.name for path in Path(folder).rglob("*")))
+"""
+
+
+@pytest.mark.parametrize("own", ["copy", "overlay"])
+def test_what_a_job_writes_to_its_download_is_in_no_other_jobs(
+    store: Datastore, catalogue: MemoryCatalogue, node: Path, tmp_path: Path, own: str
+) -> None:
+    """Both ways, by root too. Off switch: hard links into the cache for all."""
+    asked = [sys.executable, "-m", "rayjobs.injob.views", str(tmp_path)]
+    works = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    if own == "overlay" and not works["overlay"]:
+        pytest.skip("no private layers on this machine")
+    protection = Protection(overlay=own == "overlay")
+    source = resolve_input(store.path("data", "d"), catalogue, mode="download")
+    done = materialise(source, None, node, into=tmp_path / "one", protection=protection)
+    views = json.dumps({"overlays": done.overlays})
+    job = [sys.executable, "-c", WRITES, done.path, views]
+    written = subprocess.run(job, capture_output=True, text=True, check=False)
+    assert written.returncode == 0, written.stderr
+    assert "tigers" in written.stdout and "dogs" in written.stdout
+    other = materialise(source, None, node, into=tmp_path / "two", protection=protection)
+    assert contents(other.path) == TREE
+    for each in (done, other):
+        release(each)
+    objects = [path for path in (node / "cache" / "objects").glob("*/*") if not path.suffix]
+    assert {digest_of_file(path)[7:] for path in objects} == {path.name for path in objects}
+
+
+def test_a_mount_without_fuse_is_read_only_where_that_can_be_had(
+    store: Datastore,
+    catalogue: MemoryCatalogue,
+    node: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    source = resolve_input(store.path("data", "d"), catalogue)
+    protection = Protection(read_only=True, overlay=True)
+    done = materialise(source, None, node, into=tmp_path / "in", protection=protection)
+    assert (done.how, done.overlays, done.read_only) == ("downloaded", (), (done.path,))
+    release(done)
 
 
 def test_a_user_that_is_killed_is_counted_no_more(

@@ -125,7 +125,28 @@ def test_links_share_the_bytes(server: Server, tmp_path: Path) -> None:
     cache.link(entry, server, tmp_path / "two")
     assert (tmp_path / "x" / "one").samefile(tmp_path / "two")
     assert os.access(tmp_path / "two", os.R_OK)
-    assert (tmp_path / "two").stat().st_mode & 0o222 == 0
+
+
+def test_a_copy_is_private(server: Server, tmp_path: Path) -> None:
+    entry = server.entry("a", b"content")
+    cache = cache_at(tmp_path)
+    cache.copy(entry, server, tmp_path / "x" / "mine")
+    cache.copy(entry, server, tmp_path / "shut", mode=0o444)
+    assert server.given == ["a"]
+    assert (tmp_path / "x" / "mine").stat().st_nlink == 1
+    assert (tmp_path / "shut").stat().st_mode & 0o777 == 0o444
+    (tmp_path / "x" / "mine").write_bytes(b"CONTENT")
+    again = cache.ensure(entry, server)
+    assert (again.fetched, again.path.read_bytes()) == (False, b"content")
+    assert (tmp_path / "shut").read_bytes() == b"content"
+
+
+def test_making_room_takes_what_was_only_copied(server: Server, tmp_path: Path) -> None:
+    cache = cache_at(tmp_path, max_bytes=10)
+    cache.copy(server.entry("a", b"1234567890"), server, tmp_path / "mine")
+    cache.copy(server.entry("b", b"0987654321"), server, tmp_path / "yours")
+    assert cache.used_bytes() == 10
+    assert (tmp_path / "mine").read_bytes() == b"1234567890"
 
 
 def test_a_file_its_user_wrote_to_is_fetched_anew(server: Server, tmp_path: Path) -> None:

@@ -14,10 +14,12 @@ from rayjobs.datastore import (
     MemoryCatalogue,
     TabularDataset,
 )
+from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DataChanged, DataNotFound, DatasetNotFound, InvalidReference
 from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, release, start_node, trouble
 from rayjobs.datastore.outputs import DataOutput, OutputFileDatasetConfig, prepare, store
+from rayjobs.datastore.protection import Protection
 
 
 @pytest.fixture
@@ -45,16 +47,22 @@ def into(tmp_path: Path) -> Path:
     return tmp_path / "attempt" / "inputs"
 
 
+# What the host of a job can do where there are namespaces.
+JOB = Protection(read_only=True, overlay=True, why="")
+
+
 def listing(path: str) -> list[str]:
     root = Path(path)
     return sorted(str(p.relative_to(root)) for p in root.rglob("*") if p.is_file())
 
 
-def test_a_local_folder_is_linked(
+def test_a_local_folder_is_linked_for_a_job_for_which_it_can_be_read_only(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue)
-    done = materialise(source, None, node, into=into)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert done.read_only == (str(Path(images.container_name) / "pets"),)
+    assert (done.files, done.bytes) == (2, 30)
     assert (done.how, done.path) == ("linked", str(into / "pets"))
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     assert Path(done.path).resolve() == Path(images.container_name) / "pets"
@@ -72,7 +80,11 @@ def test_one_file_is_that_files_path(
         (images.path("table.csv"), Dataset.File.from_files((images, "table.csv")))
     ):
         done = materialise(
-            resolve_input(source, catalogue, name=f"t{number}"), None, node, into=into
+            resolve_input(source, catalogue, name=f"t{number}"),
+            None,
+            node,
+            into=into,
+            protection=JOB,
         )
         assert done.path == str(into / f"t{number}" / "table.csv")
         assert Path(done.path).read_text() == "id\n1\n"
@@ -83,10 +95,15 @@ def test_a_glob_shows_the_matching_files_only(
 ) -> None:
     dataset = Dataset.File.from_files((images, "pets/**/1.jpg"))
     done = materialise(
-        resolve_input(dataset.as_named_input("some").as_mount(), catalogue), None, node, into=into
+        resolve_input(dataset.as_named_input("some").as_mount(), catalogue),
+        None,
+        node,
+        into=into,
+        protection=JOB,
     )
     assert listing(done.path) == ["cats/1.jpg"]
     assert (done.how, done.bytes, done.files) == ("linked", 15, 1)
+    assert set(done.read_only) == {str(Path(images.container_name) / "pets" / "cats"), done.path}
 
 
 @pytest.mark.parametrize("mode", ["mount", "download"])
@@ -97,7 +114,7 @@ def test_a_version_shows_its_files_and_no_others(
     (Path(images.container_name) / "pets" / "new.jpg").write_text("new")
     source = resolve_input("dataset:pets:1", catalogue, name="pets", mode=mode)
     assert source.version == "pets:1"
-    done = materialise(source, None, node, into=into)
+    done = materialise(source, None, node, into=into, protection=JOB)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     assert done.version == "pets:1"
 
@@ -109,34 +126,157 @@ def test_a_touched_file_is_the_same_and_a_changed_one_is_refused(
     source = resolve_input("dataset:pets", catalogue, name="pets")
     file = Path(images.container_name) / "pets" / "cats" / "1.jpg"
     os.utime(file, ns=(1, 1))
-    materialise(source, None, node, into=into)
+    materialise(source, None, node, into=into, protection=JOB)
     file.write_text("gpj.1/stac/step")
     with pytest.raises(DataChanged, match=r"1\.jpg"):
-        materialise(source, None, node, into=into)
+        materialise(source, None, node, into=into, protection=JOB)
     assert list(into.iterdir()) == []
 
 
+@pytest.mark.parametrize("protection", [JOB, Protection()], ids=["namespaces", "without"])
 @pytest.mark.parametrize("exact", [True, False])
-def test_what_is_written_below_a_download_stays_private(
-    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, exact: bool
+def test_a_download_is_a_private_copy_that_can_be_written_to(
+    images: Datastore,
+    catalogue: MemoryCatalogue,
+    node: Path,
+    into: Path,
+    exact: bool,
+    protection: Protection,
 ) -> None:
+    stored = Path(images.container_name) / "pets" / "cats" / "1.jpg"
+    stored.chmod(0o444)
+    before = stored.stat()
     dataset = Dataset.File.from_files((images, "pets"))
     what = dataset.as_named_input("pets").as_download() if exact else images.path("pets", "pets")
     source = resolve_input(what, catalogue, mode="download")
-    done = materialise(source, None, node, into=into)
+    done = materialise(source, None, node, into=into, protection=protection)
+    mine = Path(done.path, "cats", "1.jpg")
+    assert (done.how, mine.is_symlink(), mine.stat().st_nlink) == ("copied", False, 1)
+    assert mine.stat().st_mtime_ns == before.st_mtime_ns
+    assert mine.stat().st_mode & 0o200
+    mine.write_bytes(b"x")
     Path(done.path, "extracted").write_text("mine")
+    assert stored.read_text() == "pets/cats/1.jpg"
     assert not (Path(images.container_name) / "pets" / "extracted").exists()
     release(done)
     assert not Path(done.path).exists()
-    assert (Path(images.container_name) / "pets" / "cats" / "1.jpg").exists()
+    assert stored.stat() == before
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_mount_without_namespaces_or_fuse_is_a_copy_that_says_so(
+    images: Datastore,
+    catalogue: MemoryCatalogue,
+    node: Path,
+    into: Path,
+    exact: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Modes refuse nothing to root: what holds for all is that no write reaches the store."""
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    stored = Path(images.container_name) / "pets" / "cats" / "1.jpg"
+    dataset = Dataset.File.from_files((images, "pets"))
+    what = dataset.as_named_input("pets").as_mount() if exact else images.path("pets", "pets")
+    done = materialise(
+        resolve_input(what, catalogue), None, node, into=into, protection=Protection(why="no way")
+    )
+    mine = Path(done.path, "cats", "1.jpg")
+    assert (done.how, done.read_only, mine.stat().st_mode & 0o222) == ("copied", (), 0)
+    assert "no way" in done.said[0] and "copied instead" in done.said[0]
+    mine.chmod(0o644)
+    mine.write_bytes(b"x")
+    assert stored.read_text() == "pets/cats/1.jpg"
+    release(done)
+
+
+def test_what_a_link_in_a_folder_leads_to_has_to_be_read_only_too(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "file").write_text("file")
+    pets = Path(images.container_name) / "pets"
+    (pets / "cats" / "2.jpg").symlink_to(tmp_path / "elsewhere" / "file")
+    (pets / "more").symlink_to(tmp_path / "elsewhere" / "deep")
+    whole = resolve_input(images.path("pets", "pets"), catalogue)
+    done = materialise(whole, None, node, into=into, protection=JOB)
+    assert done.read_only[0] == str(pets)
+    assert set(done.read_only[1:]) == {
+        str(tmp_path / "elsewhere"),
+        str(tmp_path / "elsewhere" / "deep"),
+    }
+
+
+def test_a_folder_with_the_users_home_is_not_made_read_only_for_one_file(
+    catalogue: MemoryCatalogue,
+    node: Path,
+    into: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = tmp_path / "home" / "me"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (tmp_path / "home" / "data.csv").write_text("1")
+    store = Datastore.register_folder(catalogue, "homes", tmp_path / "home")
+    dataset = Dataset.File.from_files((store, "data.csv"))
+    source = resolve_input(dataset.as_named_input("data").as_mount(), catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert set(done.read_only) == {str(tmp_path / "home" / "data.csv"), str(into / "data")}
+
+
+def test_many_folders_are_protected_by_the_ones_that_hold_them(
+    catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "store"
+    for number in range(200):
+        (root / "all" / f"class{number}").mkdir(parents=True)
+        (root / "all" / f"class{number}" / "1.jpg").write_text("1")
+    (root / "all" / "class0" / "2.jpg").write_text("2")
+    store = Datastore.register_folder(catalogue, "many", root)
+    dataset = Dataset.File.from_files((store, "all/*/1.jpg"))
+    source = resolve_input(dataset.as_named_input("data").as_mount(), catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert set(done.read_only) == {str(root / "all"), done.path}
+
+
+def test_a_damaged_version_says_what_was_recorded_what_is_there_and_how_to_restore_it(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
+) -> None:
+    Dataset.File.from_files((images, "pets")).register(catalogue, "pets")
+    file = Path(images.container_name) / "pets" / "cats" / "1.jpg"
+    file.write_bytes(b"x")
+    source = resolve_input("dataset:pets", catalogue, name="pets")
+    with pytest.raises(DataChanged) as caught:
+        materialise(source, None, node, into=into, protection=JOB)
+    said = str(caught.value)
+    assert str(file) in said and "dataset pets:1 recorded (registered 20" in said
+    assert f"15 bytes, {digest_of(b'pets/cats/1.jpg')[:19]}" in said
+    assert f"1 byte, {digest_of(b'x')[:19]}" in said
+    assert "rayjobs data put COPY/1.jpg images/pets/cats --overwrite" in said
+    assert "rayjobs data register pets images/pets --new-version" in said
+    file.unlink()
+    with pytest.raises(DataChanged, match="Now: it is gone"):
+        materialise(source, None, node, into=into, protection=JOB)
+    images.upload_files(
+        [_written(into.parent / "1.jpg", b"pets/cats/1.jpg")],
+        target_path="pets/cats",
+        show_progress=False,
+    )
+    materialise(source, None, node, into=into, protection=JOB)
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
 
 
 def test_an_attempt_that_begins_again_finds_its_place_free(
     images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
 ) -> None:
     source = resolve_input(images.path("pets", "pets"), catalogue)
-    materialise(source, "mount", node, into=into)
-    assert materialise(source, "mount", node, into=into).path == str(into / "pets")
+    materialise(source, "mount", node, into=into, protection=JOB)
+    assert materialise(source, "mount", node, into=into, protection=JOB).path == str(into / "pets")
 
 
 def test_a_missing_path_is_said_at_once(images: Datastore, catalogue: MemoryCatalogue) -> None:
@@ -152,7 +292,7 @@ def test_a_folder_that_this_node_lacks_is_said(
     source = resolve_input(images.path("pets"), catalogue)
     Path(images.container_name).rename(Path(images.container_name).with_name("gone"))
     with pytest.raises(DataNotFound, match="every node"):
-        materialise(source, None, node, into=into)
+        materialise(source, None, node, into=into, protection=JOB)
 
 
 def test_an_input_travels_as_json(
@@ -165,7 +305,7 @@ def test_an_input_travels_as_json(
     ):
         again = DataInput.from_json(json.loads(json.dumps(source.to_json())))
         assert again == source
-        done = materialise(again, None, node, into=into)
+        done = materialise(again, None, node, into=into, protection=JOB)
         assert Materialised.from_json(json.loads(json.dumps(done.to_json()))) == done
 
 
@@ -187,11 +327,11 @@ def test_path_on_compute(
 ) -> None:
     at = tmp_path / "data" / "here"
     source = resolve_input(images.path("pets", "p").as_download(str(at)), catalogue)
-    done = materialise(source, None, node, into=into)
+    done = materialise(source, None, node, into=into, protection=JOB)
     assert done.path == str(at)
     assert listing(done.path) == ["cats/1.jpg", "dogs/2.jpg"]
     with pytest.raises(InvalidReference, match="something is there"):
-        materialise(source, None, node, into=into)
+        materialise(source, None, node, into=into, protection=JOB)
     release(done)
     assert not at.exists()
     relative = resolve_input(images.path("table.csv", "t"), catalogue, path_on_compute="in/t")

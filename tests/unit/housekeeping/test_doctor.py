@@ -160,6 +160,13 @@ def test_without_cgroups_the_lesser_ways_are_named(
     assert "sysctl says no" in other.text and not other.data["works"]
 
 
+def test_how_inputs_are_protected_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYJOBS_INPUT_VIEWS", "0")
+    found = one(capabilities.inputs(place))
+    assert (found.level, found.data) == (Level.WARN, {"read_only": False, "overlay": False})
+    assert "RAYJOBS_INPUT_VIEWS=0" in found.text
+
+
 def test_without_fuse_the_reason_is_named(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     found = one(capabilities.fuse(place))

@@ -1,0 +1,201 @@
+"""What an attempt sees of its inputs: read-only folders and private layers in its mount namespace.
+
+The host makes the namespace before it forks a rank, so all ranks of a node see the same, and the
+kernel takes it away with the last of them, however they end. As a program, `python views.py
+FOLDER`, it tries all of it below FOLDER and prints one JSON line: `{"read_only": true, "overlay":
+true, "why": "", "why_no_overlay": ""}`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tempfile
+from dataclasses import dataclass
+from typing import Any, Dict, Mapping
+
+if __name__ == "__main__":
+    # Run by its path: this folder, whose module names are general words, is not on the module path.
+    _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:1] = [_package_home]
+
+from rayjobs.injob import kernel, namespace
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+_KEPT = {
+    "nosuid": kernel.MS_NOSUID,
+    "nodev": kernel.MS_NODEV,
+    "noexec": kernel.MS_NOEXEC,
+    "noatime": kernel.MS_NOATIME,
+    "nodiratime": kernel.MS_NODIRATIME,
+    "relatime": kernel.MS_RELATIME,
+}
+
+
+@dataclass(frozen=True)
+class Views:
+    """What is mounted in an attempt's namespace.
+
+    Attributes:
+        read_only: Files and folders that the attempt must not change, by whatever path.
+        writable: Folders that stay as they are, even below one of `read_only`.
+        overlays: (folder, upper, work): the folder gets a layer that takes all that is written.
+    """
+
+    read_only: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    overlays: tuple[tuple[str, str, str], ...] = ()
+
+    @staticmethod
+    def of(values: Mapping[str, Any] | None) -> Views:
+        """Return the views that a plan names; none for None."""
+        found = values or {}
+        return Views(
+            tuple(str(path) for path in found.get("read_only") or ()),
+            tuple(str(path) for path in found.get("writable") or ()),
+            tuple((str(at), str(up), str(work)) for at, up, work in found.get("overlays") or ()),
+        )
+
+    def enter(self, *, has_own_users: bool = False) -> None:
+        """Give the calling process, and its later children, these views.
+
+        Mounts that are made outside later still arrive; none of these leave. Does nothing if
+        nothing is to be mounted.
+
+        Args:
+            has_own_users: The process made a user namespace already, and keeps its rights in it.
+
+        Raises:
+            OSError: the kernel refused a step.
+        """
+        if not self.read_only and not self.overlays:
+            return
+        if has_own_users:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            made_users = False
+        else:
+            made_users = namespace.unshare(kernel.CLONE_NEWNS, "mount namespaces")
+        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_SLAVE)
+        for at, upper, work in self.overlays:
+            _overlay(at, upper, work, of_user=made_users or has_own_users)
+        self._close()
+        if made_users:
+            # Being the first of a user namespace gives rights over one's own files that a user
+            # does not have outside.
+            kernel.drop_capabilities()
+
+    def _close(self) -> None:
+        closed = {os.path.realpath(path) for path in self.read_only}
+        # The folder that holds another one first: its mount would hide the other's.
+        for path in sorted(closed):
+            kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
+        opened = {os.path.realpath(path) for path in self.writable}
+        for path in sorted(opened):
+            if _holder(os.path.dirname(path), closed) is not None:
+                kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
+        for point, flags in _mounts():
+            # What lies below a writable folder is as that folder is, unless it is named itself.
+            if _holder(point, closed | opened) in closed:
+                kernel.mount(
+                    None,
+                    point,
+                    None,
+                    kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags,
+                )
+
+
+def _holder(path: str, folders: set[str]) -> str | None:
+    """Return the innermost of `folders` that is `path` or holds it."""
+    while True:
+        if path in folders:
+            return path
+        above = os.path.dirname(path)
+        if above == path:
+            return None
+        path = above
+
+
+def _mounts() -> list[tuple[str, int]]:
+    """Return every mount point with the flags that a change of it has to keep."""
+    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        lines = [line.split() for line in file]
+    found = {}
+    for fields in lines:
+        point = _ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), fields[4])
+        options = fields[5].split(",")
+        found[point] = sum(flag for name, flag in _KEPT.items() if name in options)
+    return sorted(found.items())
+
+
+def _overlay(at: str, upper: str, work: str, *, of_user: bool) -> None:
+    for folder in (upper, work):
+        os.makedirs(folder, exist_ok=True)
+    # Without it a folder of the lower layer cannot be renamed; a user's own layer cannot have it.
+    option = "userxattr" if of_user else "redirect_dir=on"
+    layers = (f"lowerdir={_escaped(at)}", f"upperdir={_escaped(upper)}")
+    kernel.mount(
+        "overlay", at, "overlay", 0, ",".join([*layers, f"workdir={_escaped(work)}", option])
+    )
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"([\\,:])", r"\\\1", path)
+
+
+def probe(folder: str) -> Dict[str, Any]:
+    """Try it below `folder`, in children of this process."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".views-") as made:
+        lower = os.path.join(made, "lower")
+        layers = (lower, os.path.join(made, "upper"), os.path.join(made, "work"))
+        file = os.path.join(lower, "file")
+        os.mkdir(lower)
+        with open(file, "w", encoding="ascii") as stream:
+            stream.write("lower")
+        why = _tried(Views(read_only=(lower,)), file, is_writable=False)
+        why_no_overlay = _tried(Views(overlays=(layers,)), file, is_writable=True)
+        with open(file, encoding="ascii") as stream:
+            if stream.read() != "lower":
+                why = why or "a read-only mount does not keep writes away"
+                why_no_overlay = why_no_overlay or "a private layer does not keep writes away"
+    return {
+        "read_only": not why,
+        "overlay": not why_no_overlay,
+        "why": why,
+        "why_no_overlay": why_no_overlay,
+    }
+
+
+def _tried(views: Views, file: str, *, is_writable: bool) -> str:
+    """Return why a process with these views is refused them or what they promise; else nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = ""
+        try:
+            views.enter()
+            if _can_write(file) != is_writable:
+                said = f"what should be {'private' if is_writable else 'read-only'} is not"
+        except BaseException as error:
+            said = getattr(error, "strerror", None) or str(error) or "it failed"
+        os.write(writer, said.encode(errors="replace")[:4000])
+        os._exit(0)
+    os.close(writer)
+    os.waitpid(child, 0)
+    said = os.read(reader, 4096).decode(errors="replace")
+    os.close(reader)
+    return said
+
+
+def _can_write(path: str) -> bool:
+    try:
+        with open(path, "w", encoding="ascii") as file:
+            file.write("written")
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    print(json.dumps(probe(sys.argv[1])))

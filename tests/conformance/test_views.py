@@ -1,0 +1,191 @@
+"""What an attempt sees of its inputs: it cannot change what they come from, by whatever path."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.hosts import Attempt, namespaces_work, run_as_nobody, until, warm
+
+__all__ = ["warm"]
+
+
+pytestmark = [
+    pytest.mark.conformance,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(not namespaces_work(), reason="no namespaces on this machine"),
+]
+
+# Prints for each path whether it could be written to, and what it holds then.
+WRITES = """
+import errno, os, sys
+for path in sys.argv[1:]:
+    try:
+        with open(path, "r+") as file:
+            file.write("CHANGED")
+        said = "written"
+    except OSError as error:
+        said = errno.errorcode[error.errno]
+    print(said, open(path).read())
+print(os.path.exists("/proc/self/status"), os.listdir("."))
+print(*[line.split()[1] for line in open("/proc/self/status") if line[:6] == "CapEff"])
+"""
+NO_RIGHTS = "0000000000000000"
+
+
+class Inputs:
+    """A stored folder that an attempt may only read, and a cached file it has a layer over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stored = folder / "store" / "pets" / "1.txt"
+        self.link = folder / "link"
+        self.cached = folder / "cache" / "1"
+        self.lower = folder / "inputs" / "own"
+        for made in (self.stored.parent, self.cached.parent, self.lower):
+            made.mkdir(parents=True)
+        self.stored.write_text("stored")
+        self.cached.write_text("cached")
+        self.link.symlink_to(self.stored.parent)
+        os.link(self.cached, self.lower / "1")
+        self.paths = [str(self.link / "1.txt"), str(self.stored), str(self.lower / "1")]
+        layers = (str(self.lower), str(folder / "upper"), str(folder / "work"))
+        self.views: dict[str, Any] = {
+            "read_only": [str(self.link)],
+            "overlays": [layers],
+            "writable": [],
+        }
+
+    def are_as_before(self) -> bool:
+        return (self.stored.read_text(), self.cached.read_text()) == ("stored", "cached")
+
+
+SEEN = [
+    "EROFS stored",
+    "EROFS stored",
+    "written CHANGED",
+    "True ['train.py', 'outputs', 'logs']",
+]
+
+
+def said(attempt: Attempt, rank: int = 0) -> list[str]:
+    lines = attempt.log(rank).decode().splitlines()
+    return [*lines[:3], "True ['train.py', 'outputs', 'logs']" if lines[3][:4] == "True" else ""]
+
+
+def start(attempt: Attempt, way: str, warm: str) -> Attempt:
+    return attempt.start(warm) if way == "warm" else attempt.start_cold()
+
+
+@pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
+@pytest.mark.parametrize("way", ["cold", "warm"])
+def test_an_attempt_cannot_change_what_it_reads(
+    short_path: Path, warm: str, way: str, hold: list[str]
+) -> None:
+    """Off switches: no remount in `Views._close`; no `_show_inputs` in the host."""
+    inputs = Inputs(short_path / "data")
+    attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
+    assert start(attempt, way, warm).wait()["outcome"] == "completed", attempt.log()
+    assert said(attempt) == SEEN
+    assert inputs.are_as_before()
+    assert str(short_path) not in Path("/proc/self/mountinfo").read_text()
+
+
+def test_all_ranks_of_a_node_share_one_layer(short_path: Path, warm: str) -> None:
+    inputs = Inputs(short_path / "data")
+    source = (
+        "import os, sys, time\n"
+        "own = os.path.dirname(sys.argv[1])\n"
+        "open(f'{own}/{os.environ[\"RANK\"]}.done', 'w').close()\n"
+        "deadline = time.monotonic() + 150\n"
+        "while len([n for n in os.listdir(own) if n[-5:] == '.done']) < 2:\n"
+        "    assert time.monotonic() < deadline\n    time.sleep(0.01)\n"
+    )
+    attempt = Attempt.make(short_path, source, inputs.paths[2], ranks=2, views=inputs.views)
+    assert attempt.start(warm).wait()["outcome"] == "completed", attempt.log()
+    assert os.listdir(inputs.lower) == ["1"]
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user takes root"
+)
+@pytest.mark.parametrize("hold", [["scan"], ["namespace"]], ids=["scan", "namespace"])
+@pytest.mark.parametrize("way", ["cold", "warm"])
+def test_a_plain_user_has_the_same_and_no_more_rights(
+    short_path: Path, way: str, hold: list[str]
+) -> None:
+    """Off switch: no `drop_capabilities` in `Views.enter`."""
+    inputs = Inputs(short_path / "data")
+    attempt = Attempt.make(short_path, WRITES, *inputs.paths, hold=hold, views=inputs.views)
+    record = run_as_nobody(attempt, short_path, way)
+    assert record["outcome"] == "completed", attempt.log()
+    assert said(attempt) == SEEN
+    assert attempt.log().decode().splitlines()[4] == NO_RIGHTS
+    assert inputs.are_as_before()
+
+
+def test_an_attempt_below_its_input_can_still_write_what_is_its_own(
+    short_path: Path, warm: str
+) -> None:
+    """Off switch: no writable folders in `Views._close`."""
+    inputs = Inputs(short_path / "data")
+    inputs.views["read_only"] = [str(short_path)]
+    source = WRITES + "open('outputs/made', 'w').write('made')\n"
+    attempt = Attempt.make(short_path, source, *inputs.paths, views=inputs.views)
+    inputs.views["writable"] = [str(attempt.root), str(short_path)]
+    inputs.views["read_only"] = [str(short_path), str(inputs.stored.parent)]
+    record = attempt.start(warm).wait(deadline_s=60.0)  # a host that cannot write it never ends
+    assert record["outcome"] == "completed", attempt.log()
+    assert said(attempt)[:2] == SEEN[:2]
+    assert (attempt.root / "work" / "outputs" / "made").read_text() == "made"
+
+
+def test_what_is_mounted_below_an_input_is_read_only_too(short_path: Path, warm: str) -> None:
+    """Off switch: only the folder itself is remounted."""
+    if os.geteuid() != 0:
+        pytest.skip("making a mount takes root")
+    inputs = Inputs(short_path / "data")
+    point = inputs.stored.parent / "more data"
+    point.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "nosuid", "none", point], check=True)
+    try:
+        (point / "2.txt").write_text("mounted")
+        attempt = Attempt.make(short_path, WRITES, str(point / "2.txt"), views=inputs.views)
+        assert attempt.start(warm).wait()["outcome"] == "completed", attempt.log()
+        assert attempt.log().decode().splitlines()[0] == "EROFS mounted"
+    finally:
+        subprocess.run(["umount", point], check=True)
+
+
+def test_nothing_is_left_when_the_host_is_killed(short_path: Path, warm: str) -> None:
+    inputs = Inputs(short_path / "data")
+    source = (
+        "import sys, time\nopen(sys.argv[1], 'w').write('mine')\nprint('in', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    attempt = Attempt.make(short_path, source, inputs.paths[2], views=inputs.views).start(warm)
+    attempt.printed("in")
+    assert attempt.identity is not None
+    members = attempt.members()
+    assert members
+    os.kill(attempt.identity.pid, signal.SIGKILL)
+    until(lambda: not attempt.members(), "the end of all")
+    assert str(short_path) not in Path("/proc/self/mountinfo").read_text()
+    assert inputs.are_as_before()
+    shutil.rmtree(short_path / "data")
+
+
+def test_views_that_cannot_be_made_end_the_attempt_before_it_starts(
+    short_path: Path, warm: str
+) -> None:
+    missing = {"read_only": [str(short_path / "gone")], "overlays": [], "writable": []}
+    attempt = Attempt.make(short_path, "print('ran')", views=missing).start(warm)
+    record = attempt.wait()
+    assert record["outcome"] == "host_error"
+    assert "gone" in record["reason"] and "inputs" in record["reason"]
+    assert attempt.log() == b""

@@ -1,0 +1,70 @@
+"""Which files look different than before, and which of those are."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.looks import Seen, changes, look_below
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for path in ("a", "deep/b", "deep/er/c", "d"):
+        (tmp_path / "f" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "f" / path).write_text(path)
+    return tmp_path / "f"
+
+
+def look(folder: Path, **digests: str) -> Seen:
+    seen = Seen(str(folder), look_below(folder), digests)
+    return Seen.from_json(json.loads(json.dumps(seen.to_json())))
+
+
+def test_what_is_as_it_was_has_not_changed(folder: Path) -> None:
+    seen = look(folder)
+    (folder / "new").write_text("new")
+    assert sorted(seen.files) == ["a", "d", "deep/b", "deep/er/c"]
+    assert list(changes(seen)) == []
+
+
+def test_each_way_of_changing_is_seen(folder: Path) -> None:
+    seen = look(folder)
+    (folder / "a").write_text("longer")
+    before = (folder / "d").stat()
+    (folder / "d").write_text("D")
+    os.utime(folder / "d", ns=(before.st_atime_ns, before.st_mtime_ns))  # same size, same time
+    (folder / "other").write_text("d")
+    os.utime(folder / "other", ns=(before.st_atime_ns, before.st_mtime_ns))
+    (folder / "other").replace(folder / "d")
+    (folder / "deep" / "b").unlink()
+    os.utime(folder / "deep" / "er" / "c", ns=(1, 1))
+    found = {Path(change.path).name: change for change in changes(seen)}
+    assert sorted(found) == ["a", "b", "c", "d"]
+    assert "6 bytes" in found["a"].sentence and "1 byte," in found["a"].sentence
+    assert "is gone" in found["b"].sentence
+
+
+def test_a_touched_file_with_the_known_content_is_the_same(folder: Path) -> None:
+    seen = look(folder, a=digest_of(b"a"), d=digest_of(b"d"))
+    os.utime(folder / "a", ns=(1, 1))
+    (folder / "d").write_text("D")
+    (change,) = changes(seen)
+    assert (change.digest, change.digest_now) == (digest_of(b"d"), digest_of(b"D"))
+    assert len(list(changes(seen, most_read_bytes=0))) == 2  # what is not read is not known
+
+
+def test_a_folder_that_is_gone_is_every_file_gone(folder: Path) -> None:
+    seen = look(folder)
+    folder.rename(folder.with_name("moved"))
+    assert len(list(changes(seen))) == 4
+
+
+def test_links_are_followed_and_named_and_a_ring_ends(folder: Path, tmp_path: Path) -> None:
+    (folder / "deep" / "up").symlink_to(folder)
+    (folder / "nowhere").symlink_to(tmp_path / "nothing")
+    links: set[str] = set()
+    assert sorted(look_below(folder, links)) == ["a", "d", "deep/b", "deep/er/c"]
+    assert links == {str(folder / "deep" / "up"), str(folder / "nowhere")}
