@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
+from rayjobs.injob import recordfiles
 from rayjobs.paths import short_socket
 
 SOCKET_KIND = "target"
@@ -37,7 +38,7 @@ def ask(path: Path, request: dict[str, Any], *, timeout_s: float = 5.0) -> dict[
         except OSError:
             return None  # no socket, or its owner is gone
     try:
-        decoded = json.loads(answer)
+        decoded = recordfiles.parse_json(answer)
     except ValueError:
         return None  # it ended while it answered
     return decoded if isinstance(decoded, dict) else None

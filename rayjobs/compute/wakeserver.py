@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from rayjobs.injob import control
+
 log = logging.getLogger(__name__)
 
 Answer = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -54,9 +56,8 @@ class WakeServer:
         try:
             while line := await reader.readline():
                 try:
-                    asked = json.loads(line)
-                    reply = await self._answer(asked)
-                except (ValueError, KeyError, TypeError) as error:
+                    reply = await self._answer(control.parse_request(line))
+                except control.BAD_REQUEST as error:
                     reply = {"ok": False, "error": f"{type(error).__name__}: {error}"}
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()

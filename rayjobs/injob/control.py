@@ -8,7 +8,11 @@ import selectors
 import socket
 from typing import Any, Callable, Mapping
 
+from rayjobs.injob import recordfiles
+
 MAX_LINE_BYTES = 4 * 1024 * 1024
+# What a request with values of the wrong kind, size or depth makes of the code that reads it.
+BAD_REQUEST = (ValueError, TypeError, KeyError, OverflowError, RecursionError, MemoryError)
 
 
 def listen(path: str) -> socket.socket:
@@ -34,6 +38,18 @@ def listen(path: str) -> socket.socket:
 def encode(values: Mapping[str, Any]) -> bytes:
     """One line of the protocol."""
     return json.dumps(values).encode() + b"\n"
+
+
+def parse_request(line: bytes) -> dict[str, Any]:
+    """The request in one line of the protocol.
+
+    Raises:
+        ValueError: it is not one JSON object, or is nested deeper than can be read.
+    """
+    request = recordfiles.parse_json(line)
+    if not isinstance(request, dict):
+        raise ValueError("a request is one JSON object")
+    return request
 
 
 class Connection:
@@ -100,11 +116,8 @@ class ControlServer:
             line, _, connection.received = connection.received.partition(b"\n")
             answer: Mapping[str, Any] | None
             try:
-                request = json.loads(line)
-                if not isinstance(request, dict):
-                    raise ValueError("a request is one JSON object")
-                answer = self._answer(request)
-            except (ValueError, TypeError) as error:
+                answer = self._answer(parse_request(line))
+            except BAD_REQUEST as error:
                 answer = {"ok": False, "error": f"cannot read the request: {error}"}
             if answer is None:
                 connection.is_waiting = True

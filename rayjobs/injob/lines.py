@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 from typing import Any, Callable, Mapping
 
-from rayjobs.injob.control import MAX_LINE_BYTES, encode, listen
+from rayjobs.injob.control import MAX_LINE_BYTES, encode, listen, parse_request
 
 _SEND_S = 5.0
 
@@ -81,9 +80,7 @@ class LineServer:
         elif asker.received.endswith(b"\n"):
             asker.was_asked = True
             try:
-                request = json.loads(asker.received)
-                if not isinstance(request, dict):
-                    raise ValueError("a request is one JSON object")
+                request = parse_request(asker.received)
             except ValueError as error:
                 self.answer(asker, {"error": f"cannot read the request: {error}"})
             else:

@@ -181,9 +181,9 @@ def _read_line(stream: socket.socket) -> dict[str, Any]:
         if not chunk or len(data) > control.MAX_LINE_BYTES:
             raise ValueError("the request is incomplete or too long")
         data += chunk
-    values = json.loads(data)
-    if not isinstance(values, dict):
-        raise ValueError("a request is one JSON object")
+    values = control.parse_request(data)
+    if not isinstance(values.get("secrets") or {}, dict):
+        raise ValueError("secrets are one JSON object")
     return values
 
 

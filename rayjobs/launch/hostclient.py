@@ -8,7 +8,6 @@ HostGone         a host is dead; whoever asks must read its exit record, or prov
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,7 +161,7 @@ class HostConnection:
         try:
             writer.write(b'{"op": "wait"}\n')
             line = await reader.readline()
-            answer = json.loads(line) if line.endswith(b"\n") else None
+            answer = recordfiles.parse_json(line) if line.endswith(b"\n") else None
             return answer if isinstance(answer, dict) and "outcome" in answer else None
         except (OSError, ValueError):
             return None

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.errors import TargetError
-from rayjobs.injob import exitrecord
+from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
 
@@ -78,7 +78,7 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
             writer.close()
     if not line.endswith(b"\n"):
         raise ConnectionResetError(f"{socket} closed the connection without an answer")
-    answer = json.loads(line)
+    answer = recordfiles.parse_json(line)
     if not isinstance(answer, dict):
         raise ValueError(f"{socket} answered {line[:80]!r}, which is no JSON object")
     return answer
