@@ -35,6 +35,7 @@ from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.node.inputviews import InputViews
 from rayjobs.node.secrets import NodeSecrets, are_needed
+from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
 from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
 
 log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Node:
         self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self._ends = Ends(self.paths.root / "attempts", scratch, self._data)
         self.launching = Launching()
+        self._stopped = StoppedHosts(workspaces.note)
 
     def warm_up(self) -> None:
         """Begin to start the warm interpreter, unless it is known to be up."""
@@ -173,10 +175,14 @@ class Node:
             connection = await asyncio.to_thread(host_of, root)
             if connection is None:
                 return await self._ends.ended_unheard(order)
+            keeping = asyncio.ensure_future(self._stopped.watch(order, connection))
             try:
                 return await connection.wait()
             except hostclient.HostGone:
                 return await self._ends.ended_unheard(order)
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
@@ -193,9 +199,11 @@ class Node:
         if connection is None:
             return
         try:
-            await connection.cancel(reason, grace_s=grace_s)
-        except (hostclient.HostGone, hostclient.HostUnreachable) as error:
+            await connection.cancel(reason, grace_s=grace_s, timeout_s=ANSWER_S)
+        except hostclient.HostGone as error:
             log.info("%s: %s", order["plan"]["job"], error)
+        except hostclient.HostUnreachable:
+            self._stopped.end(order, connection, "canceled", reason, grace_s=grace_s)
 
     # -- collect ---------------------------------------------------------------------------------
     async def collect(self, order: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ from typing import Any
 
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodefence import Fence
-from rayjobs.compute.nodehosts import exit_record_of_lost_host, host_of, record_of
+from rayjobs.compute.nodehosts import host_of, record_of, record_of_dead_host
 from rayjobs.compute.nodescratch import Scratch, remove_if_empty
 from rayjobs.errors import RayjobsError
-from rayjobs.injob import recordfiles
+from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.rootcause import PLACE_LOST
@@ -47,7 +47,7 @@ class Ends:
         proof = await asyncio.to_thread(
             end_leftovers, order["plan"]["marker"], None, SETTLE_GRACE_S
         )
-        return exit_record_of_lost_host(order["plan"], proof)
+        return await asyncio.to_thread(record_of_dead_host, order["plan"], proof)
 
     async def settle(self, order: Mapping[str, Any], *, end: bool) -> dict[str, Any]:
         """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
@@ -73,6 +73,11 @@ class Ends:
         if end:
             self._data.stop(order)
             proof = await asyncio.to_thread(end_leftovers, plan["marker"], None, SETTLE_GRACE_S)
+            if exitrecord.read_outcome(str(plan["root"]), str(plan["marker"])) is not None:
+                record = await asyncio.to_thread(record_of_dead_host, plan, proof)
+                ended_now = record.get("reason") == PLACE_LOST
+                proven = proof.proven_dead
+                return {"state": "ended", "exit": record, "proven": proven, "ended_now": ended_now}
             if proof.proven_dead:
                 await asyncio.to_thread(self._data.release, Path(plan["root"]))
             return {"state": "gone", "proven": proof.proven_dead, "ended_now": True}

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayjobs.datastore import credentials
 from rayjobs.errors import PrepareError
-from rayjobs.injob import openfiles
+from rayjobs.injob import exitrecord, openfiles
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof
@@ -72,6 +72,25 @@ def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str,
         "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
         "cold": None,
     }
+
+
+def record_of_dead_host(plan: Mapping[str, Any], proof: Proof) -> dict[str, Any]:
+    """Return, and keep, the exit record of an attempt whose host died before it wrote one.
+
+    An outcome that was known by then is final: ranks that had ended well ran well, whatever
+    became of the host while it ended what they had left behind.
+    """
+    lost = exit_record_of_lost_host(plan, proof)
+    known = exitrecord.read_outcome(str(plan["root"]), str(plan["marker"]))
+    if known is None:
+        return lost
+    record = {**lost, **known, "leftovers": lost["leftovers"]}
+    if proof.proven_dead:
+        try:
+            exitrecord.write(str(plan["root"]), record)
+        except OSError as error:
+            log.warning("the exit record of %s is not kept: %s", plan["job"], error)
+    return record
 
 
 def host_of(root: str) -> hostclient.HostConnection | None:

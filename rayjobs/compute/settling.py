@@ -108,6 +108,8 @@ def order_of(served: Served, target: str, job: Job, host: Any) -> dict[str, Any]
                 for local in range(job.spec.distribution.processes_per_node)
             ],
             "grace_s": job.spec.grace_s,
+            "max_duration_s": job.spec.max_duration_s,
+            "stall_timeout_s": job.spec.stall_timeout_s,
             "lease_s": host.get("lease_s"),
             "watches_raylet": bool(host.get("watches_raylet")),
         },

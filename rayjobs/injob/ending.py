@@ -148,6 +148,7 @@ class Ending:
                 return
             if self._alone_until is None:
                 self._alone_until = now + _ALONE_S
+                self._host.keep_outcome()
             if now < min(self._alone_until, self._kill_at):
                 return
             self._leftovers_until = min(self._kill_at, now + _LEFTOVER_GRACE_S)
@@ -184,13 +185,16 @@ class Ending:
 
     def make_record(self, started_at: float, cold_reason: str | None) -> dict[str, Any]:
         """The exit record; removes the cgroups of the tree."""
-        host = self._host
-        for rank in host.ranks:
+        for rank in self._host.ranks:
             rank.log.enforce(at_end=True)
-        memory = host.memory.as_record()
-        kind = host.tree.kind
+        record = self.as_record(started_at, cold_reason)
         if not self._remaining:
-            remove_cgroups_of(host.plan.marker)
+            remove_cgroups_of(self._host.plan.marker)
+        return record
+
+    def as_record(self, started_at: float, cold_reason: str | None) -> dict[str, Any]:
+        """What the exit record would say now; nothing is changed."""
+        host = self._host
         return {
             "version": 1,
             "job": host.plan.job,
@@ -210,8 +214,8 @@ class Ending:
                 "proven_dead": not self._remaining,
                 "remaining": as_remaining(self._remaining),
             },
-            "tree": kind,
-            "memory": memory,
+            "tree": host.tree.kind,
+            "memory": host.memory.as_record(),
             "pids": self._pids_record(host.processes),
             "cold": cold_reason,
             **host.watch.as_record(),

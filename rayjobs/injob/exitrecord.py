@@ -10,6 +10,8 @@ from typing import Any, Mapping
 from rayjobs.injob import recordfiles
 
 NAME = "exit.json"
+# How the attempt ended, known before it is proven that nothing of it is left.
+OUTCOME = "outcome.json"
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
 
@@ -62,6 +64,33 @@ def write(root: str, record: Mapping[str, Any]) -> None:
         release_reserve(root)
         write_file(path, record)
     release_reserve(root)
+
+
+def write_outcome(root: str, outcome: Mapping[str, Any]) -> None:
+    """Keep how the attempt ended, should its host not live to write the exit record.
+
+    What is there already stays: the first to know was right. A disk that refuses keeps nothing.
+
+    Args:
+        outcome: Entries of the exit record; ``marker``, ``outcome`` and ``reason`` at least.
+    """
+    path = os.path.join(root, OUTCOME)
+    try:
+        if not os.path.lexists(path):
+            write_file(path, outcome)
+    except OSError:
+        return  # the exit record has room of its own; this is for the case that none comes
+
+
+def read_outcome(root: str, marker: str) -> dict[str, Any] | None:
+    """What `write_outcome` kept of the attempt `marker`; None where there is nothing."""
+    try:
+        values = recordfiles.read_json(root, OUTCOME)
+    except (OSError, ValueError):
+        return None
+    if not isinstance(values, dict) or values.get("marker") != marker:
+        return None
+    return values if isinstance(values.get("outcome"), str) else None
 
 
 def release_reserve(root: str) -> None:

@@ -267,6 +267,15 @@ class Host:
             self.ending.advance()
         return program
 
+    def keep_outcome(self) -> None:
+        """Keep how the attempt ended while what it left behind is being ended.
+
+        This process may be killed meanwhile: then the ranks' own end must not be forgotten.
+        """
+        if all(rank.has_ended for rank in self.ranks):
+            record = self.ending.as_record(self._started_at, self._cold_reason)
+            exitrecord.write_outcome(self.plan.root, record)
+
     def is_leaving(self) -> bool:
         """Whether, now that all ranks have ended, what served them still has time to end."""
         return self._beside.is_leaving()

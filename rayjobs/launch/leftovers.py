@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.injob import cgroups
-from rayjobs.injob.identity import ProcessStat, boot_id
+from rayjobs.injob.identity import Identity, ProcessStat, boot_id, is_alive, send_signal
 from rayjobs.injob.memory import remove_cgroups_of
+from rayjobs.injob.processes import children, descendants
 from rayjobs.injob.tree import Tree, as_remaining, cgroup_name
 
 _TICK_S = 0.02
 _KILL_S = 15.0
+_KILL_ROUNDS = 5
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,36 @@ def end_leftovers(
         tuple(as_remaining(members)),
         "cgroup and marker scan" if folder is not None else "marker scan",
     )
+
+
+def signal_ranks(host: Identity, number: int) -> None:
+    """Send a signal to the children of an attempt's host: its ranks, and what serves them."""
+    found = children(host.pid)
+    listed = descendants(host.pid) if found is None else found
+    for stat in listed if is_alive(host) else ():
+        with contextlib.suppress(PermissionError):
+            send_signal(Identity(stat.pid, stat.start_time, host.boot_id), number)
+
+
+def kill_with_host(marker: str, host: Identity) -> None:
+    """Send SIGKILL to an attempt whose host does not answer: all that it holds, then the host.
+
+    A host that is stopped still holds its tree: every process of it is a descendant, whatever its
+    environment says. A PID namespace ends with its host. `end_leftovers` proves the end.
+    """
+    if not is_alive(host):
+        return
+    tree = Tree(marker, _cgroup_of(marker, None), holder=host.pid)
+    for _ in range(_KILL_ROUNDS):
+        # The host last: an orphan with a wiped environment is nobody's that could be found.
+        held = [stat for stat in tree.members() if stat.pid != host.pid]
+        if not held:
+            break
+        tree.signal(held, signal.SIGKILL)
+        time.sleep(_TICK_S)
+    tree.kill()
+    with contextlib.suppress(PermissionError):
+        send_signal(host, signal.SIGKILL)
 
 
 def _cgroup_of(marker: str, cgroup: str | None) -> str | None:

@@ -1,0 +1,196 @@
+"""A host that is stopped, or killed at its end: its attempt ends all the same, and truthfully."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs import rootcause
+from rayjobs.compute import node as node_module
+from rayjobs.compute.node import Node
+from rayjobs.injob import exitrecord
+from rayjobs.injob.identity import is_alive
+from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.node import stopped_hosts
+from rayjobs.workspace_files import open_workspace
+from tests.conformance.hosts import Attempt, until, warm
+from tests.faults.test_host_leftovers import IN_NAMESPACE, LEAVE_DAEMONS, daemons, start
+
+__all__ = ["warm"]
+
+pytestmark = pytest.mark.timeout(300)
+
+SLEEPS = "import time\nprint('up', flush=True)\ntime.sleep(600)\n"
+SAVES = """
+import signal, sys, time
+
+def save(*_):
+    print("saved", flush=True)
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_module, "ANSWER_S", 0.3)
+    monkeypatch.setattr(stopped_hosts, "ANSWER_S", 0.3)
+    monkeypatch.setattr(stopped_hosts, "LOOK_S", 0.1)
+
+
+def followed(
+    attempt: Attempt, folder: Path, meanwhile: Callable[[Node, dict[str, Any]], Awaitable[None]]
+) -> dict[str, Any]:
+    """Return the exit record with which a node that follows an attempt comes back."""
+    with open_workspace(folder / "w"):
+        pass
+    order = {"workspace": str(folder / "w"), "plan": attempt.plan}
+
+    async def scene() -> dict[str, Any]:
+        node = Node("local", folder / "home")
+        following = asyncio.ensure_future(node.follow(order))
+        await meanwhile(node, order)
+        return await asyncio.wait_for(following, 60.0)
+
+    return asyncio.run(scene())
+
+
+def stop(attempt: Attempt) -> int:
+    """Stop an attempt's host; return its pid."""
+    assert attempt.identity is not None
+    os.kill(attempt.identity.pid, signal.SIGSTOP)
+    return attempt.identity.pid
+
+
+@pytest.mark.parametrize("way", ["warm", "cold", IN_NAMESPACE, "by its host"])
+def test_a_cancel_ends_the_attempt_of_a_stopped_host(short_path: Path, warm: str, way: str) -> None:
+    """With daemons that wiped their environment, however the tree is held."""
+    attempt = start(Attempt.make(short_path, LEAVE_DAEMONS, "stay"), way, warm)
+    left = daemons(attempt)
+    stop(attempt)
+
+    async def cancel(node: Node, order: dict[str, Any]) -> None:
+        await node.stop(order, reason="canceled", grace_s=0.2)
+
+    record = followed(attempt, short_path, cancel)
+    assert rootcause.diagnose([record], {}) == ("canceled", None)
+    assert record["leftovers"]["proven_dead"]
+    assert not find_leftovers(attempt.marker)
+    assert not any(is_alive(one) for one in left)
+    assert exitrecord.read(str(attempt.root)) == record
+
+
+def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, SAVES).start(warm)
+    attempt.printed("up")
+    stop(attempt)
+
+    async def cancel(node: Node, order: dict[str, Any]) -> None:
+        await node.stop(order, reason="canceled", grace_s=2.0)
+
+    assert followed(attempt, short_path, cancel)["outcome"] == "canceled"
+    assert attempt.log().endswith(b"saved\n")
+
+
+def test_a_host_that_goes_on_within_the_grace_ends_its_attempt_itself(
+    short_path: Path, warm: str
+) -> None:
+    attempt = Attempt.make(short_path, SLEEPS).start(warm)
+    attempt.printed("up")
+    pid = stop(attempt)
+
+    async def cancel(node: Node, order: dict[str, Any]) -> None:
+        await node.stop(order, reason="canceled", grace_s=1.0)
+        os.kill(pid, signal.SIGCONT)
+
+    record = followed(attempt, short_path, cancel)
+    assert record["outcome"] == "canceled"
+    assert record["ranks"][0]["signal"] == signal.SIGTERM
+    assert not (attempt.root / exitrecord.OUTCOME).exists()
+
+
+async def nothing(_node: Node, _order: dict[str, Any]) -> None:
+    return
+
+
+def test_the_time_limit_of_a_stopped_host_is_kept(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, SLEEPS, max_duration_s=2.0, grace_s=0.0).start(warm)
+    attempt.printed("up")
+    stop(attempt)
+    record = followed(attempt, short_path, nothing)
+    outcome, failure = rootcause.diagnose([record], {})
+    assert outcome == "time_limit"
+    assert failure is not None
+    assert "time limit of 2 s" in failure.message
+    assert not find_leftovers(attempt.marker)
+
+
+def test_the_stall_timeout_of_a_stopped_host_is_kept(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, SLEEPS, stall_timeout_s=1.5, grace_s=0.0).start(warm)
+    attempt.printed("up")
+    stop(attempt)
+    record = followed(attempt, short_path, nothing)
+    outcome, failure = rootcause.diagnose([record], {})
+    assert outcome == "stalled"
+    assert failure is not None
+    assert "the attempt host did not answer" in failure.message
+
+
+LEAVES = """
+import os, signal, time
+
+if os.fork() == 0:
+    os.setsid()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("left", flush=True)
+    time.sleep(600)
+    os._exit(0)
+time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(0, "completed"), (9, "failed")])
+def test_an_end_is_final_though_the_host_is_killed_while_it_ends_daemons(
+    short_path: Path, warm: str, code: int, outcome: str
+) -> None:
+    attempt = Attempt.make(short_path, f"{LEAVES}\nos._exit({code})\n").start(warm)
+    until((attempt.root / exitrecord.OUTCOME).exists, "the outcome is kept", 30.0)
+    assert attempt.identity is not None
+    os.kill(attempt.identity.pid, signal.SIGKILL)
+    record = followed(attempt, short_path, nothing)
+    assert record["outcome"] == outcome
+    assert record["ranks"][0]["exit_code"] == code
+    assert record["leftovers"]["proven_dead"]
+    assert not find_leftovers(attempt.marker)
+
+
+def test_a_restarted_target_learns_of_that_end(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, LEAVES).start(warm)
+    until((attempt.root / exitrecord.OUTCOME).exists, "the outcome is kept", 30.0)
+    assert attempt.identity is not None
+    os.kill(attempt.identity.pid, signal.SIGKILL)
+
+    async def settled() -> dict[str, Any]:
+        node = Node("local", short_path / "home")
+        return await node.settle({"plan": attempt.plan}, end=True)
+
+    found = asyncio.run(settled())
+    assert (found["state"], found["proven"], found["ended_now"]) == ("ended", True, False)
+    assert found["exit"]["outcome"] == "completed"
+
+
+def test_an_outcome_of_another_attempt_counts_for_nothing(tmp_path: Path) -> None:
+    exitrecord.write_outcome(str(tmp_path), {"marker": "a", "outcome": "completed", "reason": ""})
+    assert exitrecord.read_outcome(str(tmp_path), "a") is not None
+    assert exitrecord.read_outcome(str(tmp_path), "b") is None
+    exitrecord.write_outcome(str(tmp_path), {"marker": "a", "outcome": "canceled", "reason": ""})
+    assert exitrecord.read_outcome(str(tmp_path), "a")["outcome"] == "completed"  # type: ignore[index]
