@@ -16,7 +16,7 @@ from rayjobs.compute import node as node_module
 from rayjobs.compute.node import Node
 from rayjobs.injob import exitrecord
 from rayjobs.injob.identity import is_alive
-from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.node import stopped_hosts
 from rayjobs.workspace_files import open_workspace
 from tests.conformance.hosts import Attempt, until, warm
@@ -59,9 +59,12 @@ def followed(
         node = Node("local", folder / "home")
         following = asyncio.ensure_future(node.follow(order))
         await meanwhile(node, order)
-        return await asyncio.wait_for(following, 60.0)
+        return await asyncio.wait_for(following, 30.0)
 
-    return asyncio.run(scene())
+    try:
+        return asyncio.run(scene())
+    finally:
+        end_leftovers(attempt.marker, None, 0.0)  # a failed test must not leave a stopped host
 
 
 def stop(attempt: Attempt) -> int:
@@ -116,6 +119,23 @@ def test_a_host_that_goes_on_within_the_grace_ends_its_attempt_itself(
     assert record["outcome"] == "canceled"
     assert record["ranks"][0]["signal"] == signal.SIGTERM
     assert not (attempt.root / exitrecord.OUTCOME).exists()
+
+
+def test_a_host_that_answers_is_left_alone(short_path: Path, warm: str) -> None:
+    attempt = Attempt.make(short_path, SLEEPS).start(warm)
+    attempt.printed("up")
+
+    async def scene() -> None:
+        stopped = stopped_hosts.StoppedHosts(lambda *_: None)
+        order = {"plan": attempt.plan}
+        stopped.end(order, attempt.host, "canceled", "canceled", grace_s=0.0)
+        while stopped._ending:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(scene())
+    assert attempt.status()["state"] == "running"
+    attempt.cancel(grace_s=0.0)
+    assert attempt.wait()["outcome"] == "canceled"
 
 
 async def nothing(_node: Node, _order: dict[str, Any]) -> None:
