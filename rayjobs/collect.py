@@ -19,6 +19,7 @@ from rayjobs.blobs import Blob, BlobStore
 from rayjobs.clock import Clock, SystemClock
 from rayjobs.driverlog import compact, first_gap, problem_of, read_tail
 from rayjobs.errors import RayjobsError, UsageError
+from rayjobs.injob import openfiles
 from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
 from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART
@@ -461,6 +462,8 @@ class MetricFollower:
                     self.left_out[name] = str(error)
                     break
                 except OSError as error:
+                    if openfiles.is_exhausted(error):
+                        raise  # it passes, and nothing is left out
                     self.left_out[name] = f"{name} cannot be read ({error.strerror})"
                     break
                 if batch.next_offset == before:

@@ -74,7 +74,7 @@ class Collecting:
         problems: list[str] = []
         try:
             self._bring_metrics(order)
-        except StoreError as error:
+        except (StoreError, OSError) as error:
             problems.append(f"metrics: {error}.")
         left_out += self._metrics[_key(order)].left_out.values()
         publisher = self._publisher(order)
