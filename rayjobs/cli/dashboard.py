@@ -45,12 +45,16 @@ def dashboard(settings: Settings, name: str, open_browser: bool, show_token: boo
     found = dashboard_of(name)
     token = found.read_token() if show_token else None
     if settings.as_json:
-        data = {"target": name, "url": found.url, "token_file": str(found.token_file)}
+        data = {"target": name, "url": found.url, "token_file": None}
+        if found.token_file is not None:
+            data["token_file"] = str(found.token_file)
         print_json({**data, "token": token} if token is not None else data)
     else:
         click.echo(found.url)
         if token is not None:
             click.echo(token)
+        elif found.token_file is None:
+            settings.note(f"the cluster of target {name} demands no token: there is no login")
         elif sys.stderr.isatty():
             settings.note(f"its login asks for the token in {found.token_file} (--show-token)")
     if open_browser and not found.open():

@@ -19,6 +19,10 @@ from rayjobs.units import counted
 if TYPE_CHECKING:
     from rayjobs.compute.targets import TargetView
 
+NO_TOKEN = (
+    "the cluster of target {name} demands no token: anyone who reaches it can run code on it, and "
+    "read the data and secrets of its jobs"
+)
 _COLOURS = {
     "running": "green",
     "starting": "cyan",
@@ -75,6 +79,12 @@ target.add_command(secret)
 @click.option("--address", metavar="HOST:PORT", help="Of the cluster's GCS (`ray start --head`).")
 @click.option("--token-file", metavar="FILE", help="The cluster's token; readable by you alone.")
 @click.option(
+    "--cluster-without-token-anyone-can-run-code",
+    "without_token",
+    is_flag=True,
+    help="Accept a cluster that demands no token, where only people you trust reach it.",
+)
+@click.option(
     "--lease",
     type=Duration(),
     default="90s",
@@ -107,9 +117,10 @@ def create(
     lease: float,
     cluster: str | None,
     start_timeout: float,
+    without_token: bool,
     **given: Any,
 ) -> None:
-    """Attach a Ray cluster that runs. One that needs no token is refused."""
+    """Attach a Ray cluster that runs. One that needs no token is refused without its flag."""
     from rayjobs.compute.targets import create_target
 
     record = create_target(
@@ -119,7 +130,10 @@ def create(
         lease_s=lease,
         cluster=cluster,
         start_timeout_s=start_timeout,
+        without_token=without_token,
     )
+    if record.without_token:
+        settings.note(NO_TOKEN.format(name=record.name))
     set_limits(record.name, given)
     if settings.as_json:
         print_json(asdict(record))
@@ -163,7 +177,7 @@ def ls(settings: Settings) -> None:
         print_json([asdict(view) for view in views])
         return
     rows = [
-        (view.name, view.kind, view.state, _busy(view), view.address or "-", _size(view))
+        (view.name, _kind(view), view.state, _busy(view), view.address or "-", _size(view))
         for view in views
     ]
     colours = [
@@ -230,7 +244,8 @@ def show(settings: Settings, name: str) -> None:
     click.echo(
         facts(
             [
-                ("Target", f"{view.name} ({view.kind})"),
+                ("Target", f"{view.name} ({_kind(view)})"),
+                ("Token", NO_TOKEN.format(name=view.name) if view.without_token else ""),
                 ("State", settings.style(view.state, _COLOURS.get(view.state, "white"))),
                 ("Problem", view.problem),
                 ("Work", _busy(view)),
@@ -334,6 +349,10 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
         settings.note("  rayjobs cancel JOB...   end what you do not want any more")
     for path, reason in jobs.unreadable:
         settings.note(f"the jobs of {path} could not be listed: {reason}")
+
+
+def _kind(view: TargetView) -> str:
+    return f"{view.kind}, NO TOKEN" if view.without_token else view.kind
 
 
 def _busy(view: TargetView) -> str:

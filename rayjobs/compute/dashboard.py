@@ -24,15 +24,15 @@ class Dashboard:
     """Where a running target's dashboard is.
 
     Attributes:
-        token_file: File with the token that its login asks for.
+        token_file: File with the token that its login asks for; None: it has no login.
     """
 
     url: str
-    token_file: Path
+    token_file: Path | None
 
-    def read_token(self) -> str:
+    def read_token(self) -> str | None:
         """Return the token; show it only to a user who asked (`--show-token`)."""
-        return read_token(self.token_file)
+        return None if self.token_file is None else read_token(self.token_file)
 
     def open(self) -> bool:
         """Open a browser on it; False when this machine has none."""
@@ -53,5 +53,7 @@ def dashboard_of(name: str = LOCAL, *, home: Path | None = None) -> Dashboard:
             f"target {name!r} has no dashboard at this moment: it does not run. Start it with "
             f"`rayjobs target start {name}`."
         )
+    if record.without_token:
+        return Dashboard(url, None)
     token_file = record.token_file or TargetPaths.of(name, under=at).token
     return Dashboard(url, Path(token_file))

@@ -171,13 +171,15 @@ def new_token(paths: TargetPaths) -> None:
     write_private(paths.token, secrets.token_hex(32))
 
 
-def auth_environment(token_path: Path | str) -> dict[str, str]:
-    """Return what makes a Ray process demand and send the token."""
+def auth_environment(token_path: Path | str | None) -> dict[str, str]:
+    """Return what makes a Ray process demand and send the token; None: of a cluster without one."""
+    if token_path is None:
+        return {"RAY_AUTH_MODE": "disabled"}
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
 
 
 def head_environment(
-    home: Path, token_path: Path | str, *, base: Mapping[str, str] = os.environ
+    home: Path, token_path: Path | str | None, *, base: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
     """Return the environment of the keeper, of Ray, and of all that lives in it: an allow-list."""
     kept = {name: value for name, value in base.items() if is_kept(name, value)}

@@ -71,7 +71,7 @@ def run_starter(
         if what != "end":
             on_stage(f"connecting to Ray at {address}")
         reach.check_reachable(place.name, address)
-    token = record.token_file or str(place.paths.token)
+    token = None if record.without_token else record.token_file or str(place.paths.token)
     start = ids.token(4)
     command = [sys.executable, "-P", "-m", "rayjobs.compute.raylaunch"]
     command += [str(place.home), place.name, start, what, "--parent", str(os.getpid())]

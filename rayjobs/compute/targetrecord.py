@@ -34,6 +34,7 @@ class TargetRecord:
             by itself; None for the local head, whose processes can be looked at.
         node_types: What the cluster may start by itself; None: nothing, or nothing is known.
         start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
+        without_token: The cluster demands no token, and its user has accepted that.
     """
 
     name: str
@@ -42,6 +43,7 @@ class TargetRecord:
     lease_s: float | None = None
     node_types: NodeTypes | None = None
     start_timeout_s: float = START_TIMEOUT_S
+    without_token: bool = False
 
     @property
     def is_local(self) -> bool:
@@ -90,6 +92,7 @@ def load_target(name: str, *, home: Path) -> TargetRecord:
         lease_s=float(values.get("lease_s") or LEASE_S),
         node_types=NodeTypes.from_dict(types) if (types := values.get("node_types")) else None,
         start_timeout_s=float(values.get("start_timeout_s") or START_TIMEOUT_S),
+        without_token=bool(values.get("without_token", False)),
     )
 
 
@@ -103,6 +106,7 @@ def save_target(record: TargetRecord, *, home: Path) -> None:
         "lease_s": record.lease_s,
         "node_types": None if record.node_types is None else record.node_types.to_dict(),
         "start_timeout_s": record.start_timeout_s,
+        "without_token": record.without_token,
     }
     write_private(TargetPaths.of(record.name, under=home).record, json.dumps(values) + "\n")
 

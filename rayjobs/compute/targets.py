@@ -26,7 +26,12 @@ from rayjobs.compute.targetrecord import (
     load_target,
     save_target,
 )
-from rayjobs.compute.tokencheck import check_token, read_token
+from rayjobs.compute.tokencheck import (
+    WITHOUT_TOKEN,
+    check_token,
+    check_without_token,
+    read_token,
+)
 from rayjobs.errors import TargetError, UsageError
 from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.nodetypes import NodeTypes, read_cluster_file
@@ -50,6 +55,7 @@ class TargetView:
         problem: Why it does not run, in one sentence, and what helps; empty where that is no fault.
         busy: Whether jobs are queued or running; None where nothing is known.
         detail: What the actor itself says (`status`), where it was asked.
+        without_token: Anyone who reaches its cluster can run code on it.
     """
 
     name: str
@@ -63,6 +69,7 @@ class TargetView:
     keeper_pid: int | None = None
     detail: dict[str, Any] | None = None
     problem: str = ""
+    without_token: bool = False
 
 
 def create_target(
@@ -73,6 +80,7 @@ def create_target(
     lease_s: float = LEASE_S,
     cluster: Path | str | None = None,
     start_timeout_s: float = START_TIMEOUT_S,
+    without_token: bool = False,
     home: Path | None = None,
 ) -> TargetRecord:
     """Attach a running Ray cluster as a target; the same definition again changes nothing.
@@ -87,11 +95,13 @@ def create_target(
         cluster: The file that `ray up` was run with: its node types are what the target may
             start.
         start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
+        without_token: Accept a cluster that demands no token: anyone who reaches it can run code
+            on it, as the user who started it, and read what its jobs read.
 
     Raises:
         UsageError: the cluster's file, the name, lease, address or token file cannot be right, or
             the name is taken.
-        TargetError: the cluster needs no token.
+        TargetError: the cluster needs no token, and `without_token` is off.
         UnreachableError: no cluster answers there.
     """
     check_name(name)
@@ -107,10 +117,12 @@ def create_target(
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise UsageError(f"{address!r} is not a cluster's address; give HOST:PORT.")
-    if token_file is None:
+    if without_token and token_file is not None:
+        raise UsageError(f"give a token file or {WITHOUT_TOKEN}, not both.")
+    if token_file is None and not without_token:
         raise UsageError(
             f"target {name!r} needs a token file: a Ray cluster that needs no token is refused, "
-            f"since anybody who reaches it can run code on it."
+            f"since anyone who reaches it can run code on it; {WITHOUT_TOKEN} accepts that."
         )
     if not LEASE_S <= lease_s < float("inf"):
         raise UsageError(
@@ -120,20 +132,25 @@ def create_target(
     if not 0 < start_timeout_s < float("inf"):
         raise UsageError(f"nodes cannot start within {start_timeout_s:g} s; give more than 0.")
     types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
-    path = Path(token_file).expanduser().absolute()
-    token = read_token(path)
+    path = None if token_file is None else Path(token_file).expanduser().absolute()
+    token = None if path is None else read_token(path)
     reach.check_reachable(name, address)  # gRPC would wait three times as long
-    check_token(address, token)
+    if without_token:
+        check_without_token(address)
+    else:
+        check_token(address, token)
+    token_text = None if path is None else str(path)
     record = TargetRecord(
         name,
         address=address,
-        token_file=str(path),
+        token_file=token_text,
+        without_token=without_token,
         lease_s=lease_s,
         node_types=types,
         start_timeout_s=start_timeout_s,
     )
     known = {found.name: found for found in all_targets(home=at)}.get(name)
-    if known is not None and (known.address, known.token_file) != (address, str(path)):
+    if known is not None and (known.address, known.token_file) != (address, token_text):
         raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
     save_target(record, home=at)
     return record
@@ -212,6 +229,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     keeping = keeper.keeper_of(place.paths)
     return TargetView(
         name=name,
+        without_token=record.without_token,
         kind="local" if record.is_local else "attached",
         state=state,
         address=record.address or (head.gcs_address if head and running else ""),

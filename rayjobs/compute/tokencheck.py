@@ -9,6 +9,7 @@ from rayjobs.errors import TargetError, UnreachableError, UsageError
 # Every Ray since 2.52 has it; an empty message is a valid request.
 _METHOD = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 ANSWER_S = 15.0
+WITHOUT_TOKEN = "--cluster-without-token-anyone-can-run-code"
 
 
 def read_token(path: Path) -> str:
@@ -50,13 +51,29 @@ def check_token(address: str, token: str | None = None, *, timeout_s: float = AN
         raise TargetError(
             f"the Ray cluster at {address} answers callers without a token: anybody who reaches "
             f"it can run code on it. Start it with RAY_AUTH_MODE=token and a token file "
-            f"(RAY_AUTH_TOKEN_PATH), then create the target again.",
+            f"(RAY_AUTH_TOKEN_PATH), then create the target again. Where that cannot be, and only "
+            f"people you trust reach it, give {WITHOUT_TOKEN}.",
             address=address,
         )
     if token is not None and not _answers(address, token, timeout_s):
         raise UsageError(
             f"the Ray cluster at {address} does not take this token. Give the token file that "
             f"the cluster was started with.",
+            address=address,
+        )
+
+
+def check_without_token(address: str, *, timeout_s: float = ANSWER_S) -> None:
+    """Return if the cluster's GCS answers callers without a token.
+
+    Raises:
+        UsageError: it demands one, and so should be used with it.
+        UnreachableError: nothing that looks like Ray answers there.
+    """
+    if not _answers(address, None, timeout_s):
+        raise UsageError(
+            f"the Ray cluster at {address} demands a token. Give its token file (--token-file) "
+            f"and leave out {WITHOUT_TOKEN}.",
             address=address,
         )
 

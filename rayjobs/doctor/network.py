@@ -113,7 +113,17 @@ def tokens(place: Place) -> Iterator[Finding]:
         if record.token_file
         else TargetPaths.of(record.name, under=place.home).token
         for record in all_targets(home=place.home)
+        if not record.without_token
     }
+    for record in all_targets(home=place.home):
+        if record.without_token:
+            yield Finding(
+                "token",
+                Level.WARN,
+                f"the cluster of target {record.name} demands no token: anyone who reaches "
+                f"{record.address} can run code on it",
+                "start the cluster with RAY_AUTH_MODE=token, then `rayjobs target rm` and create",
+            )
     good = []
     for name, path in files.items():
         problem = exposed(path, 0o077)

@@ -14,8 +14,10 @@ from typing import Any
 
 import grpc
 import pytest
+from click.testing import CliRunner
 
 import rayjobs
+from rayjobs.cli.main import main
 from rayjobs.compute import dashboard, headstop, localhead, starting, targets, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.machine import LocalSettings
@@ -105,6 +107,38 @@ def test_only_a_cluster_that_wants_its_token_becomes_a_target(
     token_file.write_text("0" * 64)
     with pytest.raises(UsageError, match="does not take this token"):
         targets.create_target("other", address=address, token_file=token_file, home=home)
+
+
+def test_a_cluster_without_a_token_needs_the_flag_and_is_shown_as_such(
+    cluster: tuple[str, str | None],
+    home: Path,
+    token_file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Off switch: accept any cluster with `without_token`."""
+    address, wanted = cluster
+    with pytest.raises(UsageError, match="not both"):
+        targets.create_target(
+            "open", address=address, token_file=token_file, without_token=True, home=home
+        )
+    with pytest.raises(UsageError, match="--cluster-without-token-anyone-can-run-code"):
+        targets.create_target("open", address=address, home=home)
+    if wanted is not None:
+        with pytest.raises(UsageError, match="demands a token"):
+            targets.create_target("open", address=address, without_token=True, home=home)
+        return
+    monkeypatch.setenv("RAYJOBS_HOME", str(home))
+    arguments = ["--address", address, "--cluster-without-token-anyone-can-run-code"]
+    made = CliRunner().invoke(main, ["target", "create", "open", *arguments])
+    assert made.exit_code == 0, made.output
+    assert "anyone who reaches it can run code" in made.output
+    assert load_target("open", home=home).without_token
+    assert "NO TOKEN" in CliRunner().invoke(main, ["target", "ls"]).output
+    shown = CliRunner().invoke(main, ["target", "show", "open"]).output
+    assert "anyone who reaches it can run code" in shown
+    found = localhead.head_environment(home, None)
+    assert found["RAY_AUTH_MODE"] == "disabled"
+    assert "RAY_AUTH_TOKEN_PATH" not in found
 
 
 def test_no_cluster_at_the_address_is_unreachable() -> None:
