@@ -19,6 +19,11 @@ from rayjobs.submit import git
 VERSION = 1
 DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
 
+FACT_KEYS = (
+    *("python", "implementation", "packages", "package_count", "torch", "torch_built_for"),
+    *("machine", "system", "cpu", "cpus", "memory_bytes", "gpus"),
+)
+
 
 def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
     """Refuse a run that nothing can be registered from.
@@ -150,6 +155,7 @@ def lineage_of(
             "target": job.target,
             "variables": dict(spec.environment_variables),
             "rayjobs": rayjobs.__version__,
+            **_ran_with(store, job),
         },
         "data": data_of(store, job),
         "resume_from": spec.resume_from,
@@ -168,6 +174,16 @@ def lineage_of(
         "started_at": None if job.started_at is None else to_text(job.started_at),
         "ended_at": None if job.ended_at is None else to_text(job.ended_at),
     }
+
+
+def _ran_with(store: Store, job: Job) -> dict[str, Any]:
+    """Return what the run's last attempt ran with, of its first node that says so."""
+    for attempt in reversed(store.attempts(job.id)):
+        for host in attempt.hosts:
+            facts = host.get("facts")
+            if attempt.number == job.attempt and facts:
+                return {key: facts[key] for key in FACT_KEYS if facts.get(key)}
+    return {}
 
 
 def data_of(store: Store, job: Job) -> list[dict[str, Any]]:

@@ -148,7 +148,8 @@ class Attempt:
     Attributes:
         hosts: Identity and place of each node's attempt host:
             ``{"node": 0, "node_id", "pid", "start_time", "boot_id", "root", "socket",
-            "marker"}`` (see docs/architecture.md).
+            "marker"}`` (see docs/architecture.md), and under ``facts`` what it ran on
+            (`rayjobs.node.facts`).
         exits: Exit records, one per node.
         cold_reason: Why its ranks did not come from a warm interpreter; None when they did.
     """

@@ -210,6 +210,7 @@ def lineage(settings: Settings, model: str) -> None:
     if settings.as_json:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})
         return
+    from rayjobs.node.facts import described
     from rayjobs.submit import git
     from rayjobs.terminal import plain_text
 
@@ -224,6 +225,7 @@ def lineage(settings: Settings, model: str) -> None:
         ("Arguments", " ".join(configuration["arguments"])),
         ("Parameters", _pairs_text(configuration.get("parameters") or {})),
         ("Environment", f"{environment['interpreter']} on {environment['target']}"),
+        ("Ran on", plain_text("; ".join(line for line in described(environment) if line))),
         ("Resumed from", kept.get("resume_from") or ""),
     ]
     lines += [("Data", _data_text(one)) for one in kept["data"]] or [("Data", "no named inputs")]

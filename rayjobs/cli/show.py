@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -24,6 +25,7 @@ from rayjobs.failures import signal_name
 from rayjobs.jobdata import inputs_read
 from rayjobs.mergedlogs import rank_set
 from rayjobs.metrics import number_text, summaries
+from rayjobs.node.facts import described
 from rayjobs.records import Attempt, Job
 from rayjobs.states import JobState
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
@@ -43,15 +45,20 @@ Examples:
 @click.command(epilog=EPILOG)
 @job_argument
 @click.option("--diff", is_flag=True, help="Print only its uncommitted changes, as recorded.")
+@click.option("--packages", is_flag=True, help="Print only the packages that it ran with.")
 @json_option
 @common_options
 @click.pass_obj
-def show(settings: Settings, job: str, diff: bool) -> None:
+def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
     """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         if diff:
             _print_diff(settings, workspace, found)
+            return
+        if packages:
+            listed = _packages(workspace, workspace.store.attempts(found.id))
+            click.echo("\n".join(listed)) if listed else settings.note("none are recorded")
             return
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
@@ -105,6 +112,7 @@ def _as_json(
         "git": git.of_properties(job.properties),
         "inputs": inputs_read(store, job),
         "attempts": [attempt_json(attempt) for attempt in attempts],
+        "packages": _packages(workspace, attempts),
         "metrics": {one.name: one.last for one in summaries(store.metrics(job.id))},
         "files": [
             {"name": one.name, "size": one.size, "digest": one.digest, "attempt": one.attempt}
@@ -224,6 +232,7 @@ def _attempt(attempt: Attempt, job: Job) -> str:
             ("Created", local_time(attempt.created_at)),
             ("Started", local_time(attempt.started_at) if attempt.started_at else ""),
             ("Took", attempt_times(attempt)),
+            *_ran_on(attempt),
             ("Allocation", attempt.allocation or ""),
             ("Where", "; ".join(nodes)),
             ("Ranks", _ends(attempt) if shape.world_size > 1 else ""),
@@ -232,6 +241,32 @@ def _attempt(attempt: Attempt, job: Job) -> str:
             ("Failure", plain_text(failure.message) if failure else ""),
         ],
     )
+
+
+def _ran_on(attempt: Attempt) -> list[tuple[str, str]]:
+    """Return what an attempt ran on; the nodes together where they are alike."""
+    rows: list[tuple[str, str]] = []
+    for what, number in (("Runs on", 0), ("Machine", 1)):
+        texts: dict[str, list[int]] = {}
+        for host in attempt.hosts:
+            if host.get("facts"):
+                text = plain_text(described(host["facts"])[number])
+                texts.setdefault(text, []).append(int(host.get("node", 0)))
+        for text, nodes in texts.items():
+            numbers = ", ".join(str(node) for node in nodes)
+            rows.append((what, text if len(texts) == 1 else f"node {numbers}: {text}"))
+    return rows
+
+
+def _packages(workspace: OpenWorkspace, attempts: list[Attempt]) -> list[str]:
+    """Return the packages of the newest attempt's first node, as requirements."""
+    for attempt in reversed(attempts):
+        for host in attempt.hosts:
+            digest = (host.get("facts") or {}).get("packages")
+            if digest is not None:
+                content = json.loads(workspace.store.catalogue.manifest(str(digest)))
+                return [f"{name}=={version}" for name, version in content]
+    return []
 
 
 def _ends(attempt: Attempt) -> str:

@@ -222,6 +222,7 @@ class Drive(DriveEnds):
         for order, one in zip(self.orders, made, strict=True):
             assert not isinstance(one, BaseException)
             environment = order["plan"]["env"]
+            order["facts"] = one.get("facts")
             if one.get("python"):
                 order["plan"]["python"] = one["python"]
             for name, value in one.get("variables", {}).items():

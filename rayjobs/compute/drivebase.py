@@ -192,6 +192,7 @@ class DriveBase:
                 "marker": order["plan"]["marker"],
                 "address": order.get("address"),
                 "lease_s": order["plan"].get("lease_s"),
+                "facts": order.get("facts"),
                 **host,
             }
             for order, host in zip(self.orders, hosts, strict=True)

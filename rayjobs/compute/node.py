@@ -33,6 +33,7 @@ from rayjobs.injob import openfiles
 from rayjobs.injob.lease import Lease
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
+from rayjobs.node.facts import NodeFacts
 from rayjobs.node.inputviews import InputViews
 from rayjobs.node.secrets import NodeSecrets, are_needed
 from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
@@ -66,6 +67,7 @@ class Node:
             self._data,
             workspaces,
             self._environments,
+            NodeFacts(self.paths.root / "facts"),
         )
         self._collecting = Collecting(self._data, workspaces)
         self._workspaces = workspaces

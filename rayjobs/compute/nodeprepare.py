@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import sys
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -14,10 +17,15 @@ from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodescratch import Scratch
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.datastore.digests import digest_of
+from rayjobs.environments import interpreter
 from rayjobs.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.launch import network
+from rayjobs.node.facts import NodeFacts
 from rayjobs.paths import AttemptPaths
 from rayjobs.queuerecords import RESUMED
+
+log = logging.getLogger(__name__)
 
 
 class Preparing:
@@ -30,6 +38,7 @@ class Preparing:
         data: NodeData,
         workspaces: Workspaces,
         environments: NodeEnvironments,
+        facts: NodeFacts,
     ) -> None:
         """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
         self._scratch = scratch
@@ -37,13 +46,16 @@ class Preparing:
         self._data = data
         self._workspaces = workspaces
         self._environments = environments
+        self._facts = facts
+        self._kept: set[tuple[str, str]] = set()  # workspace, digest of a list of packages
 
     async def prepare(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
 
         Returns:
-            The folder, as ``variables`` where the script finds its inputs and outputs, and as
-            ``python`` the interpreter of an environment that was asked for by its packages.
+            The folder, as ``facts`` what the attempt runs on, as ``variables`` where the script
+            finds its inputs and outputs, and as ``python`` the interpreter of an environment that
+            was asked for by its packages.
 
         Raises:
             PrepareError: with its class.
@@ -53,11 +65,38 @@ class Preparing:
             made = await asyncio.to_thread(self.make_folder, order)
             python = await self._environments.bring(order)
             loop = asyncio.get_running_loop()
+            finding = loop.run_in_executor(None, self._find_facts, order, python)
             variables = await loop.run_in_executor(self._data.pool, self._bring_data, order)
+            facts = await finding
             await looking
         finally:
             looking.cancel()
-        return {**made, "variables": variables, "python": python}
+        return {**made, "variables": variables, "python": python, "facts": facts}
+
+    def _find_facts(self, order: Mapping[str, Any], built: str | None) -> dict[str, Any]:
+        """Return what the attempt will run on; its list of packages is kept once by digest."""
+        plan = order["plan"]
+        try:
+            python = built or interpreter.path_of(str(plan.get("python") or sys.executable))
+            devices = [one for one in plan["env"].get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+            facts = self._facts.of(python, devices)
+            packages = facts.pop("packages", None)
+            if packages is not None:
+                facts["torch"] = dict(packages).get("torch")
+                facts["package_count"] = len(packages)
+                facts["packages"] = self._keep(order, json.dumps(packages).encode())
+            return facts
+        except Exception as error:  # a record, which no attempt may fail for
+            log.warning("what %s runs on is not known", plan["job"], exc_info=True)
+            return {"why": f"not known: {error}"[:300]}
+
+    def _keep(self, order: Mapping[str, Any], content: bytes) -> str:
+        digest = digest_of(content)
+        key = (str(order["workspace"]), digest)
+        if key not in self._kept:
+            self._workspaces.of(order).store.catalogue.put_manifest(content)
+            self._kept.add(key)
+        return digest
 
     async def _look_at_gpus(self, order: Mapping[str, Any]) -> None:
         devices = order["plan"]["env"].get("CUDA_VISIBLE_DEVICES", "")

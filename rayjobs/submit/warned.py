@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,4 +46,5 @@ def _write(path: Path, digests: Sequence[str]) -> None:
         temporary.write_text(json.dumps({"shown": list(digests)}))
         temporary.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

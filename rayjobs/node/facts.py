@@ -1,0 +1,233 @@
+"""What an attempt runs on: interpreter, packages, drivers, machine. Found once, then remembered.
+
+Packages are listed by the attempt's own interpreter, once per environment: the list is kept in a
+file that is named by the interpreter and the times of its folders of packages. Nothing here fails
+an attempt; what cannot be found out is said under ``why``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import threading
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+PROBE_S = 20.0  # a slow disk; the list is then looked for once more by the next attempt
+GPU_S = 10.0
+GPU_AGAIN_S = 600.0  # GPUs and drivers of a machine change with its restart
+# Runs in the attempt's interpreter, which may be of any version and have no rayjobs.
+_PROBE = """
+import json, platform, re, sys
+try:
+    from importlib import metadata
+except ImportError:
+    import importlib_metadata as metadata
+packages, torch = {}, {}
+for one in metadata.distributions():
+    name = one.metadata["Name"]
+    if not name:
+        continue
+    packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), str(one.version))
+    if name == "torch":
+        try:
+            text = one.locate_file("torch/version.py").read_text()
+            torch = dict(re.findall(r"^(cuda|hip)[^=\\n]*=\\s*['\\"]([^'\\"]+)", text, re.M))
+        except OSError:
+            pass
+print(json.dumps({
+    "python": platform.python_version(),
+    "implementation": platform.python_implementation(),
+    "torch_built_for": torch,
+    "packages": sorted(packages.items()),
+}))
+"""
+
+
+class NodeFacts:
+    """Finds and remembers what attempts of this node run on. Safe from threads."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep lists of packages in `folder`, which need not exist."""
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._gpus: tuple[float, list[dict[str, Any]], str] | None = None
+
+    def of(self, python: str, devices: Sequence[str]) -> dict[str, Any]:
+        """Return the facts of an attempt; `packages` are (name, version) pairs. Blocks.
+
+        Args:
+            python: The interpreter that its ranks run.
+            devices: Ids of the GPUs that it was given; empty for none.
+        """
+        found: dict[str, Any] = {**_machine(), "interpreter": python}
+        why = []
+        try:
+            found.update(self._environment(Path(python)))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            why.append(f"packages are not known: {error}"[:300])
+        if devices:
+            gpus, reason = self._all_gpus()
+            found["gpus"] = [
+                one for one in gpus if str(one["index"]) in devices or one["uuid"] in devices
+            ]
+            if reason:
+                why.append(reason)
+        if why:
+            found["why"] = "; ".join(why)
+        return found
+
+    # -- packages ---------------------------------------------------------------------------------
+    def _environment(self, python: Path) -> dict[str, Any]:
+        path = self._folder / f"{_key(python)}.json"
+        with self._lock:  # the first of many attempts looks, the others read
+            try:
+                known = json.loads(path.read_bytes())
+                if known.pop("format") == FORMAT:
+                    return dict(known)
+            except (OSError, ValueError, KeyError, AttributeError):
+                pass  # not looked for yet
+            done = subprocess.run(
+                [str(python), "-I", "-c", _PROBE],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_S,
+                check=False,
+                cwd="/",
+            )
+            if done.returncode:
+                raise ValueError(done.stderr.decode(errors="replace").strip()[-200:])
+            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            self._keep(path, found)
+            return found
+
+    def _keep(self, path: Path, found: Mapping[str, Any]) -> None:
+        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"format": FORMAT, **found}))
+            temporary.replace(path)
+        except OSError as error:
+            log.info("a list of packages is not kept: %s", error)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    # -- GPUs -------------------------------------------------------------------------------------
+    def _all_gpus(self) -> tuple[list[dict[str, Any]], str]:
+        with self._lock:
+            now_s = time.monotonic()
+            if self._gpus is None or now_s - self._gpus[0] > GPU_AGAIN_S:
+                gpus, reason = read_gpus()
+                self._gpus = (now_s, gpus, reason)
+            return self._gpus[1], self._gpus[2]
+
+
+def _key(python: Path) -> str:
+    """Return what changes whenever packages are added to or taken from an interpreter."""
+    hashed = hashlib.sha256(str(python).encode(errors="surrogateescape"))
+    roots = [python.parent.parent]
+    settings = roots[0] / "pyvenv.cfg"
+    try:
+        text = settings.read_text(errors="replace")
+        roots += [Path(line.partition("=")[2].strip()).parent for line in text.splitlines()
+                  if line.startswith("home")]  # fmt: skip
+    except OSError:
+        roots.append(Path(os.path.realpath(python)).parent.parent)
+    for root in roots:
+        for pattern in ("lib/python3*/site-packages", "lib/python3*/dist-packages"):
+            for folder in sorted(root.glob(pattern)):
+                hashed.update(f"{folder}\0{folder.stat().st_mtime_ns}".encode(errors="replace"))
+    return hashed.hexdigest()[:32]
+
+
+@lru_cache
+def _machine() -> dict[str, Any]:
+    """Return name, kernel, CPU and memory of this machine."""
+    return {
+        "machine": platform.node(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _first(r"(?m)^(?:model name|Hardware)\s*:\s*(.+)$", "/proc/cpuinfo")
+        or platform.processor()
+        or platform.machine(),
+        "cpus": os.cpu_count(),
+        "memory_bytes": int(_first(r"(?m)^MemTotal:\s*(\d+) kB", "/proc/meminfo") or 0) * 1024,
+    }
+
+
+def _first(pattern: str, path: str) -> str:
+    try:
+        found = re.search(pattern, Path(path).read_text(errors="replace"))
+    except OSError:
+        return ""
+    return found[1].strip() if found else ""
+
+
+def read_gpus() -> tuple[list[dict[str, Any]], str]:
+    """Return the machine's NVIDIA GPUs with driver and CUDA version, and why they are not known."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return [], "GPUs are not known: there is no nvidia-smi here"
+    try:
+        done = subprocess.run(
+            [program, "-q", "-x"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=GPU_S,
+            check=True,
+        )
+        root = ElementTree.fromstring(done.stdout)  # noqa: S314 - of the machine's own driver
+    except (OSError, subprocess.SubprocessError, ElementTree.ParseError) as error:
+        return [], f"GPUs are not known: nvidia-smi: {error}"[:300]
+    driver, cuda = root.findtext("driver_version"), root.findtext("cuda_version")
+    return [
+        {
+            "index": number,
+            "uuid": gpu.findtext("uuid"),
+            "name": gpu.findtext("product_name"),
+            "memory": gpu.findtext("fb_memory_usage/total"),
+            "driver": driver,
+            "driver_cuda": cuda,
+        }
+        for number, gpu in enumerate(root.findall("gpu"))
+    ], ""
+
+
+def described(facts: Mapping[str, Any]) -> tuple[str, str]:
+    """Return what runs the script, and the machine, each in a line for people."""
+    runs = (
+        [f"{facts.get('implementation', 'Python')} {facts['python']}"] if "python" in facts else []
+    )
+    if facts.get("torch"):
+        built = facts.get("torch_built_for") or {}
+        with_cuda = f" (CUDA {built['cuda']})" if built.get("cuda") else ""
+        runs.append(f"torch {facts['torch']}{with_cuda}")
+    if facts.get("package_count"):
+        runs.append(f"{facts['package_count']} packages")
+    if facts.get("why"):
+        runs.append(str(facts["why"]))
+    machine = [str(facts["machine"])] if facts.get("machine") else []
+    if facts.get("cpu"):
+        gib = f", {facts['memory_bytes'] / 2**30:.0f} GiB" if facts.get("memory_bytes") else ""
+        machine.append(f"{facts['cpus']} × {facts['cpu']}{gib}")
+    names: dict[str, int] = {}
+    for gpu in facts.get("gpus") or ():
+        names[gpu["name"]] = names.get(gpu["name"], 0) + 1
+    machine += [f"{count} × {name}" for name, count in names.items()]
+    for gpu in (facts.get("gpus") or ())[:1]:
+        machine.append(f"driver {gpu['driver']} (CUDA {gpu['driver_cuda']})")
+    return ", ".join(runs), ", ".join(machine)
