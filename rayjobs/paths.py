@@ -31,14 +31,21 @@ def runtime_folder(of: Path | None = None) -> Path:
     return Path(os.environ.get("RAYJOBS_RUNTIME_BASE", "/tmp")) / f"rayjobs-{os.getuid()}-{digest}"
 
 
-def runtime_dir(of: Path | None = None) -> Path:
+def runtime_dir(of: Path | None = None, *, create: bool = True) -> Path:
     """Return a short folder (0700) for sockets: their paths may have 107 bytes at most.
 
     One per user and home, so that two homes never meet.
+
+    Args:
+        create: Make it where it is missing; clients that only look for a socket do not.
     """
     folder = runtime_folder(of)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    info = folder.lstat()
+    if create:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        info = folder.lstat()
+    except FileNotFoundError:
+        return folder
     if info.st_uid != os.getuid() or (info.st_mode & 0o077):
         raise PermissionError(
             f"{folder} belongs to somebody else or is open to others; remove it, or set "
@@ -47,10 +54,10 @@ def runtime_dir(of: Path | None = None) -> Path:
     return folder
 
 
-def short_socket(kind: str, key: str, *, of: Path | None = None) -> Path:
+def short_socket(kind: str, key: str, *, of: Path | None = None, create: bool = True) -> Path:
     """Return the socket path for `key`, short whatever the key's length."""
     digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-    return runtime_dir(of) / f"{kind}-{digest}.sock"
+    return runtime_dir(of, create=create) / f"{kind}-{digest}.sock"
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,11 @@ class AttemptPaths:
     def exit(self) -> Path:
         """The exit record."""
         return self.root / "exit.json"
+
+    @property
+    def stored(self) -> Path:
+        """There once all that the attempt left is in the workspace."""
+        return self.root / "stored"
 
     @property
     def work(self) -> Path:

@@ -49,6 +49,7 @@ class ScratchPlan:
 
     root: Path
     cutoff: float
+    ended_s: float = GRACE_S
     items: list[Leftover] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
 
@@ -64,16 +65,23 @@ def node_root(home: Path) -> Path:
     return Path(named) if named else home / "node"
 
 
-def plan(home: Path, *, workspace: Path | None = None, older_than_s: float) -> ScratchPlan:
+def plan(
+    home: Path,
+    *,
+    workspace: Path | None = None,
+    older_than_s: float,
+    ended_s: float = GRACE_S,
+) -> ScratchPlan:
     """Return what may go; changes nothing.
 
     Args:
         workspace: A workspace besides those that the targets of this home serve.
         older_than_s: Snapshots, inputs, environments and attempts of unknown jobs must be unused
             for so long; an hour at least. Attempts of finished jobs need not be old.
+        ended_s: So many seconds ago a job must have ended whose attempts may go.
     """
     root = node_root(home)
-    made = ScratchPlan(root, time.time() - max(older_than_s, GRACE_S))
+    made = ScratchPlan(root, time.time() - max(older_than_s, GRACE_S), ended_s)
     try:
         with OwnFolder(root) as folder:
             _plan_attempts(made, folder, home, workspace)
@@ -201,7 +209,7 @@ def _why_attempt(
             return ""
         ended_s = (datetime.now(UTC) - found.ended_at).total_seconds()
         # Its agent may still be about to clean up.
-        return f"its job is {found.state}" if ended_s > GRACE_S else ""
+        return f"its job is {found.state}" if ended_s > made.ended_s else ""
     if unreadable or _newest(path) >= made.cutoff:
         return ""
     return "no workspace of this home knows its job"

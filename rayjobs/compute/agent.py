@@ -194,6 +194,16 @@ class NodeAgent:
         finally:
             self.linger.drop(order)
 
+    @attended
+    async def uncleaned(self) -> list[dict[str, Any]]:
+        """See `cluster.Agent.uncleaned`."""
+        return await asyncio.to_thread(self._node.uncleaned)
+
+    @attended
+    async def sweep(self, roots: list[str]) -> int:
+        """See `cluster.Agent.sweep`."""
+        return await asyncio.to_thread(self._node.sweep, roots)
+
     async def _leave_when_idle(self) -> None:
         """End this actor once its node has had no attempt for a while.
 

@@ -198,6 +198,14 @@ class Agent(Protocol):
         """Remove the attempt's scratch after its end; ``proven`` as in `settle`."""
         ...
 
+    async def uncleaned(self) -> list[Mapping[str, Any]]:
+        """Return job, attempt and root of attempts here of which nothing runs and all is stored."""
+        ...
+
+    async def sweep(self, roots: list[str]) -> int:
+        """Remove folders of attempts that `uncleaned` named; return how many are gone."""
+        ...
+
 
 def bundles(shape: Shape) -> Sequence[dict[str, float]]:
     """Return Ray's resources of each bundle of a shape."""

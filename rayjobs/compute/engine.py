@@ -102,6 +102,8 @@ class Engine:
         # Attempts that were live without a drive at the last look.
         self.ownerless: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
+        # When nodes were last swept for what a death left.
+        self.swept_s: float | None = None
         self.is_superseded = False
         self._note = note
         self._wake = asyncio.Event()

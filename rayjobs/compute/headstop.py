@@ -198,8 +198,8 @@ def remove_files(place: Place, *, keep_progress: bool = False) -> None:
         if not (keep_progress and file in _TOLD_FILES):
             (place.paths.root / file).unlink(missing_ok=True)
     place.paths.token.unlink(missing_ok=True)
-    folder = runtime_dir(place.home)
-    for path in folder.iterdir():
+    folder = runtime_dir(place.home, create=False)
+    for path in folder.glob("*"):
         if not path.is_dir() and not wakeclient.is_listening(path):
             path.unlink(missing_ok=True)
     for empty in (place.paths.workspaces, place.paths.log, folder):
@@ -289,7 +289,7 @@ def end_warm(place: Place) -> None:
 
     One that is still importing does not listen yet, so its command line tells who it is.
     """
-    folder = runtime_dir(place.home)
+    folder = runtime_dir(place.home, create=False)
     for path in folder.glob("warm-*.sock"):
         with contextlib.suppress(TimeoutError):
             wakeclient.ask(path, {"op": "stop"}, timeout_s=2.0)

@@ -150,7 +150,7 @@ def ray_folder(home: Path) -> Path:
     Raises:
         TargetError: the folder's name is too long for Ray's sockets.
     """
-    folder = runtime_dir(home) / "r"
+    folder = runtime_dir(home, create=False) / "r"
     if len(os.fsencode(folder)) + LONGEST_RAY_SOCKET > 107:
         raise TargetError(
             f"Ray's sockets below {folder} would have longer names than the 107 bytes that Unix "

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,8 @@ from rayjobs.node.facts import NodeFacts
 from rayjobs.node.inputviews import InputViews
 from rayjobs.node.secrets import NodeSecrets, are_needed
 from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
-from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths
+from rayjobs.node.sweeping import Sweeping, remove_dead_sockets
+from rayjobs.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Node:
         self._workspaces = workspaces
         self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
         self._ends = Ends(self.paths.root / "attempts", scratch, self._data)
+        self._sweeping = Sweeping(self.paths.root / "attempts", scratch, self._data.release)
         self.launching = Launching()
         self._stopped = StoppedHosts(workspaces.note)
 
@@ -224,6 +227,15 @@ class Node:
         """See `Ends.clean`."""
         return await self._ends.clean(order)
 
+    def uncleaned(self) -> list[dict[str, Any]]:
+        """See `Sweeping.uncleaned`."""
+        return [asdict(one) for one in self._sweeping.uncleaned()]
+
+    def sweep(self, roots: list[str]) -> int:
+        """See `Sweeping.sweep`."""
+        return self._sweeping.sweep(roots)
+
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
         """See `Ends.prune`."""
+        remove_dead_sockets(runtime_dir(create=False))
         return self._ends.prune(keep_s)

@@ -103,10 +103,13 @@ class Collecting:
         if not problems:
             for one in (self._publishers, self._metrics, self._progress, self._noted):
                 one.pop(_key(order), None)
+        facts = self._data.facts(root)
+        if not problems and not facts.get("refused") and root.is_dir():
+            AttemptPaths(root).stored.touch()
         return {
             "tails": log_tails(root, plan),
             "problems": problems,
-            "data": self._data.facts(root),
+            "data": facts,
             "models": requests,
         }
 

@@ -107,6 +107,8 @@ class Ends:
         await asyncio.to_thread(self._data.release, root)
         self._data.forget(order)
         await asyncio.to_thread(self._scratch.remove, root)
+        # Of a host that was killed; any other has removed it.
+        await asyncio.to_thread(Path(str(plan["socket"])).unlink, missing_ok=True)
         # The job's folder goes with its last attempt.
         await asyncio.to_thread(remove_if_empty, root.parent)
         return {"proven": True}

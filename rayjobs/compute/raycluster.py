@@ -315,6 +315,14 @@ class RayAgent:
         """See `Agent.clean`."""
         return await self._call("clean", dict(order))  # type: ignore[no-any-return]
 
+    async def uncleaned(self) -> list[Mapping[str, Any]]:
+        """See `Agent.uncleaned`."""
+        return await self._call("uncleaned")  # type: ignore[no-any-return]
+
+    async def sweep(self, roots: list[str]) -> int:
+        """See `Agent.sweep`."""
+        return int(await self._call("sweep", roots))
+
 
 @ray.remote(max_retries=0)
 def _gpu_ids() -> list[str]:

@@ -28,7 +28,7 @@ from rayjobs.compute.progress import Progress
 from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, stat_of
-from rayjobs.paths import TargetPaths
+from rayjobs.paths import TargetPaths, runtime_dir
 
 NAMESPACE = "rayjobs"
 ACTOR_END_S = 60.0
@@ -64,6 +64,7 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
     paths = TargetPaths.of(name, under=home)
     settings = LocalSettings.read()
     folder, ip = localhead.ray_folder(home), localhead.node_ip(home)
+    runtime_dir(home)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.environ["RAY_START_HOOK"] = HOOK
     from ray.scripts.scripts import start

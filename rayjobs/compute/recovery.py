@@ -16,6 +16,7 @@ from rayjobs.compute.unowned import (
     release_idle_on_dead_nodes,
     remove_groups_of_nobody,
 )
+from rayjobs.engine.sweeping import sweep
 from rayjobs.errors import RayjobsError
 from rayjobs.policy import Shape
 from rayjobs.records import Allocation, AllocationState, Attempt, Job
@@ -154,6 +155,7 @@ async def tidy(engine: Engine) -> None:
         await release_idle_on_dead_nodes(engine)
         await _drop_rows_of_nobody(engine)
         await remove_groups_of_nobody(engine)
+        await sweep(engine)
     except RayjobsError as error:
         log.warning("tidying was cut short: %s", error)
     except Exception:

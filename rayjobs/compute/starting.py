@@ -23,7 +23,7 @@ from rayjobs.compute.starters import POLL_S, START_TIMEOUT_S, Follower, run_star
 from rayjobs.compute.targetrecord import load_target
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import TargetError
-from rayjobs.paths import TargetPaths, runtime_dir
+from rayjobs.paths import TargetPaths
 from rayjobs.target import stops
 
 STOPPING_POLL_S = 0.2
@@ -308,8 +308,6 @@ def _start_local(
         if not kept:
             # The keeper cleans up before it ends, so a failure is told when nothing is left.
             if spawned and follower.failure:
-                with contextlib.suppress(OSError):  # asking for the socket made it again
-                    runtime_dir(place.home).rmdir()
                 raise TargetError(follower.failure)
             with start_lock(place.paths):
                 if stops.last(place.paths).id != stop:

@@ -15,7 +15,7 @@ SOCKET_KIND = "target"
 
 def socket_of(name: str, home: Path) -> Path:
     """Return the wake socket of the target called `name`."""
-    return short_socket(SOCKET_KIND, name, of=home)
+    return short_socket(SOCKET_KIND, name, of=home, create=False)
 
 
 def ask(path: Path, request: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any] | None:

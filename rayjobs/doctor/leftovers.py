@@ -20,6 +20,7 @@ from rayjobs.safe_delete import OwnFolder
 
 AGE_S = 30 * 86_400.0
 MOST_NAMED = 5
+ENDED_S = 120.0  # an agent cleans up within seconds
 _CGROUPS = "rayjobs-"  # see injob.tree.cgroup_name
 
 
@@ -30,10 +31,13 @@ def _named(names: list[str]) -> str:
 
 def attempts(place: Place) -> Iterator[Finding]:
     """Folders of attempts without a live job; what is kept for others and nobody used for long."""
-    made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S)
+    made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S, ended_s=ENDED_S)
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
-    prune = "`rayjobs prune --scratch` shows them and, if you say so, removes them."
+    prune = (
+        "The target's next start removes those whose files are stored. `rayjobs prune --scratch` "
+        "shows all of them an hour after their ends and, if you say so, removes them."
+    )
     if dead:
         yield Finding(
             "attempt folders",

@@ -112,6 +112,12 @@ class FakeAgent:
         self._note("settle-end" if end else "settle", order)
         return dict(self.settled)
 
+    async def uncleaned(self) -> list[Mapping[str, Any]]:
+        return []
+
+    async def sweep(self, roots: list[str]) -> int:
+        return 0
+
     async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         self._note("clean", order)
         return {"proven": True}

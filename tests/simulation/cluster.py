@@ -258,6 +258,12 @@ class SimAgent:
             return {"state": "ended", "exit": host.record, "proven": True, "ended_now": ours}
         return {"state": "gone", "proven": True, "ended_now": end}
 
+    async def uncleaned(self) -> list[Mapping[str, Any]]:
+        return []
+
+    async def sweep(self, roots: list[str]) -> int:
+        return 0
+
     async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
         """See `Agent`."""
         await self._call("clean")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from rayjobs.compute.wakeclient import socket_of
-from rayjobs.paths import home
+from rayjobs.paths import home, runtime_dir
 
 
 @contextmanager
@@ -23,6 +23,7 @@ def target(
         explain: Given instead to those who ask about one job.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        runtime_dir(home())
         place = socket_of("local", home())
         place.unlink(missing_ok=True)  # of an earlier one in the same test
         listening.bind(str(place))

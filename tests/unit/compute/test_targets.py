@@ -25,7 +25,7 @@ from rayjobs.compute.targetrecord import LEASE_S, TargetRecord, load_target
 from rayjobs.compute.tokencheck import check_token
 from rayjobs.compute.versions import check_client, must_replace
 from rayjobs.errors import NotFoundError, TargetError, UnreachableError, UsageError
-from rayjobs.paths import TargetPaths
+from rayjobs.paths import TargetPaths, runtime_dir
 from rayjobs.target import stops
 from tests.unit.compute.actor_double import answering
 
@@ -39,6 +39,7 @@ def home(short_path: Path) -> Path:
 
 @pytest.fixture
 def place(home: Path) -> Iterator[Place]:
+    runtime_dir(home)
     yield Place("local", home)
     headstop.remove_files(Place("local", home))
 

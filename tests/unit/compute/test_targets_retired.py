@@ -16,6 +16,7 @@ from rayjobs.compute.actor import TargetActor
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity
+from rayjobs.paths import runtime_dir
 from rayjobs.states import JobState
 from tests.fakes.world import World, play
 from tests.unit.compute.actor_double import answering
@@ -27,6 +28,7 @@ SERVING = {"ok": True, "version": rayjobs.__version__, "epoch": "e1"}
 @pytest.fixture
 def place(short_path: Path) -> Iterator[Place]:
     place = Place("local", short_path / "h")
+    runtime_dir(place.home)
     yield place
     headstop.remove_files(place)
 

@@ -1,0 +1,112 @@
+"""What a death left of attempts that have ended: their folders, and sockets without a listener."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.compute import wakeclient
+from rayjobs.compute.nodehosts import host_of
+from rayjobs.compute.nodescratch import Scratch, remove_if_empty
+from rayjobs.injob.identity import is_alive
+from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.paths import AttemptPaths
+
+log = logging.getLogger(__name__)
+
+_ATTEMPT = re.compile(r"a(\d+)(?:-n\d+)?")
+# A socket is made a moment before somebody listens there.
+SOCKET_AGE_S = 60.0
+
+
+@dataclass(frozen=True)
+class Uncleaned:
+    """A folder of an attempt of which nothing runs, and nothing is left to store."""
+
+    job: str
+    attempt: int
+    root: str
+
+
+class Sweeping:
+    """Finds and removes what is left of attempts below one node's folder of attempts."""
+
+    def __init__(self, attempts: Path, scratch: Scratch, release: Callable[[Path], None]) -> None:
+        """Remove folders by way of `scratch`; `release` lets go of an attempt's data first."""
+        self._attempts = attempts
+        self._scratch = scratch
+        self._release = release
+
+    def uncleaned(self) -> list[Uncleaned]:
+        """Return the attempts that may be cleaned up, if their ends stand in the store.
+
+        Of one that was launched everything has to be stored: what storage refused stays for a
+        week, so that people can save it.
+        """
+        return list(self._found())
+
+    def _found(self) -> Iterator[Uncleaned]:
+        for root in sorted(self._attempts.glob("*/a*")):
+            number = _ATTEMPT.fullmatch(root.name)
+            if number is None or root.is_symlink():
+                continue
+            paths = AttemptPaths(root)
+            try:
+                host = host_of(str(root))
+                if host is None and not paths.plan.exists():
+                    pass  # it was never launched
+                elif not paths.stored.exists() or (host is not None and is_alive(host.identity)):
+                    continue
+            except OSError as error:
+                log.info("%s stays: %s", root, error)
+                continue
+            yield Uncleaned(root.parent.name, int(number[1]), str(root))
+
+    def sweep(self, roots: list[str]) -> int:
+        """Remove folders that `uncleaned` named; return how many are gone."""
+        removed = 0
+        for one in self._found():
+            root = Path(one.root)
+            if one.root not in roots or not self._is_empty(root):
+                continue
+            self._release(root)
+            if not self._scratch.remove(root):
+                removed += 1
+                remove_if_empty(root.parent)
+        return removed
+
+    @staticmethod
+    def _is_empty(root: Path) -> bool:
+        """Whether no process of an attempt is left; its host's socket is removed then."""
+        try:
+            plan = json.loads(AttemptPaths(root).plan.read_text())
+            if find_leftovers(str(plan["marker"])):
+                return False
+            Path(str(plan["socket"])).unlink(missing_ok=True)
+        except FileNotFoundError:
+            return True  # it was never launched
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.info("%s stays: %s", root, error)
+            return False
+        return True
+
+
+def remove_dead_sockets(folder: Path, kinds: tuple[str, ...] = ("host", "mpi")) -> list[Path]:
+    """Remove sockets of hosts that were killed: nobody listens there; return their paths."""
+    removed = []
+    for kind in kinds:
+        for path in folder.glob(f"{kind}-*.sock"):
+            try:
+                if time.time() - path.lstat().st_mtime < SOCKET_AGE_S or not path.is_socket():
+                    continue
+                if not wakeclient.is_listening(path):
+                    path.unlink()
+                    removed.append(path)
+            except OSError as error:
+                log.info("%s stays: %s", path, error)
+    return removed

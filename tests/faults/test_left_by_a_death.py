@@ -1,0 +1,114 @@
+"""What the death of a target or an agent left of ended attempts is cleaned up later."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from rayjobs.compute.nodescratch import Scratch
+from rayjobs.engine import sweeping as engine_sweeping
+from rayjobs.injob.identity import own_identity
+from rayjobs.node import sweeping
+from rayjobs.node.sweeping import Sweeping
+from rayjobs.paths import AttemptPaths
+from tests.fakes.world import World, play
+
+
+@dataclass
+class Node:
+    """A node's scratch with attempts in it."""
+
+    root: Path
+    released: list[Path] = field(default_factory=list)
+
+    @property
+    def sweeping(self) -> Sweeping:
+        return Sweeping(self.root / "attempts", Scratch(self.root), self.released.append)
+
+    def attempt(self, name: str, *, launched: bool = True, stored: bool = True) -> AttemptPaths:
+        paths = AttemptPaths(self.root / "attempts" / name)
+        paths.work.mkdir(parents=True)
+        (paths.work / "train.py").write_text("")
+        if launched:
+            values = {"marker": f"rj-none-{name}", "socket": str(paths.root / "h.sock")}
+            paths.plan.write_text(json.dumps(values))
+        if stored:
+            paths.stored.touch()
+        return paths
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path / "n")
+
+
+def _names(node: Node) -> list[tuple[str, int]]:
+    return [(one.job, one.attempt) for one in node.sweeping.uncleaned()]
+
+
+def test_only_what_is_stored_or_never_ran_may_be_cleaned_up(node: Node) -> None:
+    node.attempt("done_1/a1")
+    node.attempt("done_2/a2-n1")
+    node.attempt("prepared_3/a1", launched=False, stored=False)
+    node.attempt("refused_4/a1", stored=False)
+    running = node.attempt("running_5/a1")
+    running.host.write_text(json.dumps({**own_identity().as_dict(), "socket": "s"}))
+    assert _names(node) == [("done_1", 1), ("done_2", 2), ("prepared_3", 1)]
+
+
+def test_what_was_named_is_removed_with_its_data_and_its_job_folder(node: Node) -> None:
+    one, other = node.attempt("done_1/a1"), node.attempt("done_2/a1")
+    assert node.sweeping.sweep([str(one.root), str(node.root)]) == 1
+    assert not one.root.parent.exists()
+    assert node.released == [one.root]
+    assert other.root.exists()
+
+
+def test_sockets_of_killed_hosts_are_removed(
+    tmp_path: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket(socket.AF_UNIX) as dead, socket.socket(socket.AF_UNIX) as alive:
+        dead.bind(str(short_path / "host-1.sock"))
+        alive.bind(str(short_path / "host-2.sock"))
+        alive.listen()
+        dead.close()
+        assert sweeping.remove_dead_sockets(short_path) == []  # it may be about to listen
+        for name in ("host-1.sock", "host-2.sock"):
+            os.utime(short_path / name, (0, 0))
+        assert sweeping.remove_dead_sockets(short_path) == [short_path / "host-1.sock"]
+
+
+def test_a_new_target_sweeps_what_the_store_says_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        ended, running = here.submit(), here.submit()
+        await here.launched(ended)
+        await here.launched(running)
+        here.agent.end(ended.id, 1, exit_code=0)
+        await here.until(lambda: here.store.job(ended.id).state.is_final, "the first has ended")
+        jobs = {"a": (ended.id, 1), "b": (ended.id, 2), "c": (running.id, 1), "d": ("none", 1)}
+        swept: list[str] = []
+
+        async def uncleaned() -> list[dict[str, object]]:
+            return [{"job": job, "attempt": n, "root": at} for at, (job, n) in jobs.items()]
+
+        async def sweep(roots: list[str]) -> int:
+            swept.extend(roots)
+            return len(roots)
+
+        monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
+        monkeypatch.setattr(here.agent, "sweep", sweep)
+        here.engine.swept_s = None  # as in a target that has just started
+        await here.until(lambda: here.engine.swept_s is not None, "it has looked")
+        await here.until(lambda: swept, "it has swept")
+        assert swept == ["a"]
+
+    monkeypatch.setattr("rayjobs.compute.engine.TIDY_S", 0.05)
+    monkeypatch.setattr(engine_sweeping, "SWEEP_EVERY_S", 600.0)
+    play(scene, tmp_path)
