@@ -117,6 +117,10 @@ class StoreError(UnreachableError):
     """The store cannot be read or written."""
 
 
+class StoreLostError(StoreError):
+    """The store was deleted, or lacks records that it had."""
+
+
 class StoreBusyError(StoreError):
     """Another process holds the store's lock."""
 

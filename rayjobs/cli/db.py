@@ -18,13 +18,14 @@ EPILOG = """\b
 Examples:
   rayjobs db check
   rayjobs db backup ~/rayjobs-monday.db
+  rayjobs db restore ~/rayjobs-monday.db
   rayjobs db upgrade
 """
 
 
 @click.group(cls=CommandList, epilog=EPILOG)
 def db() -> None:
-    """Upgrade, back up or check a workspace's store (its file store.db).
+    """Upgrade, back up, restore or check a workspace's store (its file store.db).
 
     Never copy store.db with cp while it is in use: what was written last stands in files
     beside it.
@@ -87,6 +88,38 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
             click.echo(f"the old one is kept in {done.copy}")
 
 
+@db.command(
+    epilog="\b\nExamples:\n  rayjobs db restore ~/rayjobs-monday.db\n  rayjobs db restore --as-is\n"
+)
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+@click.option(
+    "--as-is", is_flag=True, help="Accept the store that is there, or begin an empty one."
+)
+@json_option
+@common_options
+@click.pass_obj
+def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
+    """Put a backup in the place of a store that was deleted or damaged, or lacks records.
+
+    The old store is kept beside it. Stop its targets first (`rayjobs target stop`). What was
+    submitted after the backup was made is not in it.
+    """
+    from rayjobs.store import care
+    from rayjobs.workspace_files import WorkspaceFiles, locate
+
+    if (file is None) != as_is:
+        raise click.UsageError("give either a backup's FILE or --as-is.")
+    store = WorkspaceFiles(locate(settings.workspace)).store
+    source = None if file is None else file.expanduser().absolute()
+    old = care.restore(store, source)
+    if settings.as_json:
+        print_json({"file": str(store), "from": source and str(source), "old": old and str(old)})
+        return
+    click.echo(f"{store} is accepted as it is" if source is None else f"restored {store}")
+    if old is not None:
+        click.echo(f"the old one is kept in {old}")
+
+
 def _store(settings: Settings) -> Path:
     """Return the store's file without opening it, which would upgrade it.
 
@@ -94,10 +127,15 @@ def _store(settings: Settings) -> Path:
         NotFoundError: there is none.
     """
     from rayjobs.errors import NotFoundError
+    from rayjobs.store.witness import Witness
     from rayjobs.workspace_files import ENVIRONMENT, WorkspaceFiles, locate
 
     files = WorkspaceFiles(locate(settings.workspace))
     if not files.store.exists():
+        witness = Witness(files.store)
+        note = witness.read()
+        if note is not None and note.expected:
+            witness.refuse_deleted()
         raise NotFoundError(
             f"there is no store in {files.root}; submit a job there first, or name another "
             f"workspace by --workspace or {ENVIRONMENT}"

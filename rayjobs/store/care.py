@@ -10,9 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.durable import sync_folder
-from rayjobs.errors import StoreBusyError, StoreError, StoreVersionError, UsageError
+from rayjobs.errors import (
+    StoreBusyError,
+    StoreError,
+    StoreLostError,
+    StoreVersionError,
+    UsageError,
+)
 from rayjobs.store.filesystem import SHARED, file_system_of
 from rayjobs.store.schema import VERSION, version_of
+from rayjobs.store.witness import Witness
 
 BUSY_TIMEOUT_S = 10.0
 _MOST_FAULTS = 10
@@ -54,6 +61,7 @@ def check(path: Path) -> Report:
         StoreBusyError: another process keeps it locked.
     """
     problems, warnings = [], []
+    note, lost = Witness(path).read(), ""
     version, faults = 0, ["it cannot be read"]
     try:
         with _opened(path, read_only=True) as connection:
@@ -63,14 +71,19 @@ def check(path: Path) -> Report:
                 for row in connection.execute(f"PRAGMA integrity_check({_MOST_FAULTS})")
                 if row[0] != "ok"
             ]
+            Witness(path).check(connection, note)
+    except StoreLostError as error:
+        lost = str(error)
     except sqlite3.DatabaseError as error:
         _raise_if_busy(error, path)
         faults = [str(error)]
     if faults:
         problems.append(
-            f"it is damaged ({'; '.join(faults[:3])}). Put a backup in its place, with its -wal "
-            f"and -shm files removed; `rayjobs db backup` makes one"
+            f"it is damaged ({'; '.join(faults[:3])}). Put a backup in its place with `rayjobs db "
+            f"restore FILE`; `rayjobs db backup` makes one"
         )
+    elif lost:
+        problems.append(lost)
     elif version > VERSION:
         problems.append(
             f"its version is {version}, and this rayjobs knows versions up to {VERSION}. Upgrade "
@@ -138,6 +151,51 @@ def backup(path: Path, to: Path) -> None:
             left.unlink(missing_ok=True)
 
 
+def restore(path: Path, source: Path | None) -> Path | None:
+    """Put a backup in the place of a store, or accept the store as it is; return the old one.
+
+    What was there is kept beside it under another name. Processes that have the old store open
+    go on with the new one at their next transaction.
+
+    Args:
+        source: The backup; None: the store as it is, or an empty one if it was deleted.
+
+    Raises:
+        UsageError: there is no such backup, or it is no store.
+        StoreError: it cannot be written.
+    """
+    witness = Witness(path)
+    if source is None:
+        witness.path.unlink(missing_ok=True)
+        return None
+    if not source.is_file():
+        raise UsageError(f"{source} is not a file; name a backup made by `rayjobs db backup`")
+    report = check(source)
+    if report.problems:
+        raise UsageError(f"{source} cannot be restored: {report.problems[0]}")
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    old: Path | None = None
+    try:
+        backup(source, draft)
+        # Without the note first: a restore that is cut short accuses nobody.
+        witness.path.unlink(missing_ok=True)
+        if path.exists():
+            old = _unused(path, f"{path.stem}-replaced")
+            os.link(path, old)
+        for end in ("-wal", "-shm"):
+            part = path.with_name(path.name + end)
+            if old is not None and part.exists():
+                part.replace(old.with_name(old.name + end))
+            part.unlink(missing_ok=True)
+        draft.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise StoreError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
+    finally:
+        draft.unlink(missing_ok=True)
+    return old
+
+
 def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
     """Bring a store to this code's version in one transaction.
 
@@ -170,7 +228,11 @@ def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
 
 
 def _free_name(path: Path, version: int) -> Path:
-    stem, number = f"{path.stem}-version-{version}", 1
+    return _unused(path, f"{path.stem}-version-{version}")
+
+
+def _unused(path: Path, stem: str) -> Path:
+    number = 1
     found = path.with_name(f"{stem}.db")
     while found.exists():
         number += 1

@@ -20,6 +20,7 @@ from typing import NoReturn
 from rayjobs.durable import sync_folder
 from rayjobs.errors import StoreBusyError, StoreError, StoreFullError
 from rayjobs.store.schema import bring_up_to_date, check_version
+from rayjobs.store.witness import Witness, events_of
 
 _OLDEST_SQLITE = (3, 35, 0)  # RETURNING
 _FULL_BYTES = 64 * 1024  # less free space than this explains a failed write
@@ -43,6 +44,8 @@ class Database:
         self.path = path
         self.where = str(path) if path is not None else ":memory:"
         self.busy_timeout_s = busy_timeout_s
+        self._witness = Witness(path) if path is not None else None
+        self._file: tuple[int, int] | None = None  # device and inode of what was opened
         self._closed = False
         self._broken_by_fork = False
         self._watchers = 0  # how many there have been
@@ -105,6 +108,7 @@ class Database:
                     self._give(connection)
         with self._watching, self._errors():
             self._check_process()
+            self._check_file()
             with self._guard:
                 self._users.append(threading.get_ident())  # a fork waits for the answer
                 watcher, self._watcher = self._watcher, None
@@ -158,8 +162,13 @@ class Database:
                 connection.execute(begin)
                 check_version(connection, self.where)
                 yield connection
+                events = 0
+                if begin != "BEGIN" and self._witness is not None:
+                    events = events_of(connection)
                 connection.execute("COMMIT")
                 healthy = True
+                if events and self._witness is not None:
+                    self._witness.note(events, synced=durable)
             finally:
                 try:
                     if connection.in_transaction:
@@ -187,8 +196,33 @@ class Database:
                 f"new program"
             )
 
+    def _check_file(self) -> None:
+        """Let go of a file that was replaced; refuse one that was deleted.
+
+        SQLite goes on in a file without a name, and what is written there is lost.
+        """
+        if self.path is None or self._file is None:
+            return
+        try:
+            found = self.path.stat()
+        except FileNotFoundError as error:
+            if not self.path.parent.is_dir():
+                raise StoreError(
+                    f"the folder {self.path.parent} of the store cannot be seen", path=self.where
+                ) from error
+            if self._witness is not None and self._witness.read() is not None:
+                self._witness.refuse_deleted()
+            raise StoreError(f"the store {self.where} was deleted", path=self.where) from error
+        if (found.st_dev, found.st_ino) != self._file:
+            with self._guard:
+                self._close_idle()
+                self._file = None
+            if self._witness is not None:
+                self._witness.close()
+
     def _take(self) -> sqlite3.Connection:
         self._check_process()
+        self._check_file()
         with self._guard:
             self._users.append(threading.get_ident())
             if self._idle:
@@ -215,7 +249,10 @@ class Database:
 
     def _open(self) -> sqlite3.Connection:
         """Open a connection; the first one of all creates or upgrades the schema."""
+        note = None if self._witness is None else self._witness.read()
         if self.path is not None and not self.path.exists():
+            if note is not None and note.expected and self._witness is not None:
+                self._witness.refuse_deleted()
             _create_private(self.path)
         deadline = time.monotonic() + self.busy_timeout_s
         while True:
@@ -230,7 +267,12 @@ class Database:
                 connection.row_factory = sqlite3.Row
                 if self.path is not None:
                     connection.execute("PRAGMA journal_mode = WAL")
+                if self._witness is not None:
+                    self._witness.check(connection, note)
                 bring_up_to_date(connection, self.path)
+                if self.path is not None and self._file is None:
+                    found = self.path.stat()
+                    self._file = found.st_dev, found.st_ino
                 return connection
             except sqlite3.OperationalError as error:
                 connection.close()
@@ -247,6 +289,8 @@ class Database:
         self._closed = True
         with self._guard:
             self._close_idle()
+        if self._witness is not None:
+            self._witness.close()
 
     def _close_idle(self) -> None:
         while self._idle:
@@ -308,8 +352,8 @@ class Database:
             ) from error
         if code == sqlite3.SQLITE_CORRUPT:
             raise StoreError(
-                f"the store {self.where} is damaged ({error}); put a backup in its place "
-                f"(with its -wal and -shm files removed)",
+                f"the store {self.where} is damaged ({error}); put a backup in its place with "
+                f"`rayjobs db restore FILE`",
                 path=self.where,
             ) from error
         if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM):

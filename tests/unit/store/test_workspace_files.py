@@ -79,6 +79,7 @@ def test_a_workspace_is_made_once_and_opened_again(tmp_path: Path) -> None:
         ".gitignore",
         "blobs",
         "store.db",
+        "store.db-serial",
         "workspace.json",
     ]
     with open_workspace(folder, create=False) as again:
