@@ -16,7 +16,13 @@ from rayjobs.jobdata import inputs_read
 from rayjobs.workspace_files import locate, open_workspace
 from tests.local_target import LocalTarget
 from tests.storage.profile import aws_profile  # noqa: F401
-from tests.storage.server import BUCKET, S3Server, s3_server  # noqa: F401
+from tests.storage.server import (  # noqa: F401
+    ACCESS_KEY,
+    BUCKET,
+    SECRET_KEY,
+    S3Server,
+    s3_server,
+)
 
 pytestmark = [pytest.mark.ray, pytest.mark.storage]
 
@@ -83,3 +89,50 @@ def test_a_job_reads_the_same_batches_by_mount_and_by_download(
     shown = rayjobs("show", ids[2])
     assert "dataset:pictures:1 (mount): mounted, 12 files" in shown
     assert os.environ["AWS_SHARED_CREDENTIALS_FILE"] not in shown
+
+
+def test_exported_credentials_reach_a_target_that_runs_already(
+    local_target: LocalTarget,
+    s3_server: S3Server,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Off switch: leave out `hand_on_credentials` in `submit`, or `NodeSecrets.bring`."""
+    monkeypatch.chdir(tmp_path)
+    prefix = s3_server.record().settings["prefix"]
+    keys = {"LATE_KEY": ACCESS_KEY, "LATE_SECRET": SECRET_KEY}
+    for name, value in keys.items():
+        monkeypatch.setenv(name, value)
+    where = ("--endpoint", s3_server.endpoint)
+    named = ("--access-key-env", "LATE_KEY", "--secret-key-env", "LATE_SECRET")
+    rayjobs("datastore", "add", "late", f"s3://{BUCKET}/{prefix}", *where, *named)
+    Path("data").mkdir()
+    Path("data", "a.txt").write_text("digits")
+    rayjobs("data", "put", "data", "late/data")
+    Path("read.py").write_text("import os\nprint(open(os.environ['x'] + '/a.txt').read())\n")
+    try:
+        for mode in ("mount", "download"):
+            asked = ("read.py", "--input", f"x=late/data:{mode}")
+            job = rayjobs("submit", "-d", "-q", *asked).strip()
+            rayjobs("wait", job)
+            assert "digits" in rayjobs("logs", job)
+        for root in (local_target.home, locate()):
+            holds = [
+                file.name
+                for file in root.rglob("*")
+                if file.is_file() and SECRET_KEY.encode() in file.read_bytes()
+            ]
+            assert set(holds) <= {"secrets.json"}
+        # Credentials that the storage refuses cost one attempt.
+        rayjobs("target", "secret", "set", "LATE_KEY")
+        monkeypatch.setenv("LATE_SECRET", "wrong")
+        wrong = rayjobs("submit", "-d", "-q", *asked).strip()
+        rayjobs("wait", wrong, code=1)
+        shown = json.loads(rayjobs("show", wrong, "--json"))
+        assert (shown["state"], shown["attempt"]) == ("Failed", 1)
+    finally:
+        for name in keys:
+            monkeypatch.delenv(name)
+            rayjobs("target", "secret", "rm", name)
+    refused = rayjobs("submit", "-d", "-q", *asked, code=2)
+    assert "rayjobs target secret set LATE_KEY" in refused

@@ -14,8 +14,7 @@ from rayjobs.spec import Distribution, Input
 from rayjobs.states import JobState
 from tests.jobs import Jobs
 from tests.raylets import RAYLETS, TARGET, Cluster
-from tests.storage.profile import aws_profile  # noqa: F401
-from tests.storage.server import S3Server, s3_server  # noqa: F401
+from tests.storage.server import SECRET_KEY, S3Server, s3_server  # noqa: F401
 
 pytestmark = RAYLETS
 
@@ -34,7 +33,6 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
     pool_jobs: Jobs,
     raylets: Cluster,
     s3_server: S3Server,  # noqa: F811
-    aws_profile: str,  # noqa: F811
     tmp_path: Path,
 ) -> None:
     given = s3_server.record().settings
@@ -44,7 +42,9 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
         given["bucket"],
         prefix=given["prefix"],
         endpoint=given["endpoint"],
-        profile=aws_profile,
+        # No node's environment has them: the target hands them on, in memory.
+        access_key_env="TEST_ACCESS_KEY",
+        secret_key_env="TEST_SECRET_KEY",
     )
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("digits")
@@ -61,6 +61,14 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
         path, text = json.loads(Logs(pool_jobs.workspace, job.id).read(name))
         assert text == "digits"
         assert Path(path).is_relative_to(scratch)
+    secret = SECRET_KEY.encode()
+    for folder in (raylets.folder, raylets.home, pool_jobs.workspace.path):
+        holds = {
+            file.name
+            for file in folder.rglob("*")
+            if file.is_file() and not file.is_symlink() and secret in file.read_bytes()
+        }
+        assert holds <= {"secrets.json"}, folder
 
 
 def test_a_local_folder_is_refused_with_what_helps(
