@@ -203,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(mutant.name, *mutant.tests, sep="\n       ")
         return 0
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
+    folder.chmod(0o755)  # some tests run what is in it as another user
     survived = 0
     try:
         copy = Copy(folder)
