@@ -24,8 +24,16 @@ from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES,
 from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
 from rayjobs.injob.uploads import PART
 from rayjobs.metrics import point_of
-from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, MPI_LOG, AttemptPaths, driver_log_name
+from rayjobs.paths import (
+    BUILD_LOG,
+    ENVIRONMENT_LOCK,
+    LOG_TIMES,
+    MPI_LOG,
+    AttemptPaths,
+    driver_log_name,
+)
 from rayjobs.records import MetricPoint, StoredFile
+from rayjobs.results import log_times
 from rayjobs.store.base import Store
 
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
@@ -79,6 +87,8 @@ def scan_files(root: Path, plan: Mapping[str, Any]) -> Found:
     ours = {prefix + BUILD_LOG: paths.build_log, prefix + ENVIRONMENT_LOCK: paths.environment_lock}
     if _size_of(paths.mpi_log) or not node:
         ours[prefix + MPI_LOG] = paths.mpi_log
+    if log_times.is_worth_storing(paths):
+        ours[prefix + LOG_TIMES] = paths.log_times
     world_size = int(plan.get("node_count", 1)) * len(plan.get("ranks", ()))
     for rank in plan.get("ranks", ()):
         number = int(rank["rank"])
@@ -372,6 +382,9 @@ class Publisher:
         return stored
 
     def _store_one(self, name: str, path: Path) -> Blob:
+        if path == AttemptPaths(self.root).log_times:
+            with log_times.to_store(AttemptPaths(self.root)) as whole:
+                return self._blobs.add_file(whole)
         if not self._is_driver_log(path):
             return self._blobs.add_file(path)
         gap = first_gap(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 
 from rayjobs import driverlog, mergedlogs
 from rayjobs.errors import NotFoundError
-from rayjobs.paths import BUILD_LOG, MPI_LOG, AttemptPaths, driver_log_name
-from rayjobs.records import Job
+from rayjobs.paths import BUILD_LOG, LOG_TIMES, MPI_LOG, AttemptPaths, driver_log_name
+from rayjobs.records import Attempt, Job
+from rayjobs.results import log_times
+from rayjobs.results.log_times import RankTimes
 from rayjobs.states import JobState
 
 if TYPE_CHECKING:
@@ -59,10 +62,18 @@ class Part:
 class Logs:
     """The logs of one job of an open workspace."""
 
-    def __init__(self, workspace: OpenWorkspace, job_id: str) -> None:
+    def __init__(self, workspace: OpenWorkspace, job_id: str, *, fresh_s: float = 0.0) -> None:
+        """Read the logs of `job_id`.
+
+        Args:
+            fresh_s: How old what is known of the job may be while its logs are followed.
+        """
         self._store = workspace.store
         self._blobs = workspace.blobs
         self.job_id = job_id
+        self._fresh_s = fresh_s
+        self._looked_s = float("-inf")
+        self._job: Job | None = None
 
     # -- names and whole logs ------------------------------------------------------------------
     def names(self) -> list[str]:
@@ -126,26 +137,89 @@ class Logs:
         spec = self._store.job(self.job_id).spec
         return driver_log_name(rank, spec.distribution.world_size)
 
+    @property
+    def attempt(self) -> int:
+        """The number of the job's newest attempt; 0 before the first."""
+        return self._store.job(self.job_id).attempt
+
+    def ranks(self) -> list[int]:
+        """Return the numbers of the job's processes."""
+        return list(range(self._store.job(self.job_id).spec.distribution.world_size))
+
+    def times(self, rank: int, number: int | None = None) -> RankTimes:
+        """Return when a rank printed what is in its log.
+
+        Args:
+            number: Of this attempt; None takes the newest.
+        """
+        attempts = self._store.attempts(self.job_id)
+        found = next((one for one in reversed(attempts) if number in (None, one.number)), None)
+        if found is None:
+            return RankTimes()
+        job = self._store.job(self.job_id)
+        began, ended = _ran(found, rank)
+        is_over = job.state.is_final or job.attempt > found.number or ended is not None
+        after: Callable[[], float] | None = None
+        if not is_over:
+            after = time.time
+        for root, first, count in self._roots(found.number):
+            if first <= rank < first + count:
+                notes = log_times.of_attempt(AttemptPaths(root)).get(rank)
+                if notes:
+                    return RankTimes(notes, after or _always(notes[-1][0]))
+        for one in self._store.files(self.job_id):
+            if one.attempt == found.number and _NODE.sub("", one.name) == LOG_TIMES:
+                with self._blobs.open(one.blob) as file:
+                    stored = log_times.parse(file.read()).get(rank)
+                if stored:
+                    return RankTimes(stored, _always(stored[-1][0]))
+        if ended is not None and began is not None and ended - began <= log_times.SHORT_S + 1:
+            return RankTimes((), _always(ended))
+        return RankTimes((), after)
+
+    def ended_at(self, rank: int) -> float | None:
+        """Return when a rank of the newest attempt ended, in seconds of the wall clock."""
+        attempts = self._store.attempts(self.job_id)
+        return _ran(attempts[-1], rank)[1] if attempts else None
+
     # -- following -----------------------------------------------------------------------------
-    def follow(self, rank: int = 0, *, stop: Callable[[], bool] = lambda: False) -> Iterator[Part]:
+    def _now(self) -> Job:
+        """Return the job as it is, or was at most `fresh_s` ago."""
+        now_s = time.monotonic()
+        if self._job is None or now_s - self._looked_s >= self._fresh_s:
+            self._looked_s, self._job = now_s, self._store.job(self.job_id)
+        return self._job
+
+    def follow(
+        self,
+        rank: int = 0,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        poll_s: float = POLL_S,
+    ) -> Iterator[Part]:
         """Yield a rank's output from its start until the job's end, attempt after attempt.
 
-        Parts without data come at each poll (0.05 s), so that the caller can show stages and
-        give up. Ends early when `stop` says so.
+        Parts without data come at each poll, so that the caller can show stages and give up.
+        Ends early when `stop` says so.
+
+        Args:
+            poll_s: The pause between two polls; 0 leaves pauses to the caller.
         """
         number = 0
         while True:
-            job = self._store.job(self.job_id)
+            job = self._now()
             if job.attempt > number:
                 number = number + 1 if number else job.attempt
-                yield from self._follow_attempt(rank, number, stop)
+                yield from self._follow_attempt(rank, number, stop, poll_s)
                 continue
             if stop() or job.state.is_final:
                 return
             yield Part(self.driver_name(rank), rank, number, b"")
-            _pause()
+            time.sleep(poll_s)
 
-    def _follow_attempt(self, rank: int, number: int, stop: Callable[[], bool]) -> Iterator[Part]:
+    def _follow_attempt(
+        self, rank: int, number: int, stop: Callable[[], bool], poll_s: float
+    ) -> Iterator[Part]:
         name = self.driver_name(rank)
         path: Path | None = None
         while path is None:
@@ -158,10 +232,10 @@ class Logs:
                     yield from self._stored_part(name, rank, number)
                     return
                 yield Part(name, rank, number, b"")
-                _pause()
+                time.sleep(poll_s)
         given = False
         for data in driverlog.follow(
-            path, lambda: self._has_ended(number) or stop(), poll_s=POLL_S
+            path, lambda: self._has_ended(number) or stop(), poll_s=poll_s
         ):
             given = given or bool(data)
             yield Part(name, rank, number, data)
@@ -178,7 +252,7 @@ class Logs:
 
     def _has_ended(self, number: int) -> bool:
         """Whether an attempt prints no more."""
-        job = self._store.job(self.job_id)
+        job = self._now()
         if job.state.is_final or job.attempt > number or job.state is JobState.FINALIZING:
             return True
         return job.state is JobState.QUEUED
@@ -266,7 +340,14 @@ def prefixed(chunks: Iterator[bytes], prefix: bytes) -> Iterator[bytes]:
         yield b"\n"
 
 
-def _pause() -> None:
-    import time
+def _always(value: float) -> Callable[[], float]:
+    return lambda: value
 
-    time.sleep(POLL_S)
+
+def _ran(attempt: Attempt, rank: int) -> tuple[float | None, float | None]:
+    """Return when a rank of an attempt was started and when it ended, as its record has it."""
+    for record in attempt.exits:
+        for one in record.get("ranks") or ():
+            if one.get("rank") == rank:
+                return one.get("started_at"), one.get("ended_at")
+    return None, None

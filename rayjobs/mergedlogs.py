@@ -9,11 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 WINDOW_LINES = 200
 
 
+# A line, and when it was printed (seconds of the wall clock; None: unknown).
+Timed = tuple[bytes, float | None]
+
+
 def merged(logs: Mapping[int, Iterator[bytes]]) -> Iterator[bytes]:
     """Yield all lines, each after the ranks that printed it: ``[ranks 0-3] epoch 1``.
 
-    Each rank's lines keep their order. Which of two ranks' different lines comes first says
-    nothing: logs have no clock. Every line ends with a newline.
+    Every line ends with a newline. See `merged_lines`.
+    """
+    lines = {rank: ((line, None) for line in split(log)) for rank, log in logs.items()}
+    for ranks, line, _ in merged_lines(lines):
+        yield b"[%s] %s\n" % (rank_set(ranks).encode(), line)
+
+
+def merged_lines(
+    logs: Mapping[int, Iterator[Timed]],
+) -> Iterator[tuple[tuple[int, ...], bytes, float | None]]:
+    """Yield all lines, each with the ranks that printed it and when the first of them did.
+
+    Each rank's lines keep their order. Of two ranks' different lines the earlier comes first;
+    where their times are equal or unknown, which comes first says nothing.
     """
     waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
     while True:
@@ -24,11 +40,14 @@ def merged(logs: Mapping[int, Iterator[bytes]]) -> Iterator[bytes]:
         if not heads:
             return
         # A line that another rank is about to print waits for it, unless all lines do.
-        chosen = next((line for line in heads if _is_ready(line, waiting)), next(iter(heads)))
+        ready = [line for line in heads if _is_ready(line, waiting)]
+        times = {line: [waiting[rank].at for rank in heads[line]] for line in ready or heads}
+        chosen = min(times, key=lambda line: min(at or 0.0 for at in times[line]))
         ranks = heads[chosen]
         for rank in ranks:
             waiting[rank].drop()
-        yield b"[%s] %s\n" % (rank_set(ranks).encode(), chosen)
+        known = [at for at in times[chosen] if at is not None]
+        yield tuple(ranks), chosen, min(known, default=None)
 
 
 def _is_ready(line: bytes, waiting: Mapping[int, _Lines]) -> bool:
@@ -52,9 +71,9 @@ def rank_set(ranks: Sequence[int]) -> str:
 class _Lines:
     """The next lines of one rank's log."""
 
-    def __init__(self, log: Iterator[bytes]) -> None:
-        self._log = _split(log)
-        self._next: deque[bytes] = deque()
+    def __init__(self, log: Iterator[Timed]) -> None:
+        self._log = log
+        self._next: deque[Timed] = deque()
         self._counts: Counter[bytes] = Counter()
         self._fill()
 
@@ -63,13 +82,17 @@ class _Lines:
 
     @property
     def head(self) -> bytes:
-        return self._next[0]
+        return self._next[0][0]
+
+    @property
+    def at(self) -> float | None:
+        return self._next[0][1]
 
     def will_print(self, line: bytes) -> bool:
         return self._counts[line] > 0
 
     def drop(self) -> None:
-        line = self._next.popleft()
+        line, _ = self._next.popleft()
         self._counts[line] -= 1
         if not self._counts[line]:
             del self._counts[line]
@@ -77,14 +100,15 @@ class _Lines:
 
     def _fill(self) -> None:
         while len(self._next) < WINDOW_LINES:
-            line = next(self._log, None)
-            if line is None:
+            timed = next(self._log, None)
+            if timed is None:
                 return
-            self._next.append(line)
-            self._counts[line] += 1
+            self._next.append(timed)
+            self._counts[timed[0]] += 1
 
 
-def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
+def split(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield a log's lines without their newlines."""
     rest: list[bytes] = []
     for chunk in chunks:
         first, *lines = chunk.split(b"\n")

@@ -12,6 +12,7 @@ DRIVER_LOG = "azureml-logs/70_driver_log.txt"
 BUILD_LOG = "azureml-logs/20_image_build_log.txt"
 MPI_LOG = "azureml-logs/70_mpi_log.txt"
 ENVIRONMENT_LOCK = "azureml-setup/environment.lock.txt"
+LOG_TIMES = "azureml-setup/log_times.txt"
 
 
 def home() -> Path:
@@ -214,6 +215,11 @@ class AttemptPaths:
     def mpi_log(self) -> Path:
         """What mpirun or orted said on this node; absent where MPI has no part."""
         return self.root / "log" / "mpi.log"
+
+    @property
+    def log_times(self) -> Path:
+        """When the ranks' logs grew."""
+        return self.root / "log" / "times.log"
 
     def driver_log(self, rank: int) -> Path:
         """What the rank printed."""

@@ -1,18 +1,20 @@
-"""`rayjobs logs`: what a job printed."""
+"""`rayjobs logs`: what jobs printed."""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option, quiet_option
+from rayjobs.cli.params import JobId, Since
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.records import Job
 from rayjobs.terminal import plain_text
 
@@ -22,138 +24,127 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   rayjobs logs 1f3c
-  rayjobs logs -f 1f3c             until the job ends
+  rayjobs logs -f 1f3c             follow until the job ends
+  rayjobs logs -f sweep-7 9c2e     follow several jobs
   rayjobs logs -n 50 1f3c          the last 50 lines
-  rayjobs logs --rank 3 1f3c
-  rayjobs logs --rank all 1f3c     what several print alike is shown once
+  rayjobs logs --rank 3 1f3c       one process of several
+  rayjobs logs --since 10m -t 1f3c
+  rayjobs logs --grep 'loss|lr' 1f3c
   rayjobs logs --failed 1f3c       the lines that matter of a failed job
   rayjobs logs 1f3c logs/train.txt
   rayjobs logs '1f3c[3]'           a member of an array; 1f3c alone prints all members
-  rayjobs logs 1f3c > out.bin      byte for byte
+  rayjobs logs 1f3c > out.bin      byte for byte (one process)
 """
 
 
+@dataclass(frozen=True)
+class View:
+    """What of the logs is shown, and how.
+
+    Attributes:
+        rank: One process; None for all.
+        since: From this time on, in seconds of the wall clock.
+        grep: Only lines that it finds something in.
+    """
+
+    follow: bool
+    tail: int | None
+    rank: int | None
+    since: float | None
+    grep: re.Pattern[str] | None
+    timestamps: bool
+    raw: bool
+
+    @property
+    def is_by_line(self) -> bool:
+        """Whether lines have to be looked at; otherwise bytes are passed on."""
+        return self.since is not None or self.grep is not None or self.timestamps
+
+
 @click.command(epilog=EPILOG)
-@job_argument
-@click.argument("name", required=False, metavar="[FILE]")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+@click.argument("names", nargs=-1, required=True, type=JobId(), metavar="JOB... [FILE]")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the jobs end.")
 @click.option("-n", "--tail", type=click.IntRange(0), metavar="N", help="The last N lines only.")
-@click.option("--rank", metavar="N|all", help="Of this process [0]; all: of all, equal lines once.")
+@click.option("--since", type=Since(), metavar="TIME", help="Lines since then: 10m, 14:30.")
+@click.option("--grep", metavar="REGEX", help="Only lines that match.")
+@click.option("-t", "--timestamps", is_flag=True, help="Print when each line was printed.")
+@click.option("--rank", metavar="N|all", help="One process; all merges them [all].")
 @click.option("--failed", is_flag=True, help="Only the lines that tell why it failed.")
-@click.option("--list", "list_names", is_flag=True, help="List the logs there are.")
-@click.option("--raw", is_flag=True, help="Bytes unchanged, ranks unmerged; may garble it.")
+@click.option("--list", "list_names", is_flag=True, help="List available logs.")
+@click.option("--raw", is_flag=True, help="Print raw bytes; may garble the terminal.")
 @quiet_option("No stages on stderr.")
 @json_option
 @common_options
 @click.pass_obj
 def logs(
     settings: Settings,
-    job: str,
-    name: str | None,
+    names: tuple[str, ...],
     follow: bool,
     tail: int | None,
+    since: float | None,
+    grep: str | None,
+    timestamps: bool,
     rank: str | None,
     failed: bool,
     list_names: bool,
     raw: bool,
 ) -> int:
-    """Print what a job printed, byte for byte.
+    """Print what jobs printed.
 
-    On a terminal escape sequences that are no colours are left out, and bytes that are no text
-    are replaced. FILE is one of the names that --list prints.
+    Several processes, array members or jobs are merged: each line says who printed it, and lines
+    that processes of a job have in common are shown once. One process is printed byte for byte; on
+    a terminal, escape sequences other than colours are left out. FILE is one of the names that
+    --list prints. Times (-t, --since) are exact to half a second.
     """
     if sum((follow, failed, list_names)) > 1:
         raise click.UsageError("give one of --follow, --failed and --list.")
-    if name is not None and (rank is not None or follow):
-        raise click.UsageError("FILE does not go together with --rank and --follow.")
-    number = _rank(rank)
-    if number is None and follow:
-        raise click.UsageError("--follow shows one process; name it by --rank N.")
-    from rayjobs.cli.screen import Screen
-    from rayjobs.driverlog import last_lines
-    from rayjobs.logs import Logs
-
-    with settings.open() as workspace:
-        found = newest_named(settings, workspace.store, job)
-        if found.kind == "array":
-            return _array(
-                settings,
-                workspace,
-                found,
-                options=(follow, name, list_names, number),
-                failed=failed,
-                tail=tail,
-                raw=raw,
-            )
-        of_job = Logs(workspace, found.id)
-        if failed:
-            return _print_failed(settings, found)
-        if list_names:
-            names = of_job.names()
-            print_json(names) if settings.as_json else click.echo("\n".join(names), nl=bool(names))
-            return Exit.DONE
-        _check_rank(found, number)
-        screen = Screen(settings, raw=raw)
-        if follow and not settings.as_json:
-            from rayjobs.cli.following import detached_text, follow_logs
-
-            try:
-                follow_logs(workspace, found.id, screen, rank=number or 0, tail=tail)
-            except KeyboardInterrupt:
-                screen.note(detached_text(settings, found))
-                return Exit.INTERRUPTED
-            return Exit.DONE
-        chosen = name if name is not None or number is None else of_job.driver_name(number)
-        if follow:
-            parts: Iterable[bytes] = (part.data for part in of_job.follow(number or 0))
-        elif tail is not None and number is not None:
-            parts = [of_job.tail(chosen, lines=tail)]
-        else:
-            parts = of_job.merged(fold=not raw) if number is None else of_job.chunks(chosen)
-            if tail is not None and number is None:
-                parts = [last_lines(parts, tail)]
-        if settings.as_json:
-            for line in _lines(parts):
-                print_json_line({"job": found.id, "name": chosen, "line": line})
-            return Exit.DONE
-        for part in parts:
-            screen.write(part)
-        screen.end()
-    return Exit.DONE
-
-
-def _array(
-    settings: Settings,
-    workspace: OpenWorkspace,
-    array: Job,
-    *,
-    options: tuple[bool, str | None, bool, int | None],
-    failed: bool,
-    tail: int | None,
-    raw: bool,
-) -> int:
-    """Print what all members printed; what is about one log alone asks for a member."""
-    from rayjobs.cli.arraylogs import print_array, print_failed
-
-    follow, name, list_names, rank = options
-    if follow or name is not None or list_names or rank is None:
+    jobs, file = _jobs_and_file(names)
+    view = View(follow, tail, _rank(rank), since, _pattern(grep), timestamps, raw)
+    if file is not None and (rank is not None or follow or since is not None or timestamps):
         raise click.UsageError(
-            f"{array.id} is an array; --follow, --list, --rank all and FILE are about one job: "
-            f"name a member, such as '{short_id(array)}[0]'."
+            "FILE does not go together with --rank, --follow, --since and --timestamps."
         )
-    if failed:
-        print_failed(settings, workspace, array)
-    else:
-        _check_rank(array, rank)
-        print_array(settings, workspace, array, rank=rank, tail=tail, raw=raw)
-    return Exit.DONE
+    if len(jobs) > 1 and (failed or list_names):
+        raise click.UsageError("--failed and --list are about one job; name one.")
+    with settings.open() as workspace:
+        found = [newest_named(settings, workspace.store, job) for job in dict.fromkeys(jobs)]
+        if failed:
+            return _print_failed(settings, workspace, found[0])
+        if list_names or file is not None:
+            return _print_file(settings, workspace, found[0], file, view)
+        for job in found:
+            _check_rank(job, view.rank)
+        only = found[0] if len(found) == 1 and found[0].kind == "job" else None
+        if only is not None and not view.is_by_line:
+            world_size = only.spec.distribution.world_size
+            if (view.rank is not None or world_size == 1) and not settings.as_json:
+                return _print_bytes(settings, workspace, only, view)
+        from rayjobs.cli.loglines import show_lines
+
+        return show_lines(settings, workspace, found, view)
+
+
+def _jobs_and_file(names: Sequence[str]) -> tuple[Sequence[str], str | None]:
+    """Part the arguments: names of files have a folder, those of jobs have not."""
+    jobs = [name for name in names if "/" not in name]
+    files = [name for name in names if "/" in name]
+    if not jobs or len(files) > 1 or (files and len(jobs) > 1):
+        raise click.UsageError("give the names of jobs, or one job and one FILE of it.")
+    return jobs, files[0] if files else None
+
+
+def _pattern(text: str | None) -> re.Pattern[str] | None:
+    if text is None:
+        return None
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise click.UsageError(f"--grep {text!r} is not a regular expression: {error}.") from None
 
 
 def _rank(text: str | None) -> int | None:
     """Return the rank, None for all."""
-    if text is None:
-        return 0
-    if text == "all":
+    if text is None or text == "all":
         return None
     if not text.isdigit():
         raise click.UsageError(f"--rank {text!r}: give a number from 0, or `all`.")
@@ -171,7 +162,75 @@ def _check_rank(job: Job, rank: int | None) -> None:
         )
 
 
-def _print_failed(settings: Settings, job: Job) -> int:
+def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: View) -> int:
+    """Print the log of one process byte for byte."""
+    from rayjobs.cli.screen import Screen
+    from rayjobs.logs import Logs
+
+    screen = Screen(settings, raw=view.raw)
+    rank = view.rank or 0
+    if view.follow:
+        from rayjobs.cli.following import detached_text, follow_logs
+
+        try:
+            follow_logs(workspace, job.id, screen, rank=rank, tail=view.tail)
+        except KeyboardInterrupt:
+            screen.note(detached_text(settings, job))
+            return Exit.INTERRUPTED
+        return Exit.DONE
+    of_job = Logs(workspace, job.id)
+    name = of_job.driver_name(rank)
+    if view.tail is not None:
+        screen.write(of_job.tail(name, lines=view.tail))
+    else:
+        for part in of_job.chunks(name):
+            screen.write(part)
+    screen.end()
+    return Exit.DONE
+
+
+def _print_file(
+    settings: Settings, workspace: OpenWorkspace, job: Job, file: str | None, view: View
+) -> int:
+    """Print one file among a job's logs, or list their names."""
+    from rayjobs.cli.screen import Screen
+    from rayjobs.driverlog import last_lines
+    from rayjobs.logs import Logs
+
+    if job.kind != "job":
+        raise click.UsageError(
+            f"{job.id} is {'an array' if job.kind == 'array' else f'a {job.kind}'}; --list and "
+            "FILE are about one job: name one of its members, as `rayjobs ls --parent` lists them."
+        )
+    of_job = Logs(workspace, job.id)
+    if file is None:
+        names = of_job.names()
+        print_json(names) if settings.as_json else click.echo("\n".join(names), nl=bool(names))
+        return Exit.DONE
+    parts: Iterable[bytes] = of_job.chunks(file)
+    if view.grep is not None:
+        grep = view.grep
+        lines = (line + b"\n" for line in _byte_lines(parts) if grep.search(_text(line)))
+        parts = lines
+    if view.tail is not None:
+        parts = [last_lines(iter(parts), view.tail)]
+    if settings.as_json:
+        for line in _byte_lines(parts):
+            print_json_line({"job": job.id, "name": file, "line": _text(line)})
+        return Exit.DONE
+    screen = Screen(settings, raw=view.raw)
+    for part in parts:
+        screen.write(part)
+    screen.end()
+    return Exit.DONE
+
+
+def _print_failed(settings: Settings, workspace: OpenWorkspace, job: Job) -> int:
+    if job.kind == "array":
+        from rayjobs.cli.arraylogs import print_failed
+
+        print_failed(settings, workspace, job)
+        return Exit.DONE
     failure = job.failure
     if settings.as_json:
         print_json(failure.to_dict() if failure else None)
@@ -186,11 +245,11 @@ def _print_failed(settings: Settings, job: Job) -> int:
     return Exit.DONE
 
 
-def _lines(parts: Iterable[bytes]) -> Iterator[str]:
-    rest = b""
-    for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line.decode("utf-8", "replace")
-    if rest:
-        yield rest.decode("utf-8", "replace")
+def _text(line: bytes) -> str:
+    return line.decode("utf-8", "replace")
+
+
+def _byte_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
+    from rayjobs.mergedlogs import split
+
+    return split(iter(parts))

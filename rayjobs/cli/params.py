@@ -30,6 +30,37 @@ class Duration(ParamType):
             self.fail(f"{error.message}.", param, ctx)
 
 
+class Since(ParamType):
+    """A moment: a duration ago (``10m``), or a local time (``14:30``, ``2026-05-01 14:30``)."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return seconds of the wall clock."""
+        import time
+        from datetime import datetime
+
+        from rayjobs.errors import UsageError
+        from rayjobs.units import parse_duration
+
+        text = str(value).strip()
+        now = datetime.now().astimezone()
+        try:
+            if ":" in text and "-" not in text:
+                text = f"{now:%Y-%m-%d} {text}"
+            if "-" in text:
+                # Without a time zone it is meant as the clock on the wall here.
+                return datetime.fromisoformat(text).astimezone().timestamp()
+            return time.time() - parse_duration(text)
+        except (ValueError, UsageError):
+            self.fail(
+                f"{text!r} is neither a duration (90s, 10m, 2h) nor a time (14:30, "
+                "2026-05-01 14:30, 2026-05-01T14:30:00Z).",
+                param,
+                ctx,
+            )
+
+
 class Names(ParamType):
     """Text whose known values a shell completes; it may be any other all the same.
 

@@ -23,6 +23,7 @@ from rayjobs.injob.ending import Ending
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
+from rayjobs.injob.logtimes import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.plan import Plan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
@@ -63,6 +64,7 @@ class Host:
         self._is_recorded = False
         self._started_at = time.time()
         self._started_s = boot_clock_s()
+        self._times = LogTimes(os.path.join(plan.root, "log", "times.log"), self._started_at)
         self._selector = selectors.DefaultSelector()
         self._signals = HostSignals(self._selector)
         kernel.become_subreaper()
@@ -260,6 +262,7 @@ class Host:
         for rank in self.ranks:
             rank.log.enforce()
         self.watch.check_lease()
+        self._note_times()
         if not self.ending.has_begun:
             self._look_for_an_end()
         program = self._beside.turn()
@@ -275,6 +278,10 @@ class Host:
         if all(rank.has_ended for rank in self.ranks):
             record = self.ending.as_record(self._started_at, self._cold_reason)
             exitrecord.write_outcome(self.plan.root, record)
+
+    def _note_times(self, *, at_end: bool = False) -> None:
+        sizes = {rank.plan.rank: rank.log.size for rank in self.ranks}
+        self._times.look(sizes, time.time(), at_end=at_end)
 
     def is_leaving(self) -> bool:
         """Whether, now that all ranks have ended, what served them still has time to end."""
@@ -368,6 +375,7 @@ class Host:
 
     def _finish(self, record: dict[str, Any]) -> None:
         """Record first, report second; while the disk refuses, waiters get it from memory."""
+        self._note_times(at_end=True)
         self.tree.close()
         patience = time.monotonic() + _REAP_S
         while self._reap() and time.monotonic() < patience:

@@ -1,1 +1,1 @@
-"""What runs leave behind, read: values to list, sort and compare jobs by."""
+"""What runs leave behind, read: values to compare jobs by, logs line by line with their times."""

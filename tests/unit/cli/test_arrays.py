@@ -127,9 +127,24 @@ def test_logs_of_an_array_name_the_member_of_each_line(
         (0, "two"),
         (2, "three"),
     ]
-    refused = terminal.type("logs", "-f", array.id)
+    refused = terminal.type("logs", "--list", array.id)
     assert refused.code == 2
-    assert "name a member" in refused.err
+    assert "name one of its members" in refused.err
+
+
+def test_following_an_array_shows_each_members_lines_until_all_have_ended(
+    queue: Queue, array: Job, terminal: Terminal
+) -> None:
+    for index in range(4):
+        job = queue.start(member(queue, array, index), until=JobState.FINALIZING)
+        queue.store_file(job, "azureml-logs/70_driver_log.txt", f"shard {index}\n".encode())
+        queue.finish(job)
+    done = terminal.type("logs", "-f", array.id)
+    assert done.code == 0
+    assert sorted(done.out.splitlines()) == [f"[{index}] shard {index}" for index in range(4)]
+    both = terminal.type("logs", "-f", array.id, f"{array.id}[1]")
+    assert both.code == 0
+    assert sum("shard 1" in line for line in both.out.splitlines()) == 1  # named twice, shown once
 
 
 def test_failed_lines_of_an_array(queue: Queue, array: Job, terminal: Terminal) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -318,12 +319,57 @@ def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> N
         queue.store_file(job, name, f"from {rank}\n".encode())
     queue.finish(job)
     assert terminal.type("logs", job.id, "--rank", "1").out == "from 1\n"
-    both = terminal.type("logs", job.id, "--rank", "all").out
-    assert both == "[rank 0] from 0\n[rank 1] from 1\n"
+    both = "[rank 0] from 0\n[rank 1] from 1\n"
+    assert terminal.type("logs", job.id, "--rank", "all").out == both
+    assert terminal.type("logs", job.id).out == both
+    assert terminal.type("logs", "-f", job.id).out == both
+    assert terminal.type("logs", "-f", "--rank", "1", job.id).out == "from 1\n"
+    assert terminal.type("logs", "--grep", "m 1$", job.id).out == "[rank 1] from 1\n"
+    assert terminal.type("logs", "--grep", "(", job.id).code == 2
+    (first, _) = map(json.loads, terminal.type("logs", "--json", job.id).out.splitlines())
+    assert (first["ranks"], first["line"], first["attempt"]) == ([0], "from 0", 1)
     last = terminal.type("logs", job.id, "--rank", "all", "-n", "1").out
     assert last == "[rank 1] from 1\n"
     assert terminal.type("logs", job.id, "--rank", "2").code == 3
     assert terminal.type("logs", job.id, "--rank", "first").code == 2
+
+
+def test_logs_of_several_jobs_name_the_job_of_each_line(queue: Queue, terminal: Terminal) -> None:
+    jobs = [queue.completed(), queue.completed("other")]
+    first, second = (job.id.rpartition("_")[2] for job in jobs)
+    lines = terminal.type("logs", *(job.id for job in jobs), "-n", "1").out.splitlines()
+    assert lines == [f"[{name}] three, without an end" for name in (first, second)]
+    followed = terminal.type("logs", "-f", *(job.id for job in jobs), "--grep", "three")
+    assert sorted(followed.out.splitlines()) == sorted(lines)
+    assert terminal.type("logs", "--failed", *(job.id for job in jobs)).code == 2
+    assert terminal.type("logs", *(job.id for job in jobs), "logs/x.txt").code == 2
+
+
+def test_since_and_timestamps(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit())
+    queue.store_file(job, "azureml-logs/70_driver_log.txt", b"early\nlate\nlater\n")
+    now = time.time()
+    notes = f"{now - 7200:.2f} 0 6\nno note\n{now - 60:.2f} 0 11\n{now - 5:.2f} 0 17\n"
+    queue.store_file(job, "azureml-setup/log_times.txt", notes.encode())
+    queue.finish(job)
+    assert terminal.type("logs", "--since", "10m", job.id).out == "late\nlater\n"
+    at = datetime.fromtimestamp(now - 3600).strftime("%Y-%m-%d %H:%M")
+    assert terminal.type("logs", "--since", at, job.id).out == "late\nlater\n"
+    stamped = terminal.type("logs", "-t", job.id).out.splitlines()
+    begin = datetime.fromtimestamp(now - 7200).strftime("%Y-%m-%d %H:%M:%S")
+    assert stamped[0].startswith(begin) and stamped[0].endswith(" early")
+    assert terminal.type("logs", "--since", "soon", job.id).code == 2
+    assert terminal.type("logs", "-t", "-f", "--since", "10m", job.id).out.count("late") == 2
+
+
+def test_a_log_of_an_earlier_rayjobs_has_no_times(queue: Queue, terminal: Terminal) -> None:
+    job = queue.start(queue.submit())
+    queue.store_file(job, "azureml-logs/70_driver_log.txt", b"old\n")
+    queue.finish(job)
+    stamped = terminal.type("logs", "-t", job.id)
+    assert stamped.out.split() == ["time", "unknown", "old"]
+    assert "the times of its lines are unknown" in stamped.err
+    assert terminal.type("logs", "--since", "1m", job.id).out == "old\n"
 
 
 def test_what_ranks_print_alike_is_shown_once_unless_raw(queue: Queue, terminal: Terminal) -> None:

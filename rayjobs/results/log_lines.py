@@ -1,0 +1,241 @@
+"""Logs of several ranks and jobs line by line: as they are stored, or live as they are printed."""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from rayjobs.logs import Logs, Part
+from rayjobs.mergedlogs import Timed, merged_lines, rank_set, split
+from rayjobs.results.log_times import RankTimes
+
+POLL_S = 0.05
+FRESH_S = 0.2  # how old what is known of a followed job may be
+# What several ranks print within this time is shown as one line, where it is equal.
+TOGETHER_S = 0.2
+# A line without an end (a progress bar) is shown after so long as far as it has come.
+PARTIAL_S = 2.0
+NEW_SOURCES_S = 0.5
+_MOST_BYTES = 4 << 20  # of what was printed before, so much is merged at a time
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a log, without its newline.
+
+    Attributes:
+        ranks: The processes that printed it, ascending.
+        at: When it was printed, in seconds of the wall clock (see `log_times`); None: unknown.
+    """
+
+    job: str
+    ranks: tuple[int, ...]
+    attempt: int
+    at: float | None
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Source:
+    """A job's logs that are to be shown, and what is said before each of their lines.
+
+    Attributes:
+        label: The job; empty when it is the only one.
+        ranks: Which of its processes.
+        names_ranks: Whether lines say which ranks printed them.
+    """
+
+    logs: Logs
+    label: str
+    ranks: Sequence[int]
+    names_ranks: bool
+
+    @property
+    def job(self) -> str:
+        """The job's id."""
+        return self.logs.job_id
+
+    def prefix(self, ranks: Sequence[int]) -> bytes:
+        """Return what stands before a line, such as ``[train-3 ranks 0-3] ``."""
+        words = [word for word in (self.label, rank_set(ranks) if self.names_ranks else "") if word]
+        return f"[{' '.join(words)}] ".encode() if words else b""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines are shown.
+
+    Attributes:
+        since: From this time on, in seconds of the wall clock. Lines whose time is unknown are
+            kept if their rank may have printed them afterwards.
+        matches: Whether a line's bytes are wanted.
+    """
+
+    since: float | None = None
+    matches: Callable[[bytes], bool] = lambda _data: True
+
+    def takes(self, data: bytes, at: float | None) -> bool:
+        """Return whether a line is shown."""
+        return (self.since is None or at is None or at >= self.since) and self.matches(data)
+
+
+def read_lines(source: Source, wanted: Wanted, *, fold: bool = True) -> Iterator[Line]:
+    """Yield the lines of a job's newest attempt as far as they are there.
+
+    Args:
+        fold: Show equal lines of several ranks once; otherwise rank after rank.
+
+    Raises:
+        NotFoundError: none of the ranks has a log.
+    """
+    lines: dict[int, Iterator[Timed]] = {}
+    names = set(source.logs.names())
+    for rank in source.ranks:
+        name = source.logs.driver_name(rank)
+        if name in names or len(source.ranks) == 1:
+            lines[rank] = _timed(source.logs, name, rank, wanted)
+    if not lines:
+        source.logs.read()  # says why there is none
+    attempt = source.logs.attempt
+    if fold:
+        for ranks, data, at in merged_lines(lines):
+            yield Line(source.job, ranks, attempt, at, data)
+        return
+    for rank, timed in lines.items():
+        for data, at in timed:
+            yield Line(source.job, (rank,), attempt, at, data)
+
+
+def _timed(logs: Logs, name: str, rank: int, wanted: Wanted) -> Iterator[Timed]:
+    times = logs.times(rank)
+    ended_at = logs.ended_at(rank)
+    if wanted.since is not None and ended_at is not None and ended_at < wanted.since:
+        return
+    end = 0
+    for data in split(logs.chunks(name)):
+        end += len(data)
+        at = times.at(end)
+        end += 1  # its newline
+        if wanted.takes(data, at):
+            yield data, at
+
+
+def has_unknown_times(source: Source) -> bool:
+    """Return whether a job's newest attempt has printed lines whose times are unknown."""
+    return any(source.logs.times(rank).at(1 << 62) is None for rank in source.ranks)
+
+
+@dataclass
+class _Stream:
+    """One rank's log while it is followed."""
+
+    source: Source
+    rank: int
+    parts: Iterator[Part]
+    attempt: int = 0
+    times: RankTimes = field(default_factory=RankTimes)
+    end: int = 0
+    rest: bytes = b""
+    rest_since_s: float = 0.0
+
+    def lines(self, part: Part, now_s: float) -> list[Timed]:
+        found: list[Timed] = []
+        if part.attempt != self.attempt:
+            found += self.left()
+            self.attempt, self.end = part.attempt, 0
+            self.times = self.source.logs.times(self.rank, part.attempt)
+        if part.data:
+            *whole, rest = part.data.split(b"\n")
+            for data in whole:
+                self.end += len(data) + 1
+                found.append((self.rest + data, self.times.at(self.end - 1)))
+                self.rest = b""
+            self.end += len(rest)
+            if rest:
+                self.rest += rest
+                self.rest_since_s = now_s
+        elif self.rest and now_s - self.rest_since_s >= PARTIAL_S:
+            found += self.left()
+        return found
+
+    def left(self) -> list[Timed]:
+        """Return what has no end yet; of a progress bar, as it stands."""
+        rest, self.rest = self.rest, b""
+        shown = rest.rstrip(b"\r").rpartition(b"\r")[2]
+        return [(shown, self.times.at(self.end))] if shown else []
+
+
+def follow_lines(
+    sources: Callable[[], Iterable[Source]],
+    wanted: Wanted,
+    *,
+    is_over: Callable[[], bool] = lambda: True,
+    fold: bool = True,
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[list[Line]]:
+    """Yield what ranks print, in the order in which it comes, until their jobs have ended.
+
+    An empty list comes at each poll without news, so that the caller keeps its hand on the loop.
+    What was printed before comes first.
+
+    Args:
+        sources: Returns the logs to follow that are new; asked now and then.
+        is_over: Whether no new sources will come.
+    """
+    streams: list[_Stream] = []
+    pending: dict[str, dict[int, list[Timed]]] = {}
+    of_job: dict[str, Source] = {}
+    attempts: dict[str, int] = {}
+    asked_s = float("-inf")
+    size, since_s = 0, 0.0
+    while True:
+        now_s = time.monotonic()
+        was_over = is_over()
+        if now_s - asked_s >= NEW_SOURCES_S or was_over:
+            asked_s = now_s
+            for source in sources():
+                of_job[source.job] = source
+                for rank in source.ranks:
+                    streams.append(_Stream(source, rank, source.logs.follow(rank, poll_s=0.0)))
+        is_news = False
+        for stream in [*streams]:
+            part = next(stream.parts, None)
+            if part is None:
+                streams.remove(stream)
+                lines = stream.left()
+            else:
+                is_news = is_news or bool(part.data)
+                lines = stream.lines(part, now_s)
+            lines = [one for one in lines if wanted.takes(*one)]
+            if lines:
+                since_s = since_s if size else now_s
+                size += sum(len(data) + 1 for data, _ in lines)
+                attempts[stream.source.job] = stream.attempt
+                pending.setdefault(stream.source.job, {}).setdefault(stream.rank, []).extend(lines)
+        is_end = not streams and was_over
+        several = len(streams) > 1
+        waits = is_news or (several and now_s - since_s < TOGETHER_S)
+        if size and (is_end or size >= _MOST_BYTES or not waits):
+            merged = [_merged(of_job[job], attempts[job], pending[job], fold) for job in pending]
+            yield list(heapq.merge(*merged, key=lambda line: line.at or 0.0))
+            pending, size = {}, 0
+        elif not is_news:
+            yield []
+        if is_end:
+            return
+        if not is_news:
+            pause(POLL_S)
+
+
+def _merged(
+    source: Source, attempt: int, lines: dict[int, list[Timed]], fold: bool
+) -> Iterator[Line]:
+    if fold:
+        for ranks, data, at in merged_lines({rank: iter(lines[rank]) for rank in lines}):
+            yield Line(source.job, ranks, attempt, at, data)
+        return
+    for rank in sorted(lines):
+        for data, at in lines[rank]:
+            yield Line(source.job, (rank,), attempt, at, data)

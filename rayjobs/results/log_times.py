@@ -1,0 +1,115 @@
+"""When a log's lines were printed: from the notes that attempt hosts write beside the logs.
+
+Ranks write straight to their logs, so no byte carries a time. Every half second the host of an
+attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note
+which covers its end: the line was printed then, or at most half a second before (of an attempt
+that ran for days, up to 1/50,000 of its age before). The notes of an attempt of more than two
+seconds are stored with its files. Without them the end of a short attempt stands for all its lines;
+the times of a longer one, of an earlier rayjobs, are unknown.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.driverlog import holes, marker
+from rayjobs.injob import recordfiles
+from rayjobs.paths import AttemptPaths
+
+SHORT_S = 2.0
+_MOST_BYTES = 64 << 20
+
+Notes = dict[int, list[tuple[float, int]]]
+
+
+@dataclass(frozen=True)
+class RankTimes:
+    """The times of one rank's log in one attempt, in seconds of the wall clock.
+
+    Attributes:
+        notes: (time, bytes that were there by then), sizes ascending.
+        after: For what the notes do not cover; None if that is unknown.
+    """
+
+    notes: Sequence[tuple[float, int]] = ()
+    after: Callable[[], float] | None = None
+
+    def at(self, end: int) -> float | None:
+        """Return when a line was printed whose last byte is before `end`; None: unknown."""
+        index = bisect_left(self.notes, end, key=lambda note: note[1])
+        if index < len(self.notes):
+            return self.notes[index][0]
+        return None if self.after is None else self.after()
+
+
+def parse(data: bytes) -> Notes:
+    """Return the notes by rank. What is not a note is left out: a job can write to the file."""
+    found: Notes = {}
+    for line in data.split(b"\n"):
+        try:
+            at_text, rank_text, size_text = line.split()
+            at, rank, size = float(at_text), int(rank_text), int(size_text)
+        except ValueError:
+            continue
+        notes = found.setdefault(rank, [])
+        if not notes or size > notes[-1][1]:
+            notes.append((at, size))
+    return found
+
+
+def of_attempt(paths: AttemptPaths) -> Notes:
+    """Return the notes in an attempt's folder, of logs as readers get them."""
+    try:
+        found = parse(recordfiles.read_file(str(paths.root), _name(paths), _MOST_BYTES))
+    except OSError:
+        return {}
+    return {rank: _as_read(notes, paths.driver_log(rank)) for rank, notes in found.items()}
+
+
+def is_worth_storing(paths: AttemptPaths) -> bool:
+    """Return whether an attempt has notes that tell more than when it ended."""
+    try:
+        with recordfiles.open_file(str(paths.root), _name(paths)) as file:
+            first = file.readline(100)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 200))
+            last = file.read(200).rstrip(b"\n").rpartition(b"\n")[2]
+        return float(last.split()[0]) - float(first.split()[0]) > SHORT_S
+    except (OSError, ValueError, IndexError):
+        return False
+
+
+@contextmanager
+def to_store(paths: AttemptPaths) -> Iterator[Path]:
+    """Give a file of an attempt's notes that fit its logs as they are stored."""
+    temporary = paths.log_times.with_name(f".{paths.log_times.name}.{os.getpid()}.whole")
+    try:
+        with recordfiles.create_file(str(temporary)) as file:
+            for rank, notes in sorted(of_attempt(paths).items()):
+                file.writelines(b"%.2f %d %d\n" % (at, rank, size) for at, size in notes)
+        yield temporary
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _name(paths: AttemptPaths) -> str:
+    return paths.log_times.relative_to(paths.root).as_posix()
+
+
+def _as_read(notes: list[tuple[float, int]], log: Path) -> list[tuple[float, int]]:
+    """Return notes for a log in which one line stands where the middle was left out."""
+    gaps = holes(log)
+    return [(at, _size_as_read(size, gaps)) for at, size in notes] if gaps else notes
+
+
+def _size_as_read(size: int, gaps: Sequence[tuple[int, int]]) -> int:
+    read = size
+    for start, end in gaps:
+        if size > start:
+            read -= min(size, end) - start
+            read += len(marker(end - start))
+    return read
