@@ -1,9 +1,10 @@
-"""The numbers behind a sweep's plots, prepared once for both the PNG and the HTML page."""
+"""The numbers behind a sweep's plots: points, curves, axes with round ticks."""
 
 from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 
 _LOG_RATIO = 50.0  # positive values that span more are drawn on a logarithmic axis
 _MAX_TICKS = 12
-_MAX_TEXT = 20
+_LINE = 18  # characters of a choice on one line
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class History:
 
     Attributes:
         points: (trial number, best value, state) of every trial with a finite value.
+        without: Numbers of ended trials that have none.
         leader: (trial number, best so far among completed trials whose last report was finite);
             it only ever improves.
     """
 
     points: tuple[tuple[int, float, TrialState], ...]
     leader: tuple[tuple[int, float], ...]
+    without: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,12 +39,19 @@ class Axis:
 
     Attributes:
         values: Position of every drawn trial on the axis.
-        ticks: (position, text).
+        ticks: (position, text), ascending; round numbers that take in all values.
     """
 
     label: str
     values: tuple[float, ...]
     ticks: tuple[tuple[float, str], ...]
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The lowest and the highest position."""
+        known = [value for value in self.values if math.isfinite(value)]
+        places = [*known, *(position for position, _ in self.ticks)]
+        return min(places), max(places)
 
 
 @dataclass(frozen=True)
@@ -49,13 +59,13 @@ class Parallel:
     """Parallel coordinates: an axis for each parameter, the metric last.
 
     Attributes:
-        numbers: The drawn trials: those with a finite value.
-        colours: Their values of the metric.
+        numbers: The drawn trials: those that have ended, or have reported.
+        colours: Their values of the metric; None for one that has none, such as a failed one.
     """
 
     axes: tuple[Axis, ...]
     numbers: tuple[int, ...]
-    colours: tuple[float, ...]
+    colours: tuple[float | None, ...]
 
 
 @dataclass(frozen=True)
@@ -81,15 +91,18 @@ def history(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> History:
     """Return the points and the line of the history plot."""
     points: list[tuple[int, float, TrialState]] = []
     leader: list[tuple[int, float]] = []
+    without: list[int] = []
     for trial in sorted(trials, key=lambda trial: trial.number):
         value = trial.best(goal)
         if value is None:
+            if trial.is_final:
+                without.append(trial.number)
             continue
         points.append((trial.number, value, trial.state))
         if trial.told(goal) is not None:
             ahead = not leader or goal.is_better(value, leader[-1][1])
             leader.append((trial.number, value if ahead else leader[-1][1]))
-    return History(tuple(points), tuple(leader))
+    return History(tuple(points), tuple(leader), tuple(without))
 
 
 def curves(trials: Sequence[TrialRecord]) -> tuple[Curve, ...]:
@@ -147,20 +160,23 @@ def apart(
 
 
 def parallel(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) -> Parallel:
-    """Return the axes of the parallel coordinates plot."""
-    drawn: list[tuple[TrialRecord, float]] = []
-    for trial in sorted(trials, key=lambda trial: trial.number):
-        value = trial.best(goal)
-        if value is not None:
-            drawn.append((trial, value))
+    """Return the axes of the parallel coordinates plot; failed trials are on it too."""
+    drawn = [
+        (trial, trial.best(goal))
+        for trial in sorted(trials, key=lambda trial: trial.number)
+        if trial.state is not TrialState.PLANNED and (trial.is_final or trial.values)
+    ]
     keys: dict[str, None] = {}
     for trial, _ in drawn:
         keys.update(dict.fromkeys(trial.parameters))
     axes = [_axis(stripped(key), [trial.parameters.get(key) for trial, _ in drawn]) for key in keys]
-    values = [value for _, value in drawn]
-    if values:
-        axes.append(_linear(metric, values))
-    return Parallel(tuple(axes), tuple(trial.number for trial, _ in drawn), tuple(values))
+    known = [value for _, value in drawn if value is not None]
+    if known:
+        values = [math.nan if value is None else value for _, value in drawn]
+        axes.append(_linear(metric, values, are_choices=False))
+    return Parallel(
+        tuple(axes), tuple(trial.number for trial, _ in drawn), tuple(value for _, value in drawn)
+    )
 
 
 def _axis(label: str, values: Sequence[object]) -> Axis:
@@ -182,35 +198,64 @@ def _categories(label: str, values: Sequence[object]) -> Axis:
     return Axis(
         label,
         tuple(known[text] for text in texts),
-        tuple((position, _shortened(text)) for text, position in known.items()),
+        tuple((position, folded(text)) for text, position in known.items()),
     )
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 1]}…"
+def folded(text: str) -> str:
+    """Return a long text on up to three lines; of a longer one, its start and its end."""
+    if len(text) > 3 * _LINE:
+        half = (3 * _LINE - 1) // 2
+        text = f"{text[:half]}…{text[-half:]}"
+    return "\n".join(textwrap.wrap(text, _LINE, break_on_hyphens=False)) or text
 
 
-def _linear(label: str, numbers: Sequence[float]) -> Axis:
-    distinct = sorted(set(numbers))
-    if len(distinct) <= 5:
-        ticks = [(number, f"{number:.4g}") for number in distinct]
-    else:
-        low, high = distinct[0], distinct[-1]
-        ticks = [
-            (low + (high - low) * part / 4, f"{low + (high - low) * part / 4:.4g}")
-            for part in range(5)
-        ]
-    return Axis(label, tuple(numbers), tuple(ticks))
+def nice_ticks(low: float, high: float, *, most: int = 6) -> list[float]:
+    """Return round numbers, `most` at most, the first at most `low`, the last at least `high`."""
+    if not high > low:
+        return [low]
+    power = math.floor(math.log10((high - low) / most))
+    for factor in (1.0, 2.0, 2.5, 5.0, 10.0, 20.0):
+        step = factor * 10.0**power
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        if last - first + 1 <= most:
+            break
+    return [float(f"{number * step:.12g}") for number in range(first, last + 1)]
+
+
+def _linear(label: str, numbers: Sequence[float], *, are_choices: bool = True) -> Axis:
+    distinct = sorted({number for number in numbers if math.isfinite(number)})
+    are_choices &= len(distinct) <= 5 and all(float(f"{one:.2g}") == one for one in distinct)
+    ticks = distinct if are_choices else nice_ticks(distinct[0], distinct[-1])
+    return Axis(label, tuple(numbers), tuple((tick, f"{tick:g}") for tick in ticks))
 
 
 def _logarithmic(label: str, numbers: Sequence[float]) -> Axis:
     positions = [math.log10(number) for number in numbers]
-    low, high = min(positions), max(positions)
-    powers = range(math.ceil(low), math.floor(high) + 1)
-    step = max(1, len(powers) // _MAX_TICKS + 1)
-    ticks = [(float(power), f"{10.0**power:g}") for power in powers[::step]]
-    for end in (low, high):
-        # An end's text would cover a power's that is close to it.
-        if all(abs(end - position) > 0.08 * (high - low) for position, _ in ticks):
-            ticks.append((end, f"{10**end:.2g}"))
-    return Axis(label, tuple(positions), tuple(sorted(ticks)))
+    low, high = math.floor(min(positions)), math.ceil(max(positions))
+    step = max(1, (high - low) // _MAX_TICKS + 1)
+    ticks = [10.0**power for power in range(low, high + 1, step)]
+    if high - low <= 3:  # room for the numbers between the powers, those that are needed
+        ticks = sorted({*ticks, *(f * 10.0**p for p in range(low, high) for f in (2.0, 5.0))})
+        least, most = min(numbers), max(numbers)
+        below = [tick for tick in ticks if tick <= least * (1 + 1e-9)]
+        above = [tick for tick in ticks if tick >= most * (1 - 1e-9)]
+        ticks = [tick for tick in ticks if below[-1] <= tick <= above[0]]
+    return Axis(label, tuple(positions), tuple((math.log10(tick), f"{tick:g}") for tick in ticks))
+
+
+def counts_text(trials: Sequence[TrialRecord]) -> str:
+    """Return how trials stand: ``10 trials: 5 completed, 1 stopped early, 4 failed``."""
+    words = {
+        TrialState.COMPLETED: "completed",
+        TrialState.CANCELED: "stopped early",
+        TrialState.FAILED: "failed",
+        TrialState.RUNNING: "running",
+        TrialState.PLANNED: "planned",
+    }
+    parts = [
+        f"{number} {word}"
+        for state, word in words.items()
+        if (number := sum(1 for trial in trials if trial.state is state))
+    ]
+    return f"{len(trials)} trial{'s' if len(trials) != 1 else ''}: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""A sweep drawn as PNG (matplotlib): history, parallel coordinates, learning curves."""
+"""A sweep drawn by matplotlib: history, parallel coordinates, learning curves."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from rayjobs.tuning import plot_data
 from rayjobs.tuning.errors import SweepUsageError, TuningDependencyError
 from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.results import best_trial
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
 Kind = Literal["history", "parallel", "curves"]
@@ -18,6 +19,10 @@ KINDS: tuple[Kind, ...] = ("history", "parallel", "curves")
 _NUMBER_WIDTH = 0.03
 _NUMBER_HEIGHT = 0.026
 _NUMBER_REACH = 0.22
+_MOST_NUMBERED = 20  # curves that get a number each
+_BASE = -0.1  # where lines of trials without a value end, below the axes (0 … 1)
+
+FORMATS = (".png", ".svg", ".pdf")
 
 COLOURS = {
     TrialState.COMPLETED: "#1f6fb2",
@@ -28,14 +33,14 @@ COLOURS = {
 }
 LABELS = {
     TrialState.COMPLETED: "completed",
-    TrialState.CANCELED: "stopped",
+    TrialState.CANCELED: "stopped early",
     TrialState.FAILED: "failed",
     TrialState.RUNNING: "running",
     TrialState.PLANNED: "planned",
 }
 
 
-def write_png(
+def write_plot(
     path: str | Path,
     kind: Kind,
     trials: Sequence[TrialRecord],
@@ -44,31 +49,61 @@ def write_png(
     metric: str,
     goal: PrimaryMetricGoal,
 ) -> Path:
-    """Draw one plot of a sweep into a PNG file and return its path; makes the folder for it.
+    """Draw one plot of a sweep into a file and return its path; makes the folder for it.
+
+    Args:
+        path: The name's end says the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
-        SweepUsageError: no such kind, or no trial has reported a finite value yet.
+        SweepUsageError: no such kind or format, or no trial has reported a finite value yet.
         TuningDependencyError: matplotlib is not installed.
     """
+    target = Path(path)
+    if target.suffix not in FORMATS:
+        raise SweepUsageError(
+            f"{target.name}: a plot is written as one of {', '.join(FORMATS)}; give its name such "
+            "an end."
+        )
+    figure = make_figure(kind, trials, name=name, metric=metric, goal=goal)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(target, format=target.suffix[1:])
+    return target
+
+
+def make_figure(
+    kind: Kind,
+    trials: Sequence[TrialRecord],
+    *,
+    name: str,
+    metric: str,
+    goal: PrimaryMetricGoal,
+) -> Any:
+    """Return one plot as a matplotlib figure. Raises as `write_plot`."""
     check_drawable(kind, trials, metric=metric, goal=goal)
     try:
         from matplotlib.figure import Figure
     except ImportError as exc:
-        raise TuningDependencyError("Drawing a PNG", "matplotlib", "plots") from exc
+        raise TuningDependencyError("Drawing a plot", "matplotlib", "plots") from exc
     # A Figure of its own, without pyplot: no window system, no global state, safe in threads.
     figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    found = best_trial(trials, goal)
+    best = None if found is None else found.number
     if kind == "history":
-        _history(figure, plot_data.history(trials, goal), metric)
+        what = f"best {metric} of each trial"
+        _history(figure, plot_data.history(trials, goal), metric, best)
     elif kind == "curves":
-        _curves(figure, plot_data.curves(trials), metric)
+        what = f"{metric} as each trial reported it"
+        _curves(figure, plot_data.curves(trials), metric, best)
     else:
-        _parallel(figure, plot_data.parallel(trials, goal, metric), goal, metric)
+        what = f"parameters and best {metric} of each trial"
+        _parallel(figure, plot_data.parallel(trials, goal, metric), goal, metric, best)
     # "$" would start a formula.
-    figure.suptitle(_plain(name), fontsize=12)
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target, format="png")
-    return target
+    told = "" if found is None else f" · best: trial {best}, {metric} = {found.best(goal):.6g}"
+    figure.suptitle(f"{_plain(name)}: {_plain(what)}", fontsize=12)
+    figure.axes[0].set_title(
+        _plain(f"{plot_data.counts_text(trials)}{told}"), fontsize=9, color="#555555", loc="left"
+    )
+    return figure
 
 
 def check_drawable(
@@ -88,42 +123,86 @@ def check_drawable(
         )
 
 
-def _history(figure: Any, data: plot_data.History, metric: str) -> None:
+def _history(figure: Any, data: plot_data.History, metric: str, best: int | None) -> None:
     axes = figure.add_subplot()
     for state, colour in COLOURS.items():
         chosen = [(number, value) for number, value, at in data.points if at is state]
         if chosen:
-            axes.scatter(*zip(*chosen, strict=True), s=28, color=colour, label=LABELS[state])
+            mark = "x" if state is TrialState.FAILED else "o"
+            label = LABELS[state]
+            axes.scatter(*zip(*chosen, strict=True), s=28, color=colour, label=label, marker=mark)
+    if data.without:
+        axes.scatter(
+            data.without,
+            [0.02] * len(data.without),
+            s=34,
+            marker="x",
+            color=COLOURS[TrialState.FAILED],
+            transform=axes.get_xaxis_transform(),
+            label="ended without a value",
+            clip_on=False,
+        )
     if data.leader:
         xs, ys = zip(*data.leader, strict=True)
         axes.step(xs, ys, where="post", color="#222222", linewidth=1.4, label="best so far")
-    axes.set_xlabel("trial")
+    for number, value, _ in data.points:
+        if number == best:
+            _mark_best(axes, number, value, best)
+    axes.set_xlabel("trial (in the order of their start)")
     axes.set_ylabel(f"best {_plain(metric)}")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.margins(y=0.12)
     axes.grid(alpha=0.25)
     axes.legend(loc="best", fontsize=9)
 
 
-def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str) -> None:
+def _mark_best(axes: Any, x: float, y: float, best: int) -> None:
+    axes.scatter([x], [y], s=130, facecolors="none", edgecolors="#222222", linewidths=1.6, zorder=5)
+    axes.annotate(
+        f"best: trial {best}",
+        (x, y),
+        xytext=(-10, 8),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+        fontweight="bold",
+        zorder=6,
+    )
+
+
+def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int | None) -> None:
     axes = figure.add_subplot()
     labelled: set[TrialState] = set()
     for curve in data:
         label = LABELS[curve.state] if curve.state not in labelled else None
         labelled.add(curve.state)
         intervals = range(1, len(curve.values) + 1)
+        is_best = curve.number == best
         axes.plot(
             intervals,
             curve.values,
             color=COLOURS[curve.state],
-            alpha=0.75,
-            linewidth=1.3,
+            alpha=1.0 if is_best else 0.6,
+            linewidth=2.8 if is_best else 1.2,
+            zorder=4 if is_best else 2,
             marker="o",
             markersize=3,
             label=label,
+            gid=f"curves-t{curve.number}",
         )
-    _number_curves(axes, data)
-    axes.set_xlabel("interval (report of the metric)")
+        if curve.end is not None and curve.state is TrialState.FAILED:
+            axes.scatter(*curve.end, s=44, marker="x", color=COLOURS[curve.state], zorder=5)
+    chosen = list(data)
+    if len(data) > _MOST_NUMBERED:  # more numbers than anybody reads: the best one's alone
+        chosen = [curve for curve in data if curve.number == best]
+    for curve in data:
+        if curve.number == best and curve.end is not None:
+            _mark_best(axes, *curve.end, best)
+            chosen.remove(curve)
+    _number_curves(axes, chosen)
+    axes.set_xlabel(f"report of {_plain(metric)} (1 is a trial's first)")
     axes.set_ylabel(_plain(metric))
+    axes.margins(x=0.08)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
     axes.legend(loc="best", fontsize=9)
@@ -157,53 +236,85 @@ def _number_curves(axes: Any, data: Sequence[plot_data.Curve]) -> None:
         )
 
 
-def _parallel(figure: Any, data: plot_data.Parallel, goal: PrimaryMetricGoal, metric: str) -> None:
+def _parallel(
+    figure: Any,
+    data: plot_data.Parallel,
+    goal: PrimaryMetricGoal,
+    metric: str,
+    best: int | None,
+) -> None:
     import numpy
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
     axes = figure.add_subplot()
-    low, high = min(data.colours), max(data.colours)
+    known = [value for value in data.colours if value is not None]
+    low, high = min(known), max(known)
     shades = ScalarMappable(
         Normalize(low, high if high > low else low + 1),
         "viridis" if goal is PrimaryMetricGoal.MAXIMIZE else "viridis_r",
     )
-    colours = shades.to_rgba(numpy.asarray(data.colours))
-    # The best are drawn last, above the others.
-    order = sorted(
-        range(len(data.numbers)), key=lambda position: goal.sign * data.colours[position]
-    )
     heights = [_unit(axis) for axis in data.axes]
-    for position in order:
+    for position, (number, value) in enumerate(zip(data.numbers, data.colours, strict=True)):
+        places = [
+            scale(axis.values[position]) for scale, axis in zip(heights, data.axes, strict=True)
+        ]
+        columns = range(len(data.axes))
+        if value is None:  # its line ends below the metric's axis
+            places[-1] = _BASE
+            failed = COLOURS[TrialState.FAILED]
+            axes.plot(columns, places, color=failed, alpha=0.55, linewidth=1, linestyle="--",
+                      zorder=2, gid=f"parallel-t{number}")  # fmt: skip
+            axes.scatter([columns[-1]], [_BASE], marker="x", s=44, color=failed, zorder=6)
+            continue
+        is_best = number == best
+        rank = goal.sign * (value - low) / ((high - low) or 1)
+        if is_best:
+            axes.plot(columns, places, color="#222222", linewidth=5, zorder=4)
         axes.plot(
-            range(len(data.axes)),
-            [scale(axis.values[position]) for scale, axis in zip(heights, data.axes, strict=True)],
-            color=colours[position],
-            alpha=0.8,
-            linewidth=1.4,
+            columns,
+            places,
+            color=shades.to_rgba(numpy.asarray([value]))[0],
+            alpha=1.0 if is_best else 0.75,
+            linewidth=3 if is_best else 1.3,
+            zorder=5 if is_best else 3 + 0.1 * rank,
+            gid=f"parallel-t{number}",
         )
+        if is_best:
+            axes.annotate(f"best: trial {best}", (columns[-1], places[-1]), xytext=(-8, 7),
+                          textcoords="offset points", fontsize=8, fontweight="bold", ha="right",
+                          zorder=8)  # fmt: skip
+    if any(value is None for value in data.colours):
+        axes.annotate("ended without a value", (len(data.axes) - 1, _BASE), xytext=(-8, -3),
+                      textcoords="offset points", fontsize=7, ha="right", va="top",
+                      color=COLOURS[TrialState.FAILED])  # fmt: skip
     for column, (scale, axis) in enumerate(zip(heights, data.axes, strict=True)):
-        axes.axvline(column, color="#555555", linewidth=0.8)
+        axes.plot([column, column], [0, 1], color="#555555", linewidth=0.9, zorder=6)
         for value, text in axis.ticks:
+            axes.plot([column - 0.012, column + 0.012], [scale(value)] * 2, color="#555555",
+                      linewidth=0.9, zorder=6)  # fmt: skip
             axes.annotate(
                 _plain(text),
                 (column, scale(value)),
-                xytext=(3, 0),
+                xytext=(5, 0),
                 textcoords="offset points",
-                fontsize=7,
+                fontsize=7.5,
                 va="center",
-                bbox={"facecolor": "white", "alpha": 0.65, "linewidth": 0, "pad": 0.4},
+                zorder=7,
+                bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.6},
             )
     axes.set_xticks(range(len(data.axes)), [_plain(axis.label) for axis in data.axes])
     axes.set_yticks([])
-    axes.set_xlim(-0.1, len(data.axes) - 1 + 0.35)
+    axes.set_ylim(_BASE - 0.06, 1.06)
+    axes.set_xlim(-0.1, len(data.axes) - 1 + 0.3)
     for side in ("left", "right", "top", "bottom"):
         axes.spines[side].set_visible(False)
-    figure.colorbar(shades, ax=axes, label=_plain(metric), fraction=0.04, pad=0.02)
+    axes.tick_params(axis="x", length=0)
+    figure.colorbar(shades, ax=axes, label=_plain(f"best {metric}"), fraction=0.04, pad=0.02)
 
 
 def _unit(axis: plot_data.Axis) -> Any:
-    low, high = min(axis.values), max(axis.values)
+    low, high = axis.ends
     if high <= low:
         return lambda value: 0.5
     return lambda value: (value - low) / (high - low)

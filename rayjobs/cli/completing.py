@@ -58,7 +58,6 @@ ARGUMENTS: Mapping[str, str] = {
     "metrics names": "metrics",
     "files names": "files",
     "download names": "files",
-    "logs name": "logs",
     "model alias alias": "aliases",
     "model ls name": "models",
     "model register name": "models",

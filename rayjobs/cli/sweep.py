@@ -328,16 +328,26 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
             settings.note(f"fetch its files: rayjobs download {trial.job_id.rpartition('_')[2]}")
 
 
-@sweep.command(epilog="\b\nExample:\n  rayjobs sweep plot 1f3c -o plots\n")
+@sweep.command(
+    epilog="\b\nExamples:\n  rayjobs sweep plot 1f3c -o plots\n  rayjobs sweep plot 1f3c --format svg\n"
+)
 @SWEEP
 @click.option("-o", "--output", metavar="DIR", default=".", help="Where to; else here.")
+@click.option(
+    "--format",
+    "suffix",
+    type=click.Choice(["png", "svg", "pdf"]),
+    default="png",
+    show_default=True,
+    help="Format of the plots.",
+)
 @json_option
 @common_options
 @click.pass_obj
-def plot(settings: Settings, sweep_id: str, output: str) -> None:
-    """Draw history, parallel coordinates and learning curves: PNGs and one HTML page."""
+def plot(settings: Settings, sweep_id: str, output: str, suffix: str) -> None:
+    """Draw history, parallel coordinates and learning curves, and one HTML page with all."""
     from rayjobs.tuning.pages import write_html
-    from rayjobs.tuning.plots import KINDS, write_png
+    from rayjobs.tuning.plots import KINDS, write_plot
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
@@ -347,7 +357,7 @@ def plot(settings: Settings, sweep_id: str, output: str) -> None:
     folder = Path(output)
     stem = f"{spec.name}-{short}"
     written = [
-        write_png(folder / f"{stem}-{kind}.png", kind, state.trials, **what)  # type: ignore[arg-type]
+        write_plot(folder / f"{stem}-{kind}.{suffix}", kind, state.trials, **what)  # type: ignore[arg-type]
         for kind in KINDS
     ]
     written.append(write_html(folder / f"{stem}.html", state.trials, **what))  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.pages import write_html
 from rayjobs.tuning.plot_data import Curve, apart, curves
-from rayjobs.tuning.plots import KINDS, write_png
+from rayjobs.tuning.plots import KINDS, write_plot
 from rayjobs.tuning.results import best_trial, eta_s, rows, sorted_children, summary
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.tuning.simulation import sweep
@@ -162,7 +162,25 @@ def test_parallel_axes_suit_their_values() -> None:
     assert (rate.label, optimiser.label, metric.label) == ("lr", "opt", "accuracy")
     assert rate.values[0] == pytest.approx(-1)  # log10(0.1): it spans more than 50 ×
     assert [text for _, text in optimiser.ticks] == ["adam", "sgd"]
-    assert metric.values == data.colours == (0.7, 0.7, 0.9, 0.8, 0.95, 0.1)
+    assert data.colours == (0.7, 0.7, 0.9, 0.8, None, 0.95, None, 0.1)
+    assert data.numbers == (0, 1, 2, 3, 4, 5, 6, 7)  # those without a value are on the plot too
+    assert metric.ticks == tuple((n / 5, f"{n / 5:g}") for n in range(6))
+
+
+@given(st.floats(-1e3, 1e3), st.floats(1e-2, 1e6))
+def test_ticks_are_round_and_take_in_all_values(low: float, span: float) -> None:
+    ticks = plot_data.nice_ticks(low, low + span)
+    assert 2 <= len(ticks) <= 6
+    assert ticks[0] <= low + 1e-9 * span and ticks[-1] >= low + span * (1 - 1e-6)
+    step = (ticks[-1] - ticks[0]) / (len(ticks) - 1)
+    assert f"{step:.2e}"[:4] in ("1.00", "2.00", "2.50", "5.00")
+
+
+def test_long_choices_are_folded_and_failures_counted() -> None:
+    assert plot_data.folded("sgd with a long momentum") == "sgd with a long\nmomentum"
+    assert "…" in plot_data.folded("x" * 90) and len(plot_data.folded("x" * 90)) < 60
+    assert plot_data.counts_text(TRIALS[:1]) == "1 trial: 1 completed"
+    assert "failed" in plot_data.counts_text(TRIALS)
 
 
 @given(
@@ -193,9 +211,15 @@ def test_a_curve_ends_at_its_last_finite_report() -> None:
 
 
 def test_pngs_are_drawn_even_from_a_single_trial(tmp_path: Path) -> None:
+    with pytest.raises(SweepUsageError, match=r"\.png, \.svg, \.pdf"):
+        write_plot(tmp_path / "p.gif", "curves", TRIALS, name="s", metric="a", goal=MAX)
+    drawn = write_plot(tmp_path / "p.svg", "parallel", TRIALS, name="s", metric="a", goal=MAX)
+    assert "<svg" in drawn.read_text()
+    drawn = write_plot(tmp_path / "p.pdf", "history", TRIALS, name="s", metric="a", goal=MAX)
+    assert drawn.read_bytes().startswith(b"%PDF")
     for trials in (TRIALS, TRIALS[:1]):
         for kind in KINDS:
-            path = write_png(
+            path = write_plot(
                 tmp_path / "p.png", kind, trials, name="$x_1$ <b>", metric="a$", goal=MAX
             )
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
@@ -213,14 +237,15 @@ def test_the_page_carries_everything_and_escapes_every_name(tmp_path: Path) -> N
     assert text.count("<script") == text.count("</script>")
     assert 'src="http' not in text and "<link" not in text.split("<body>")[0]
     assert "&lt;/script&gt;&lt;script&gt;alert(1)" in text
+    assert len(text) < 1_000_000
 
 
 @pytest.mark.parametrize("trials", [[], [TRIALS[6]], [TRIALS[4]]])
 def test_nothing_to_draw_is_said(trials: list[TrialRecord], tmp_path: Path) -> None:
     with pytest.raises(SweepUsageError, match="nothing to draw"):
-        write_png(tmp_path / "p.png", "curves", trials, name="s", metric="accuracy", goal=MAX)
+        write_plot(tmp_path / "p.png", "curves", trials, name="s", metric="accuracy", goal=MAX)
     with pytest.raises(SweepUsageError, match="no plot 'pie'"):
-        write_png(
+        write_plot(
             tmp_path / "p.png",
             "pie",  # type: ignore[arg-type]  # the mistake that is tested
             TRIALS,
