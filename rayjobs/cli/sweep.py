@@ -329,7 +329,8 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
 
 
 @sweep.command(
-    epilog="\b\nExamples:\n  rayjobs sweep plot 1f3c -o plots\n  rayjobs sweep plot 1f3c --format svg\n"
+    epilog="\b\nExamples:\n  rayjobs sweep plot 1f3c -o plots\n"
+    "  rayjobs sweep plot 1f3c --format svg\n"
 )
 @SWEEP
 @click.option("-o", "--output", metavar="DIR", default=".", help="Where to; else here.")
