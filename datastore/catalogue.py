@@ -289,9 +289,9 @@ def dataset_not_found(
     """Return the error for a dataset, or a version of it, that is not registered."""
     if versions:
         listed = ", ".join(str(number) for number in versions)
-        return DatasetNotFound(f"dataset {name!r} has no version {version}; there is {listed}.")
+        return DatasetNotFound(f"dataset {name!r} has no version {version}; it has: {listed}.")
     return DatasetNotFound(
-        f"no dataset is called {name!r} in this workspace; there is {', '.join(known) or 'none'}."
+        f"no dataset is called {name!r} in this workspace; it has: {', '.join(known) or 'none'}."
     )
 
 

@@ -39,7 +39,7 @@ class DatasetConsumptionConfig:
             object.__setattr__(self, "dataset", Dataset.get_by_name(*self.dataset))
         if not hasattr(self.dataset, "manifest"):
             raise InvalidReference(
-                f"{self.dataset!r} is no dataset; give one, or (workspace, name)."
+                f"{self.dataset!r} is not a dataset; give one, or (workspace, name)."
             )
         if self.mode != "direct" and self.dataset.kind != "file":
             raise InvalidReference(

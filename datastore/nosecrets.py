@@ -84,7 +84,7 @@ def _check_endpoint(endpoint: str) -> None:
     scheme, mark, rest = endpoint.partition("://")
     if not mark or scheme not in ("http", "https"):
         raise InvalidReference(
-            "the datastore's endpoint is no URL; write it with http:// or https://."
+            "the datastore's endpoint is not a URL; write it with http:// or https://."
         )
     if any(part in rest for part in "@?#"):
         raise InvalidReference(

@@ -117,21 +117,22 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
         problems.append(
             Problem(
                 "distribution.nodes",
-                f"the job asks for {nodes} nodes; the target has {capacity.max_nodes} at most.",
+                f"the job asks for {counted(nodes, 'node')}; the target has "
+                f"{capacity.max_nodes} at most.",
                 "Lower distribution.nodes, or raise the target's maximum.",
             )
         )
     for path, name, wanted, largest in (
-        ("resources.cpus", "CPUs", need.cpus, _largest(capacity, "cpus")),
-        ("resources.gpus", "GPUs", need.gpus, _largest(capacity, "gpus")),
-        ("resources.memory_gib", "GiB of memory", need.memory / GIB, _memory_gib(capacity)),
+        ("resources.cpus", "CPU", need.cpus, _largest(capacity, "cpus")),
+        ("resources.gpus", "GPU", need.gpus, _largest(capacity, "gpus")),
+        ("resources.memory_gib", "", need.memory / GIB, _memory_gib(capacity)),
     ):
         if wanted > largest:
             problems.append(
                 Problem(
                     path,
-                    f"the job asks for {wanted:g} {name} per node{_factors(spec, path)}; the "
-                    f"largest node has {largest:.4g}.",
+                    f"the job asks for {_amount(wanted, name)} per node{_factors(spec, path)}; the "
+                    f"largest node has {_amount(largest, name)}.",
                     f"Lower {path}, use fewer processes per node, or add a larger node type.",
                 )
             )
@@ -193,10 +194,10 @@ def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:
     need, nodes = _need(spec), spec.distribution.nodes
     problems = []
     for path, name, wanted, has in (
-        ("resources.gpus", "GPUs", _even(need.gpus * nodes), _total(capacity, "gpus")),
+        ("resources.gpus", "GPU", _even(need.gpus * nodes), _total(capacity, "gpus")),
         (
             "resources.memory_gib",
-            "GiB of memory",
+            "",
             need.memory * nodes / GIB,
             _total(capacity, "memory_bytes") / GIB,
         ),
@@ -207,7 +208,8 @@ def _fits_machine(spec: JobSpec, capacity: Capacity) -> list[Problem]:
             problems.append(
                 Problem(
                     path,
-                    f"the job asks for {wanted:g} {name}{each}; this machine has {has:.4g}.",
+                    f"the job asks for {_amount(wanted, name)}{each}; this machine has "
+                    f"{_amount(has, name)}.",
                     f"Lower {path}, or choose a larger target.",
                 )
             )
@@ -275,6 +277,13 @@ def _factors(spec: JobSpec, path: str) -> str:
         return ""
     each = getattr(spec.resources, path.rpartition(".")[2])
     return f" ({processes} processes × {each:g})"
+
+
+def _amount(number: float, unit: str) -> str:
+    """Return CPUs or GPUs, or without a unit GiB of memory, as people write them."""
+    if unit:
+        return counted(round(number, 4), unit)
+    return f"{memory_text(number * GIB)} of memory"
 
 
 def _described(need: _Need) -> str:

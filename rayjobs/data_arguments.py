@@ -109,7 +109,7 @@ class DataArguments:
                 return self._output(item)
         except DatastoreError as error:
             raise UsageError(f"{item!r:.120}: {error}") from error
-        raise UsageError(f"a {type(item).__name__} ({item!r:.80}) is no data of a job")
+        raise UsageError(f"a {type(item).__name__} ({item!r:.80}) is not data of a job")
 
     def text(self, item: Any) -> str:
         """Take a data object in; return the text that its path replaces in the job."""

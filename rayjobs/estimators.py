@@ -137,7 +137,7 @@ class Estimator:
         if entry_script is None:
             problems.append(Problem("entry_script", "is missing.", "Name the script to run."))
         problems += [
-            Problem("inputs", f"{item!r:.80} is no data.", "Give references and named datasets.")
+            Problem("inputs", f"{item!r:.80} is not data.", "Give references and named datasets.")
             for item in inputs or ()
             if not is_data(item)
         ]
@@ -283,7 +283,7 @@ def _agreed(name: str, given: int, named: int) -> int:
 
 def _counts(nodes: Any, processes: Any) -> list[Problem]:
     return [
-        Problem(name, f"{value!r} is no whole number from 1 on.")
+        Problem(name, f"{value!r} is not a whole number from 1 on.")
         for name, value in (("node_count", nodes), ("process_count_per_node", processes))
         if not _is_count(value)
     ]
@@ -309,7 +309,9 @@ def _spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
         return None, []
     if str(vm_priority).casefold() not in PRIORITIES:
         known = " or ".join(repr(one) for one in PRIORITIES)
-        return None, [Problem("vm_priority", f"{vm_priority!r} is no priority.", f"Give {known}.")]
+        return None, [
+            Problem("vm_priority", f"{vm_priority!r} is not a priority.", f"Give {known}.")
+        ]
     return PRIORITIES[str(vm_priority).casefold()], []
 
 

@@ -128,7 +128,7 @@ def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
     shown = ", ".join(meant[:MOST_NAMES]) + (" …" if len(meant) > MOST_NAMES else "")
     raise DataNotFound(
         f"there is nothing at {path or '/'!r} in datastore {store!r} ({backend.where}); "
-        + (f"in {parent or '/'!r} there is {shown}." if names else "it is empty.")
+        + (f"{parent or '/'!r} has: {shown}." if names else "it is empty.")
         + f" `rayjobs data ls {store}` shows it, `rayjobs data put` brings data there."
     )
 

@@ -14,7 +14,7 @@ from rayjobs.injob.metricsfile import METRIC_KINDS, combine, stored_value
 from rayjobs.records import MetricPoint
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-GAP = "·"  # a value that is no finite number
+GAP = "·"  # a value that is not a finite number
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def check_alias(alias: str) -> str:
 def version_of(text: Any) -> int:
     """Return a version given as number or text. Raises UsageError."""
     if isinstance(text, bool) or not str(text).isdecimal() or int(text) < 1:
-        raise UsageError(f"{text!r} is no version of a model; give a number from 1 on")
+        raise UsageError(f"{text!r} is not a version of a model; give a number from 1 on")
     return int(text)
 
 

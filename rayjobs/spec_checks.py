@@ -154,7 +154,7 @@ def warnings(spec: JobSpec) -> list[str]:
     found.extend(spec_processes.warnings(spec))
     ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
     if ray:
-        found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is no Ray process")
+        found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is not a Ray process")
     return found
 
 
@@ -298,11 +298,15 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
         if one.source.startswith("dataset:"):
             if _DATASET.fullmatch(one.source) is None:
                 yield Problem(
-                    path, f"{one.source!r} is no dataset.", "Write dataset:NAME or dataset:NAME:3."
+                    path,
+                    f"{one.source!r} is not a dataset.",
+                    "Write dataset:NAME or dataset:NAME:3.",
                 )
         elif one.source.startswith("saved:"):
             if _SAVED.fullmatch(one.source) is None:
-                yield Problem(path, f"{one.source!r} is no digest.", "Name a registered dataset.")
+                yield Problem(
+                    path, f"{one.source!r} is not a digest.", "Name a registered dataset."
+                )
         else:
             yield from _in_datastore(path, one.source)
         yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
@@ -322,7 +326,7 @@ def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
     if place is not None and (not place or "\0" in place or ".." in place.split("/")):
         yield Problem(
             f"{path}.path_on_compute",
-            f"{place!r} is no place for files.",
+            f"{place!r} is not a place for files.",
             "Give a path without `..`, or leave it out.",
         )
 
@@ -331,7 +335,7 @@ def _in_datastore(path: str, place: str) -> Iterator[Problem]:
     if _PLACE.fullmatch(place) is None or "\0" in place or ".." in place.split("/"):
         yield Problem(
             path,
-            f"{place!r} is no path in a datastore.",
+            f"{place!r} is not a path in a datastore.",
             "Write datastore/path, such as workspaceblobstore/digits.",
         )
 

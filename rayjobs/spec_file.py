@@ -259,7 +259,7 @@ def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
             problems.append(
                 Problem(
                     f"secrets.{name}",
-                    "is no reference. Values of secrets are never part of a spec.",
+                    "is not a reference. Values of secrets are never part of a spec.",
                     f"Set RAYJOBS_SECRET_{str(name).upper()} on the target and write "
                     f"`{name}: {{env: RAYJOBS_SECRET_{str(name).upper()}}}`, or give `file`.",
                 )
@@ -269,7 +269,7 @@ def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
 def _migrate(data: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     version = data.get("version", SPEC_VERSION)
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        problems.append(Problem("version", f"{version!r} is no version.", "Write `version: 1`."))
+        problems.append(Problem("version", f"{version!r} is not a version.", "Write `version: 1`."))
         return {**data, "version": SPEC_VERSION}
     if version > SPEC_VERSION:
         raise SpecError(

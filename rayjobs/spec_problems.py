@@ -124,11 +124,11 @@ def problem_of(error: ErrorDetails) -> Problem:
     unit = f"It is {_UNITS[field]}." if field in _UNITS else ""
     if location and location[-1] == "[key]":
         what = "a letter or _, then letters, digits and _"
-        return Problem(at, "is no name.", f"Names begin with {what}.")
+        return Problem(at, "is not a valid name.", f"Names begin with {what}.")
     if kind == "literal_error":
         choices = [str(choice) for choice in _choices(location)] or [str(context["expected"])]
         remedy = near(str(error["input"]), choices) or ""
-        return Problem(at, f"{given} is none of: {', '.join(choices)}.", remedy)
+        return Problem(at, f"{given} is not one of: {', '.join(choices)}.", remedy)
     if kind in _BOUNDS:
         sign, key = _BOUNDS[kind]
         return Problem(
@@ -140,14 +140,14 @@ def problem_of(error: ErrorDetails) -> Problem:
             if field == "name"
             else "Names begin with a letter or _, then letters, digits and _."
         )
-        return Problem(at, f"{given} is no name.", remedy)
+        return Problem(at, f"{given} is not a valid name.", remedy)
     if kind == "string_type":
         remedy = "Put it in quotes." if isinstance(error["input"], int | float) else "Write text."
-        return Problem(at, f"{given} is no text.", remedy)
+        return Problem(at, f"{given} is not text.", remedy)
     if kind in ("tuple_type", "list_type"):
-        return Problem(at, f"{given} is no list.", 'Write a list, such as ["--epochs", "3"].')
+        return Problem(at, f"{given} is not a list.", 'Write a list, such as ["--epochs", "3"].')
     if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
-        return Problem(at, f"{given} is no mapping.", "Write `key: value` lines below it.")
+        return Problem(at, f"{given} is not a mapping.", "Write `key: value` lines below it.")
     if kind.startswith(("int_", "float_", "finite_")):
         whole = "a whole number" if kind.startswith("int_") else "a number"
         return Problem(at, f"{given} is not {whole}.", unit)
@@ -197,7 +197,7 @@ def _unknown_key(location: Sequence[str | int]) -> Problem:
         remedy = f"Did you mean `{moved.rpartition('.')[2]}`?"
     else:
         remedy = near(key, known) or f"Known here: {', '.join(sorted(known))}."
-    return Problem(place(location), "is no key of a job.", remedy)
+    return Problem(place(location), "is not a known key.", remedy)
 
 
 def _choices(location: Sequence[str | int]) -> Sequence[Any]:

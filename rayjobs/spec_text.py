@@ -230,7 +230,7 @@ def parse_json(text: str, name: str) -> Any:
         return found
 
     def constant(word: str) -> Any:
-        raise SpecError(f"{name}: {word} is no JSON number")
+        raise SpecError(f"{name}: {word} is not a JSON number")
 
     try:
         data = json.loads(

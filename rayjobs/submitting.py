@@ -126,7 +126,7 @@ def submit(
     ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
-            raise UsageError("a trial is no array: take `array` out of its job")
+            raise UsageError("a trial is not an array: take `array` out of its job")
         job, created = workspace.store.submit_array(
             ready,
             experiment=experiment,

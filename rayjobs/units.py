@@ -46,7 +46,7 @@ def parse_duration(text: str | float) -> float:
     """Return seconds: ``"6h"``, ``"30m"``, ``"1d12h"``, ``"1.5h"``, or a number of seconds.
 
     Raises:
-        UsageError: it is no duration.
+        UsageError: it is not a duration.
     """
     number = _number(text)
     if number is not None:
@@ -58,7 +58,7 @@ def parse_duration(text: str | float) -> float:
         unit = _UNIT_WORDS.get(part[2], part[2]) if part else ""
         place = len(_ORDER) if unit == "ms" else _ORDER.find(unit)
         if part is None or unit not in _SECONDS or place <= last:
-            raise UsageError(f"{text!r} is no duration; {DURATIONS}")
+            raise UsageError(f"{text!r} is not a valid duration; {DURATIONS}")
         total += float(part[1]) * _SECONDS[unit]
         at, last = part.end(), place
     if not lowered:
@@ -72,7 +72,7 @@ def parse_size(text: str | float, *, unit: int) -> float:
     ``G`` and ``Gi`` mean GiB. A bare number counts in `unit`.
 
     Raises:
-        UsageError: it is no size.
+        UsageError: it is not a size.
     """
     number = _number(text)
     if number is not None:
@@ -80,7 +80,7 @@ def parse_size(text: str | float, *, unit: int) -> float:
     found = _SIZE.fullmatch(str(text).strip().lower())
     factor = _BYTES.get(found[2]) if found else None
     if found is None or factor is None:
-        raise UsageError(f"{text!r} is no size; {SIZES}")
+        raise UsageError(f"{text!r} is not a valid size; {SIZES}")
     return float(float(found[1]) * factor / unit)
 
 

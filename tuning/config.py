@@ -132,11 +132,11 @@ class HyperDriveConfig:
         if not _is(self.hyperparameter_sampling, Sampling):
             wrong(
                 "hyperparameter_sampling",
-                f"{self.hyperparameter_sampling!r} is no sampling.",
+                f"{self.hyperparameter_sampling!r} is not a sampling.",
                 "Give e.g. RandomParameterSampling({'--lr': loguniform(-9, -2)}).",
             )
         if not _is(self.policy, Policy):
-            wrong("policy", f"{self.policy!r} is no policy.", "Give e.g. BanditPolicy(...).")
+            wrong("policy", f"{self.policy!r} is not a policy.", "Give e.g. BanditPolicy(...).")
         if not isinstance(self.primary_metric_name, str) or not self.primary_metric_name:
             wrong(
                 "primary_metric_name",

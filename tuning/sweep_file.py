@@ -69,7 +69,7 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
         ) from exc
     if not isinstance(data, dict):
         raise SweepError(
-            f"{where} is no sweep",
+            f"{where} is not a sweep",
             problems=[
                 Problem("", f"it holds {type(data).__name__} data.", "Write keys and values.")
             ],

@@ -34,9 +34,9 @@ Examples:
 def cancel(
     settings: Settings, jobs: tuple[str, ...], experiment: str | None, cancel_all: bool
 ) -> None:
-    """Ask jobs to end: SIGTERM, the job's grace, then the whole process tree.
+    """Cancel jobs: SIGTERM, the job's grace period, then SIGKILL for its whole process tree.
 
-    A queued job is canceled at once. Cancelling a finished job changes nothing and exits 0.
+    A queued job is canceled at once. Canceling a job that has ended changes nothing and exits 0.
     """
     if sum((bool(jobs), experiment is not None, cancel_all)) != 1:
         raise click.UsageError("name the jobs, or give one of --experiment and --all.")
@@ -60,14 +60,14 @@ def cancel(
         print_json(results)
         return
     for result in results:
-        click.echo(f"{result['id']} {_told(result['was'], result['state'])}")
+        click.echo(f"{result['id']}{_told(result['was'], result['state'])}")
     if not results:
-        settings.note("there is nothing to cancel")
+        settings.note("Nothing to cancel.")
 
 
 def _told(was: JobState, now: JobState) -> str:
     if was.is_final:
-        return f"was finished already: {was}"
+        return f" has already ended ({was})"
     if now.is_final:
-        return str(now)
-    return f"is asked to end (now {now})"
+        return f": {now}"
+    return f": cancel requested (still {now})"

@@ -12,6 +12,7 @@ from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_tex
 from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.jobdata import DATASET
+from rayjobs.units import counted
 
 if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import Catalogue, DatasetRecord
@@ -79,7 +80,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         counts = {"files": watch.files, "bytes": watch.bytes, **_counts(done, "stored")}
         print_json({"datastore": name, "path": target, **counts})
     else:
-        whole = f"{watch.files} files ({size_text(watch.bytes)}) are in {place}"
+        whole = f"stored {counted(watch.files, 'file')} ({size_text(watch.bytes)}) in {place}"
         click.echo(_told(done, "stored", place, whole))
         if not done.differing:
             settings.note(f"use it: rayjobs submit … --input data={place}")
@@ -115,7 +116,7 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
         counts = {"files": fetched, "bytes": size, **_counts(done, "fetched")}
         print_json({"source": source, "folder": folder, **counts})
     else:
-        whole = f"{len(fetched)} files ({size_text(size)}) are in {folder}"
+        whole = f"fetched {counted(len(fetched), 'file')} ({size_text(size)}) into {folder}"
         click.echo(_told(done, "fetched", folder, whole))
     return Exit.FAILED if done.differing else Exit.DONE
 
@@ -251,7 +252,9 @@ def register(
             print_json(_as_json(catalogue, catalogue.dataset_by_id(dataset.id)))
             return
     size = size_text(dataset.manifest.total_bytes)
-    click.echo(f"dataset {name}:{dataset.version} has {len(dataset.manifest)} files ({size})")
+    click.echo(
+        f"dataset {name}:{dataset.version} has {counted(len(dataset.manifest), 'file')} ({size})"
+    )
     mode = ":direct" if form else ""
     settings.note(f"use it: rayjobs submit … --input data=dataset:{name}{mode}")
 

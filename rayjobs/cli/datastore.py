@@ -69,7 +69,7 @@ def datastore() -> None:
 @click.option("--create", is_flag=True, help="Make the folder if it does not exist.")
 @click.option("--overwrite", is_flag=True, help="Replace a datastore of this name.")
 @click.option("--default", "as_default", is_flag=True, help="Make it the default datastore.")
-@click.option("--no-check", is_flag=True, help="Do not ask the bucket for a sign of life.")
+@click.option("--no-check", is_flag=True, help="Do not check that the bucket can be reached.")
 @json_option
 @common_options
 @click.pass_obj
@@ -85,7 +85,7 @@ def add(
     no_check: bool,
     **s3: Any,
 ) -> None:
-    """Give a storage a name. A bucket is asked for a sign of life first."""
+    """Give a storage location a name. A bucket is checked first."""
     from rayjobs.datastore.sources import record_of_url
     from rayjobs.datastore.stores import Datastore
 
@@ -189,7 +189,7 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
 @common_options
 @click.pass_obj
 def check(settings: Settings, names: tuple[str, ...]) -> int:
-    """Ask storages for a sign of life, with the credentials that are here."""
+    """Check that datastores can be reached with the credentials of this machine."""
     from rayjobs.datastore.errors import DatastoreError
     from rayjobs.datastore.stores import Datastore
 

@@ -24,7 +24,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @job_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the job ends.")
 @json_option
 @common_options
 @click.pass_obj

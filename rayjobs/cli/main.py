@@ -20,47 +20,50 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Jobs": {
         "submit": ("submit:submit", "Run a training script."),
         "ls": ("ls:ls", "List jobs (also: ps; `queue`: in queue order)."),
-        "show": ("show:show", "Show all about a job."),
+        "show": ("show:show", "Show everything about a job."),
         "logs": ("logs:logs", "Print or follow what a job printed."),
-        "wait": ("wait:wait", "Wait for the end of jobs; exit as they did."),
-        "cancel": ("cancel:cancel", "Ask jobs to end."),
+        "wait": ("wait:wait", "Wait until jobs have ended; exit as they did."),
+        "cancel": ("cancel:cancel", "Cancel jobs."),
         "rerun": ("rerun:rerun", "Run a job again, with changes."),
-        "resume": ("resume:resume", "Go on from a job's checkpoint, in a new job."),
-        "verify-resume": ("verify_resume:verify_resume", "Kill a script at random; compare."),
-        "update": ("update:update", "Change a job's priority, tags or shown name."),
-        "stacks": ("stacks:stacks", "Show where each rank of a running job is."),
+        "resume": ("resume:resume", "Continue from a job's checkpoint, in a new job."),
+        "verify-resume": (
+            "verify_resume:verify_resume",
+            "Prove that a script resumes correctly after random kills.",
+        ),
+        "update": ("update:update", "Change a job's priority, tags, display name or limits."),
+        "stacks": ("stacks:stacks", "Show the Python stack of each rank of a running job."),
         "simulate-eviction": (
             "simulate_eviction:simulate_eviction",
-            "Evict a job as a spot machine does.",
+            "Evict a job as a spot machine would.",
         ),
         "why": ("why:why", "Explain why a job is waiting and when it should start."),
-        "top": ("top:top", "Show who uses what now, and who waits."),
+        "top": ("top:top", "Show current usage and waiting jobs."),
         "events": ("events:events", "List a job's history."),
     },
     "Results": {
         "compare": ("compare:compare", "Compare jobs side by side."),
-        "metrics": ("metrics:metrics", "Show what a job measured."),
+        "metrics": ("metrics:metrics", "Show a job's metrics."),
         "files": ("files:files", "List a job's stored files."),
-        "download": ("download:download", "Fetch a job's stored files."),
-        "model": ("model:model", "Register, list, look at, name and fetch models."),
+        "download": ("download:download", "Download a job's stored files."),
+        "model": ("model:model", "Register, list, show, alias and download models."),
     },
     "Sweeps": {
         "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),
     },
     "Data": {
-        "datastore": ("datastore:datastore", "Name storages: add, ls, rm, check."),
-        "data": ("data:data", "Bring data there and back; register versions of it."),
+        "datastore": ("datastore:datastore", "Manage datastores (named storage locations)."),
+        "data": ("data:data", "Upload, download and register versioned data."),
     },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
-        "simulate": ("simulate:simulate", "Play a trace of jobs: what would each policy do?"),
+        "simulate": ("simulate:simulate", "Replay a job trace under each scheduling policy."),
         "report": ("report:report", "Report wait times and how accurate the estimates were."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
         "horovod": ("horovod:horovod", "Build Horovod for an environment's PyTorch."),
     },
     "Housekeeping": {
-        "doctor": ("doctor:doctor", "Check this machine, the target and what was left behind."),
-        "prune": ("prune:prune", "Remove what old jobs stored."),
+        "doctor": ("doctor:doctor", "Check this machine, its targets and leftovers."),
+        "prune": ("prune:prune", "Remove stored files and records of old jobs."),
         "db": ("db:db", "Upgrade, back up or check a workspace's store."),
     },
     "Other": {
@@ -79,9 +82,10 @@ Examples:
   rayjobs logs -f 1f3c
   rayjobs show 1f3c
 
-A job is named by its id, the beginning of its id or of the id's last part, or
-by a name that only one job has. Exit codes: 0 done, 1 failed, 2 wrong usage,
-3 not found, 4 can never be placed, 5 unreachable, 124 time limit, 130 interrupted.
+JOB is an id, a unique prefix of it (or of its last part), or a name; commands that
+only read take the newest job with that name. Exit codes: 0 done, 1 failed,
+2 wrong usage, 3 not found, 4 can never be placed, 5 unreachable, 124 time limit,
+130 interrupted.
 """
 
 

@@ -26,15 +26,17 @@ Examples:
 @click.command(epilog=EPILOG)
 @job_argument
 @click.argument("names", nargs=-1, metavar="[NAME]...")
-@click.option("--plot", metavar="FILE", help="Draw them into FILE (.png, .svg or .pdf).")
-@click.option("--all-attempts", is_flag=True, help="Also what a later attempt measured again.")
+@click.option("--plot", metavar="FILE", help="Draw the metrics into FILE (.png, .svg or .pdf).")
+@click.option(
+    "--all-attempts", is_flag=True, help="Include points that a later attempt logged again."
+)
 @json_option
 @common_options
 @click.pass_obj
 def metrics(
     settings: Settings, job: str, names: tuple[str, ...], plot: str | None, all_attempts: bool
 ) -> None:
-    """Show what a job measured: last, lowest and highest value, and its course."""
+    """Show a job's metrics: last, lowest and highest value, and a curve."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         points = workspace.store.metrics(found.id, all_attempts=all_attempts)
@@ -50,7 +52,7 @@ def metrics(
     elif points:
         click.echo(table(points, width=min(40, max(10, width() - 60))))
     elif plot is None:
-        settings.note(f"{found.id} has measured nothing{'' if found.state.is_final else ' yet'}")
+        settings.note(f"{found.id} has logged no metrics{'' if found.state.is_final else ' yet'}")
 
 
 def _as_json(job: Job, points: list[MetricPoint]) -> dict[str, Any]:

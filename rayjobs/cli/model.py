@@ -246,7 +246,7 @@ def lineage(settings: Settings, model: str) -> None:
 @common_options
 @click.pass_obj
 def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
-    """Let ALIAS point to a version of a model, and to no other."""
+    """Point ALIAS at one version of a model."""
     from rayjobs import models
 
     with settings.open() as workspace:

@@ -132,7 +132,7 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         return Outlook(own, message)
     if job.cancel_requested_at is not None:
         is_late = job.state is JobState.FINALIZING and job.reason
-        return Outlook(own, "its end was requested" + (f"; {job.reason}" if is_late else ""))
+        return Outlook(own, "cancel requested" + (f"; {job.reason}" if is_late else ""))
     if answer.is_absent:
         condition = answer.condition
         reason = condition.reason if condition is not None else ""

@@ -13,6 +13,7 @@ from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, print_json, size_text, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.units import counted
 
 if TYPE_CHECKING:
     from rayjobs.prune import Plan, Rules, Unit
@@ -140,7 +141,7 @@ def _is_wanted(made: Plan | None, leftovers: ScratchPlan | None, yes: bool) -> b
 def _show(
     settings: Settings, made: Plan | None, leftovers: ScratchPlan | None, dry_run: bool
 ) -> None:
-    would = "would be removed" if dry_run else "to be removed"
+    would = "would remove" if dry_run else "to remove:"
     if made is not None:
         rows = [
             (
@@ -167,7 +168,7 @@ def _show(
                 f"prune takes them"
             )
         click.echo(
-            f"stored files {would}: {size_text(made.bytes)}; {size_text(made.bytes_left)} stay"
+            f"{would} {size_text(made.bytes)} of stored files; {size_text(made.bytes_left)} remain"
         )
     if leftovers is not None:
         for kind in _KINDS:
@@ -177,7 +178,7 @@ def _show(
                 click.echo(f"{_KINDS[kind]}: {len(items)}, {size}")
         for sentence in leftovers.kept:
             settings.note(f"stays: {sentence}")
-        click.echo(f"scratch {would}: {size_text(leftovers.bytes)} in {leftovers.root}")
+        click.echo(f"{would} {size_text(leftovers.bytes)} of scratch in {leftovers.root}")
 
 
 def _report(
@@ -201,7 +202,7 @@ def _report(
             }
         )
     elif removed is not None:
-        click.echo(f"removed {removed.files} files, {size_text(removed.bytes)}")
+        click.echo(f"removed {counted(removed.files, 'file')}, {size_text(removed.bytes)}")
     return Exit.FAILED if removed is not None and removed.kept else Exit.DONE
 
 

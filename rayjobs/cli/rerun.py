@@ -42,7 +42,7 @@ job's checkpoint, see `rayjobs resume`.
 @click.option("-n", "--name", metavar="NAME", help="Name of the new job; default: numbered.")
 @click.option("--target", metavar="NAME", help="Where to run; default: where the job ran.")
 @click.option("--new-code", is_flag=True, help="Pack the source folder as it is now.")
-@click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
 @click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
 @click.option(
     "--idempotency-key", metavar="KEY", help="A second call with it gives the first one's job."

@@ -37,8 +37,8 @@ CHANGES = ("name", "target", "priority", "max_duration")
 @click.option("--target", metavar="NAME", help="Where to run; else where it ran.")
 @click.option("--priority", metavar="N", help="Higher starts earlier.")
 @click.option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h.")
-@click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")
-@click.option("--attach", is_flag=True, help="Stay with the job without a terminal too.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
+@click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
 @click.option(
     "--idempotency-key", metavar="KEY", help="A second call with it gives the first one's job."
 )

@@ -50,7 +50,7 @@ Examples:
 @common_options
 @click.pass_obj
 def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
-    """Show all about a job: state, times, what it runs, attempts, failure, metrics, files."""
+    """Show everything about a job."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         if diff:
@@ -205,7 +205,7 @@ def _input_text(one: dict[str, Any]) -> str:
     if "how" not in one:
         return text
     version = one["version"] if one["version"] not in ("", one["source"].partition(":")[2]) else ""
-    size = f", {one['files']} files, {size_text(one['bytes'])}" if one["files"] else ""
+    size = f", {counted(one['files'], 'file')}, {size_text(one['bytes'])}" if one["files"] else ""
     return f"{text}: {one['how']}{size}" + (f", {version}" if version else "")
 
 

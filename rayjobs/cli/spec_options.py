@@ -46,13 +46,18 @@ def _option(*names: str, **settings: Any) -> Callable[[Function], Function]:
 # In the order of the help. Numbers are plain texts here: the spec's own check reports all of
 # them at once, each with its remedy.
 _OPTIONS: Sequence[Callable[[Any], Any]] = (
-    _option("-n", "--name", metavar="NAME", help="What the job is called; else the script's name."),
-    _option("--nodes", metavar="N", help="On how many nodes [1]."),
+    _option(
+        "-n",
+        "--name",
+        metavar="NAME",
+        help="Name of the job (default: the script's name, numbered).",
+    ),
+    _option("--nodes", metavar="N", help="Number of nodes [1]."),
     _option("--procs-per-node", metavar="N", help="Processes on each node [1]."),
     _option(
         "--backend",
         metavar="|".join(BACKENDS),
-        help="How the processes talk [none]; Horovod takes mpi or horovod-gloo.",
+        help="Communication backend between processes [none]; Horovod: mpi or horovod-gloo.",
     ),
     _option("--cpus-per-proc", metavar="N", help="CPUs for each process [1]."),
     _option("--gpus-per-proc", metavar="N", help="GPUs for each process; 0.5 shares one [0]."),
@@ -66,18 +71,27 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option(
         "--spot/--no-spot",
         default=None,
-        help="Only on nodes that the provider may take away, or only on others.",
+        help="Only on nodes that the provider may reclaim, or only on others.",
     ),
     _option("--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."),
     _option("--grace", metavar="TIME", help="Between SIGTERM and SIGKILL [10s]."),
-    _option("--stall-timeout", metavar="TIME", help="End an attempt that says nothing so long."),
+    _option(
+        "--stall-timeout",
+        metavar="TIME",
+        help="End an attempt that has produced no output for this long.",
+    ),
     _option(
         "--retries",
         multiple=True,
         metavar="N|CLASS=N",
-        help="Tries again after a failure of the script, or of a class: node_lost=5.",
+        help="Retries after a failure of the script, or of a class: node_lost=5.",
     ),
-    _option("--preemptible", is_flag=True, default=None, help="May give way to higher priority."),
+    _option(
+        "--preemptible",
+        is_flag=True,
+        default=None,
+        help="May be preempted by a job of higher priority.",
+    ),
     _option("--priority", metavar="N", help="Higher starts earlier [0]."),
     _option(
         "--after",
@@ -125,7 +139,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
     _option(
         "--resume-from",
         metavar="RUN|PATH",
-        help="Go on from a checkpoint; passed on as --resume-from DIR.",
+        help="Continue from a checkpoint; passed on as --resume-from DIR.",
     ),
     _option("--tag", "tags", multiple=True, metavar="K=V", help="A label; repeatable."),
     _option(
@@ -350,7 +364,7 @@ def _secret(text: str) -> tuple[str, dict[str, str]]:
     if not separator or not name or kind not in ("env", "file") or not value:
         # The text may hold the secret itself, so it is not shown.
         raise ValueError(
-            "is no reference; write NAME=env:RAYJOBS_SECRET_X, or NAME=file:PATH on the target"
+            "is not a reference; write NAME=env:RAYJOBS_SECRET_X, or NAME=file:PATH on the target"
         )
     return name, {kind: value}
 

@@ -75,13 +75,15 @@ def script_arguments() -> tuple[str, ...] | None:
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path())
 @click.argument("extra", nargs=-1, metavar="[-- ARGUMENT]...")
 @click.option("-f", "--file", metavar="FILE", help="A job file (YAML or JSON); - reads stdin.")
-@click.option("-e", "--experiment", metavar="NAME", help="What it belongs to; else its name.")
+@click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the job's name).")
 @spec_options
-@click.option("-d", "--detach", is_flag=True, help="Do not stay with the job.")
-@click.option("--attach", is_flag=True, help="Stay with the job without a terminal too.")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
+@click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
 @click.option("--dry-run", is_flag=True, help="Check and show the plan; submit nothing.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="A second submit with it gives the first one's job."
+    "--idempotency-key",
+    metavar="KEY",
+    help="A repeated submit with the same key returns the first job.",
 )
 @quiet_option("Print the id alone; do not stay with the job.")
 @json_option
@@ -101,14 +103,14 @@ def submit(
     idempotency_key: str | None,
     **options: Any,
 ) -> int:
-    """Run SCRIPT on a compute target, with what stands after `--` as its arguments.
+    """Run SCRIPT on a compute target; everything after `--` is passed to it.
 
     The script's folder is packed (see .rayjobsignore); --source names another one. A --command
     without --source packs nothing.
     """
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} stands after the script; arguments of the script come after `--`:\n"
+            f"{extra[0]!r} is after the script; the script's own arguments go after `--`:\n"
             f"  rayjobs submit {script} -- {' '.join(extra)}"
         )
     if attach and (detach or settings.quiet or settings.as_json):
@@ -279,8 +281,8 @@ def tell(settings: Settings, done: Submitted) -> None:
     from rayjobs.cli.summary import useful_commands
 
     if done.starting:
-        settings.note(f"target {job.target} did not run; it is being started")
-    hints = [("logs -f", "what it prints"), ("show", "all about it"), ("cancel", "end it")]
+        settings.note(f"target {job.target} is not running; starting it")
+    hints = [("logs -f", "what it prints"), ("show", "everything about it"), ("cancel", "end it")]
     if job.kind == "array":
         hints = [("ls --parent", "its members"), ("wait", "until all have ended"), hints[2]]
     for line in useful_commands(short_id(job), hints):

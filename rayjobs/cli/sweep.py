@@ -46,12 +46,14 @@ def sweep() -> None:
     "  rayjobs sweep create -f sweep.yaml --dry-run  the first trials; submits nothing\n"
 )
 @click.option("-f", "--file", metavar="FILE", required=True, help="A sweep file (YAML or JSON).")
-@click.option("-e", "--experiment", metavar="NAME", help="What it belongs to; else its name.")
-@click.option("-d", "--detach", is_flag=True, help="Do not stay with the sweep.")
-@click.option("--attach", is_flag=True, help="Stay with the sweep without a terminal too.")
+@click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the sweep's name).")
+@click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the sweep.")
+@click.option("--attach", is_flag=True, help="Follow the sweep even without a terminal.")
 @click.option("--dry-run", is_flag=True, help="Check, show the first trials; submit nothing.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="A second create with it gives the first one's sweep."
+    "--idempotency-key",
+    metavar="KEY",
+    help="A repeated create with the same key returns the first sweep.",
 )
 @quiet_option("Print the id alone; do not stay with the sweep.")
 @json_option
@@ -195,7 +197,7 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
         print_json([{**job_json(job), **counts(spec, state)} for job, spec, state in rows])
         return
     if not rows:
-        settings.note("there are no sweeps; begin one by `rayjobs sweep create -f sweep.yaml`")
+        settings.note("No sweeps yet. Start one: rayjobs sweep create -f sweep.yaml")
         return
     cells, colours = [], []
     for job, spec, state in rows:
@@ -226,7 +228,7 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings, sweep_id: str) -> None:
-    """Show all about a sweep: what it searches, its trials, and why each one ended."""
+    """Show everything about a sweep: what it searches, its trials, and why each one ended."""
     from rayjobs.cli.sweep_watch import trials_table
     from rayjobs.clock import SystemClock
     from rayjobs.tuning.watch import head_line
@@ -272,7 +274,7 @@ def show(settings: Settings, sweep_id: str) -> None:
 @common_options
 @click.pass_obj
 def watch(settings: Settings, sweep_id: str) -> int:
-    """Stay with a sweep until it ends; the exit code tells how it did. Ctrl-C detaches.
+    """Follow a sweep until it ends; exits with its result. Ctrl-C detaches.
 
     On a terminal a live table; else a line for each thing that happens.
     """
@@ -387,8 +389,8 @@ def cancel(settings: Settings, sweep_id: str) -> None:
         print_json({"id": found, "state": state, "was": before.state})
         return
     if before.state.is_final:
-        click.echo(f"{found} was finished already: {before.state}")
+        click.echo(f"{found} has already ended ({before.state})")
         return
-    click.echo(f"{found} is asked to end (now {state})")
+    click.echo(f"{found}: cancel requested (still {state})")
     if condition is not None and condition.reason:
         settings.note(f"{condition.reason}; the sweep ends once it runs")

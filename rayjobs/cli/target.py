@@ -260,8 +260,8 @@ def show(settings: Settings, name: str) -> None:
     )
     for node in view.nodes:
         click.echo(
-            f"node {str(node.get('node_id', ''))[:12]}: {_number(node, 'cpus')} CPUs, "
-            f"{_number(node, 'gpus')} GPUs, {size_text(float(node.get('memory', 0)))} memory"
+            f"node {str(node.get('node_id', ''))[:12]}: {_number(node, 'cpus', 'CPU')}, "
+            f"{_number(node, 'gpus', 'GPU')}, {size_text(float(node.get('memory', 0)))} memory"
         )
     for held in detail.get("allocations", ()):
         use = "is not proven empty" if held.get("draining") else held.get("job") or "idle"
@@ -367,6 +367,6 @@ def _size(view: TargetView) -> str:
     return f"{len(view.nodes)} ({counted(cpus, 'CPU')}, {counted(gpus, 'GPU')})"
 
 
-def _number(node: dict[str, object], key: str) -> str:
+def _number(node: dict[str, object], key: str, what: str) -> str:
     value = node.get(key, 0)
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
+    return counted(value, what) if isinstance(value, int | float) else f"{value} {what}s"

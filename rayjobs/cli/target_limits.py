@@ -41,7 +41,7 @@ class Amount(ParamType):
         except (ValueError, UsageError):
             number = 0
         if not 0 < number < float("inf"):
-            self.fail(f"{value!r} is no amount above 0; give one, or none.", param, ctx)
+            self.fail(f"{value!r} is not an amount above 0; give one, or none.", param, ctx)
         return number
 
 

@@ -39,7 +39,7 @@ Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path())
 @click.argument("extra", nargs=-1, metavar="[-- ARGUMENT]...")
 @click.option("-f", "--file", metavar="FILE", help="A job file (YAML or JSON); - reads stdin.")
-@click.option("-e", "--experiment", metavar="NAME", help="What it belongs to; else its name.")
+@click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the job's name).")
 @click.option(
     "--kills", type=click.IntRange(1, 50), default=2, show_default=True, help="How often to kill."
 )
@@ -84,7 +84,7 @@ def verify_resume(
     """Verify that SCRIPT, killed at random and resumed, does what it does undisturbed."""
     if extra:
         raise click.UsageError(
-            f"{extra[0]!r} stands after the script; arguments of the script come after `--`."
+            f"{extra[0]!r} is after the script; the script's own arguments go after `--`."
         )
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")

@@ -23,7 +23,7 @@ Examples:
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, required=True, type=JobId(), metavar="JOB...")
 @click.option("--timeout", type=Duration(), help="Give up after so long, with exit code 124.")
-@quiet_option("Print nothing; the exit code tells.")
+@quiet_option("Print nothing; only exit with the result.")
 @json_option
 @common_options
 @click.pass_obj

@@ -29,6 +29,7 @@ from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.paths import TargetPaths, runtime_dir
+from rayjobs.units import counted
 
 NAMESPACE = "rayjobs"
 ACTOR_END_S = 60.0
@@ -69,7 +70,7 @@ def start_head(home: Path, name: str, say: Callable[[str], None]) -> HeadRecord:
     os.environ["RAY_START_HOOK"] = HOOK
     from ray.scripts.scripts import start
 
-    say(f"starting Ray on {ip} ({settings.cpus} CPUs, {settings.gpus} GPUs)")
+    say(f"starting Ray on {ip} ({counted(settings.cpus, 'CPU')}, {counted(settings.gpus, 'GPU')})")
     try:
         with patience_for_raylet(folder):
             start.main(

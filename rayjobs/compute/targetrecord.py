@@ -80,7 +80,7 @@ def load_target(name: str, *, home: Path) -> TargetRecord:
     if values is None:
         known = ", ".join(record.name for record in all_targets(home=home))
         raise NotFoundError(
-            f"there is no target {name!r}; there are: {known}. Make one with "
+            f"there is no target {name!r}; known targets: {known}. Make one with "
             f"`rayjobs target create {name} --address HOST:PORT --token-file FILE`.",
             name=name,
         )

@@ -110,6 +110,6 @@ class WorkspaceServer:
     @staticmethod
     def _upload(path: str, name: str) -> Path:
         if not name.isalnum():
-            raise UsageError(f"{name!r} is no upload")
+            raise UsageError(f"{name!r} is not an upload")
         # Among the blobs' own unfinished files: one that was abandoned is removed with them.
         return WorkspaceFiles(Path(path)).blobs / TEMPORARY / f"upload-{name}"

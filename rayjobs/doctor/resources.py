@@ -86,7 +86,7 @@ def clock(place: Place) -> Iterator[Finding]:
         return
     synchronised = is_synchronised()
     if synchronised is None:
-        yield Finding("clock", Level.OK, "whether it follows NTP cannot be told here")
+        yield Finding("clock", Level.OK, "whether it is synchronized by NTP is unknown here")
     elif synchronised:
         yield Finding("clock", Level.OK, "synchronised (NTP)", "", {"synchronised": True})
     else:

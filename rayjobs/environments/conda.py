@@ -58,7 +58,7 @@ def parse(data: Any, *, name: str, folder: Path, field: str = "environment") -> 
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("dependencies"), list):
         raise _refused(
-            field, f"{name} is no conda specification.", "It needs a list `dependencies:`."
+            field, f"{name} is not a conda specification.", "It needs a list `dependencies:`."
         )
     unknown = sorted(set(map(str, data)) - _WITHOUT_EFFECT - {"dependencies"})
     if unknown:

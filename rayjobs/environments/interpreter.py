@@ -101,7 +101,7 @@ async def ask(path: str) -> Interpreter:
         major, minor, micro = (int(part) for part in values[0])
     except (OSError, ValueError, TypeError, IndexError) as error:
         raise PrepareError(
-            f"{path} is no Python interpreter that answers; name another one as environment",
+            f"{path} is not a Python interpreter that answers; name another one as environment",
             failure_class="environment",
         ) from error
     version = (major, minor, micro)

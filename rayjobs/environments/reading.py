@@ -61,7 +61,7 @@ def resolved(value: Any, folder: Path | None = None) -> Any:
     files = {key: given.pop(key) for key in FILES if given.get(key) is not None}
     for key, file in files.items():
         if not isinstance(file, str):
-            raise _refused(f"environment.{key}", f"{file!r} is no text.", "Name a file.")
+            raise _refused(f"environment.{key}", f"{file!r} is not text.", "Name a file.")
     if "conda" in files:
         others = sorted({"pip", "requirements"} & {*given, *files})
         if others:

@@ -118,7 +118,7 @@ def text_of(path: Path, field: str) -> str:
     except OSError as error:
         raise _refused(field, f"{path} cannot be read ({error.strerror}).", "Check it.") from error
     except UnicodeDecodeError as error:
-        raise _refused(field, f"{path} is no UTF-8 text.", "Save it as UTF-8.") from error
+        raise _refused(field, f"{path} is not UTF-8 text.", "Save it as UTF-8.") from error
 
 
 def joined(text: str) -> list[str]:
@@ -215,11 +215,13 @@ def _of_line(line: str, path: str) -> Iterator[Problem]:
             elif not line.split(" ", 1)[0].split("[", 1)[0].endswith(_ARCHIVES):
                 yield Problem(
                     path,
-                    f"{line!r} is no wheel or source archive.",
+                    f"{line!r} is not a wheel or source archive.",
                     "Build a wheel and name its file: a folder may change under the lock.",
                 )
         elif "://" not in line and _REQUIREMENT.fullmatch(line) is None:
-            yield Problem(path, f"{line[:80]!r} is no requirement.", "Write such as `numpy>=1.26`.")
+            yield Problem(
+                path, f"{line[:80]!r} is not a requirement.", "Write such as `numpy>=1.26`."
+            )
         return
     if option in _INCLUDE:
         yield Problem(path, f"{line!r} includes a file.", "Give the file itself.")

@@ -118,7 +118,7 @@ class Ending:
                 name = signal.Signals(rank.signal).name
             except ValueError:
                 name = f"signal {rank.signal}"
-            text = f"rank {rank.plan.rank} was ended by {name}"
+            text = f"rank {rank.plan.rank} was killed by {name}"
         else:
             text = f"rank {rank.plan.rank} ended with exit code {rank.exit_code}"
         if _is_full(self._host.plan.root):

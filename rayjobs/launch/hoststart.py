@@ -80,7 +80,7 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
         raise ConnectionResetError(f"{socket} closed the connection without an answer")
     answer = recordfiles.parse_json(line)
     if not isinstance(answer, dict):
-        raise ValueError(f"{socket} answered {line[:80]!r}, which is no JSON object")
+        raise ValueError(f"{socket} answered {line[:80]!r}, which is not a JSON object")
     return answer
 
 

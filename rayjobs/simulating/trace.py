@@ -98,10 +98,12 @@ def _lines(text: str, path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
                     values = json.loads(line)
                 except ValueError as error:
                     raise UsageError(
-                        f"line {number} of the trace {path.name} is no JSON: {error}"
+                        f"line {number} of the trace {path.name} is not JSON: {error}"
                     ) from None
                 if not isinstance(values, dict):
-                    raise UsageError(f"line {number} of the trace {path.name} is no JSON object.")
+                    raise UsageError(
+                        f"line {number} of the trace {path.name} is not a JSON object."
+                    )
                 yield number, values
         return
     # Comments stand before the header; a job's line never begins so.
@@ -117,7 +119,9 @@ def _lines(text: str, path: Path) -> Iterable[tuple[int, Mapping[str, Any]]]:
 def _job(values: Mapping[str, Any], name: str) -> TraceJob:
     unknown = [key for key in values if key not in _KNOWN]
     if unknown:
-        raise ValueError(f"there is no column {unknown[0]!r}; there are: {', '.join(_KNOWN)}.")
+        raise ValueError(
+            f"there is no column {unknown[0]!r}; the columns are: {', '.join(_KNOWN)}."
+        )
     missing = [key for key in _REQUIRED if values.get(key) in (None, "")]
     if missing:
         raise ValueError(f"{missing[0]!r} is missing.")

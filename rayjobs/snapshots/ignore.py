@@ -177,13 +177,13 @@ class Rules:
                 stripped = text.rstrip("/")
                 if stripped in ("", "!"):
                     raise SnapshotError(
-                        f"line {number} of {self.name}, {line!r}, is no pattern; remove it"
+                        f"line {number} of {self.name}, {line!r}, is not a pattern; remove it"
                     )
                 try:
                     (pattern,) = GitIgnoreSpec.from_lines([stripped]).patterns
                 except ValueError as error:
                     raise SnapshotError(
-                        f"line {number} of {self.name}, {line!r}, is no pattern; correct it, "
+                        f"line {number} of {self.name}, {line!r}, is not a pattern; correct it, "
                         f"see `git help ignore` for the syntax"
                     ) from error
                 expression: re.Pattern[str] | None = getattr(pattern, "regex", None)

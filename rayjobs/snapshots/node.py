@@ -149,7 +149,7 @@ class NodeSnapshots:
 def _key(digest: str) -> str:
     found = _DIGEST.fullmatch(digest)
     if found is None:
-        raise SnapshotError(f"{digest!r} is no snapshot's digest (sha256: and 64 hex digits)")
+        raise SnapshotError(f"{digest!r} is not a snapshot's digest (sha256: and 64 hex digits)")
     return found[1]
 
 

@@ -165,7 +165,7 @@ def _check_place(entry: Entry, kinds: dict[str, Kind]) -> None:
     parts = entry.path.split("/")
     if "\0" in entry.path or any(part in ("", ".", "..") for part in parts):
         raise SnapshotError(
-            f"the snapshot has the entry {entry.path!r}, which is no place inside its folder; "
+            f"the snapshot has the entry {entry.path!r}, which is not a place inside its folder; "
             f"it is refused"
         )
     if entry.path in kinds:

@@ -126,7 +126,7 @@ def backup(path: Path, to: Path) -> None:
     if to.exists() or to.is_symlink():
         raise UsageError(f"{to} exists; name a new file for the backup")
     if not to.parent.is_dir():
-        raise UsageError(f"{to.parent} is no folder; create it first")
+        raise UsageError(f"{to.parent} is not a folder; create it first")
     draft = to.with_name(f".{to.name}.{os.getpid()}.part")
     try:
         os.close(os.open(draft, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))

@@ -346,7 +346,7 @@ class Database:
             self._busy(error)
         if code == sqlite3.SQLITE_NOTADB:
             raise StoreError(
-                f"{self.where} is not a store: it is no SQLite database; name another path, or "
+                f"{self.where} is not a store: it is not a SQLite database; name another path, or "
                 f"put the file's backup in its place",
                 path=self.where,
             ) from error

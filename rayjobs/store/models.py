@@ -271,7 +271,8 @@ def _row_of(connection: sqlite3.Connection, name: str, version: int | None) -> s
     rows = connection.execute(MODELS, {"name": None, "run": None, "latest": True}).fetchall()
     names = ", ".join(one["name"] for one in rows[:10])
     raise NotFoundError(
-        f"there is no model {name!r}; " + (f"there are: {names}" if names else "there are none"),
+        f"there is no model {name!r}; "
+        + (f"the workspace has: {names}" if names else "the workspace has none"),
         name=name,
     )
 

@@ -167,7 +167,7 @@ def test_ctrl_c_detaches_and_the_job_goes_on(project: Path) -> None:
     assert rayjobs("wait", job["id"]).returncode == 1
     again = rayjobs("cancel", job["id"])
     assert again.returncode == 0
-    assert "was finished already: Canceled" in again.stdout
+    assert "has already ended (Canceled)" in again.stdout
     waited = rayjobs("wait", after)
     assert waited.returncode == 1
     assert "Canceled" in waited.stdout

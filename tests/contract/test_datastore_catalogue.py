@@ -96,7 +96,7 @@ class CatalogueContract:
 
     def test_an_unknown_version_is_said_with_those_there(self, catalogue: Catalogue) -> None:
         catalogue.add_dataset(a_dataset())
-        with pytest.raises(DatasetNotFound, match="there is 1"):
+        with pytest.raises(DatasetNotFound, match="it has: 1"):
             catalogue.dataset("digits", 7)
         with pytest.raises(DatasetNotFound, match="digits"):
             catalogue.dataset("digit")

@@ -476,7 +476,7 @@ def test_wait_gives_up_after_its_timeout(queue: Queue, terminal: Terminal) -> No
 def test_cancel_ends_a_job_that_waits_at_once(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
     done = terminal.type("cancel", job.id)
-    assert (done.code, done.out) == (0, f"{job.id} Canceled\n")
+    assert (done.code, done.out) == (0, f"{job.id}: Canceled\n")
 
 
 def test_cancel_of_a_live_job_is_a_request(queue: Queue, terminal: Terminal) -> None:
@@ -492,7 +492,7 @@ def test_cancel_of_a_finished_job_changes_nothing(queue: Queue, terminal: Termin
     job = queue.completed()
     done = terminal.type("cancel", job.id)
     assert done.code == 0
-    assert "was finished already: Completed" in done.out
+    assert "has already ended (Completed)" in done.out
     assert queue.workspace.store.job(job.id) == job
 
 
@@ -557,7 +557,7 @@ def test_metrics_are_a_table_and_json(queue: Queue, terminal: Terminal) -> None:
 def test_metrics_of_a_job_without_any(queue: Queue, terminal: Terminal) -> None:
     done = terminal.type("metrics", queue.submit().id)
     assert (done.code, done.out) == (0, "")
-    assert "nothing yet" in done.err
+    assert "has logged no metrics yet" in done.err
 
 
 def test_files_are_listed_by_name_folder_and_pattern(queue: Queue, terminal: Terminal) -> None:

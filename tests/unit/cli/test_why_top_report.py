@@ -159,7 +159,7 @@ def test_top_of_a_target_that_is_none_says_which_there_are(
     queue.submit()
     done = terminal.type("top", "--target", "nope")
     assert (done.code, done.out) == (Exit.NOT_FOUND, "")
-    assert "there is no target 'nope'; there are: local" in done.err
+    assert "there is no target 'nope'; known targets: local" in done.err
 
 
 # -- report ------------------------------------------------------------------------------------

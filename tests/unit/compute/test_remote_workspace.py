@@ -110,7 +110,7 @@ def test_only_parts_of_a_workspace_can_be_asked(near: OpenWorkspace) -> None:
     for part, method in (("path", "unlink"), ("store", "_database"), ("blobs", "__class__")):
         with pytest.raises(UsageError, match="has no"):
             server.call(str(near.path), part, method, (), {})
-    with pytest.raises(UsageError, match="no upload"):
+    with pytest.raises(UsageError, match="not an upload"):
         server.keep(str(near.path), "../x", None, None)
 
 

@@ -174,7 +174,7 @@ def test_a_token_file_that_others_can_read_is_refused(home: Path, token_file: Pa
 
 
 def test_an_unknown_target_is_not_found_and_names_those_there_are(home: Path) -> None:
-    with pytest.raises(NotFoundError, match="there are: local") as caught:
+    with pytest.raises(NotFoundError, match="known targets: local") as caught:
         starting.ensure_target("gpu-pool", home=home)
     assert caught.value.exit_code == 3
 

@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_data_goes_there_and_back(terminal: Terminal, folder: Path) -> None:  # noqa: F811
     done = terminal.type("data", "put", "src", "workspaceblobstore/src")
-    assert (done.code, done.out) == (0, "2 files (3 B) are in workspaceblobstore/src\n")
+    assert (done.code, done.out) == (0, "stored 2 files (3 B) in workspaceblobstore/src\n")
     assert "upload: 2/2 files" in done.err
     listed = terminal.type("data", "ls", "workspaceblobstore/src", "--json")
     assert json.loads(listed.out) == [
@@ -61,7 +61,7 @@ def test_files_that_are_kept_are_told_and_counted(
     assert terminal.type("data", "get", "workspaceblobstore/src", "new", "-q").code == 0
     assert (folder / "new" / "a.txt").read_text() == "a"  # what was said is so
     done = terminal.type(*put, "--overwrite")
-    assert (done.code, done.out) == (0, "2 files (9 B) are in workspaceblobstore/src\n")
+    assert (done.code, done.out) == (0, "stored 2 files (9 B) in workspaceblobstore/src\n")
     (folder / "back" / "deep" / "b.txt").unlink()
     done = terminal.type(*get)
     assert (done.code, done.out) == (

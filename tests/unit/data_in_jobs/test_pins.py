@@ -44,7 +44,7 @@ def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, p
         (
             {"inputs": {"a": {"source": "workspaceblobstore/digits/trian"}}},
             "inputs.a.source",
-            "in 'digits' there is train",
+            "'digits' has: train",
         ),
         (
             {"inputs": {"a": {"source": "workspaceblobstore/digits/*.png"}}},
@@ -52,8 +52,8 @@ def test_what_is_there_may_be_an_input(workspace: Workspace, store: Datastore, p
             "there is nothing",
         ),
         ({"inputs": {"a": {"source": "nowhere/x"}}}, "inputs.a.source", "workspaceblobstore"),
-        ({"inputs": {"a": {"source": "dataset:digit"}}}, "inputs.a.source", "there is digits"),
-        ({"inputs": {"a": {"source": "dataset:digits:9"}}}, "inputs.a.source", "there is 1"),
+        ({"inputs": {"a": {"source": "dataset:digit"}}}, "inputs.a.source", "it has: digits"),
+        ({"inputs": {"a": {"source": "dataset:digits:9"}}}, "inputs.a.source", "it has: 1"),
         ({"inputs": {"a": {"source": "dataset:scores"}}}, "inputs.a.source", "direct"),
         (
             {"inputs": {"a": {"source": "workspaceblobstore/digits", "mode": "direct"}}},

@@ -146,7 +146,7 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
     assert old.id == first.id
     assert Dataset.get_by_id(catalogue, first.id).name == "pets"
     assert list(Dataset.get_all(catalogue)) == ["pets"]
-    with pytest.raises(DatasetNotFound, match="there is 1, 2"):
+    with pytest.raises(DatasetNotFound, match="it has: 1, 2"):
         Dataset.get_by_name(catalogue, "pets", 3)
     with pytest.raises(InvalidReference):
         Dataset.get_by_name(catalogue, "pets", "newest")

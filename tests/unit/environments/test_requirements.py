@@ -48,7 +48,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="Check its name"):
         requirements.read(tmp_path / "none.txt")
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SpecError, match="no UTF-8 text"):
+    with pytest.raises(SpecError, match="not UTF-8 text"):
         requirements.read(tmp_path / "bytes.txt")
     (tmp_path / "large.txt").write_bytes(b"#" * (requirements.FILE_LIMIT + 1))
     with pytest.raises(SpecError, match="larger than 512 KiB"):
@@ -88,9 +88,9 @@ def test_lines_that_are_taken(line: str) -> None:
         ("--no-index yes", "takes no value"),
         ("--find-links", "has no value"),
         ("./own.whl", "relative path"),
-        ("/src/own", "no wheel or source archive"),
-        ("numpy = 1", "no requirement"),
-        ("import numpy", "no requirement"),
+        ("/src/own", "not a wheel or source archive"),
+        ("numpy = 1", "not a requirement"),
+        ("import numpy", "not a requirement"),
         ("a\nb", "more than one line"),
         ("--index-url https://robot:hunter2@host/simple", "user name or password"),
         ("--index-url https://hunter2@host/simple", "user name or password"),
@@ -155,8 +155,8 @@ def test_how_conda_asks_for_a_python(written: str, python: str | None) -> None:
             {"dependencies": ["python", "cudatoolkit=11", "numpy"]},
             "conda for cudatoolkit=11, numpy",
         ),
-        ({"dependencies": {"pip": []}}, "no conda specification"),
-        ([], "no conda specification"),
+        ({"dependencies": {"pip": []}}, "not a conda specification"),
+        ([], "not a conda specification"),
         ({"dependencies": [], "variables": {"A": "1"}}, "has variables"),
     ],
 )
@@ -205,13 +205,13 @@ def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "path", "words"),
     [
-        ({"pip": [3]}, "environment.pip[0]", "no text"),
-        ({"pip": {"a": 1}}, "environment.pip", "no list"),
-        ({"python": 3.1}, "environment.python", "no text"),
-        ({"pips": ["numpy"]}, "environment.pips", "no key"),
+        ({"pip": [3]}, "environment.pip[0]", "not text"),
+        ({"pip": {"a": 1}}, "environment.pip", "not a list"),
+        ({"python": 3.1}, "environment.python", "not text"),
+        ({"pips": ["numpy"]}, "environment.pips", "not a known key"),
         ({"conda": "c.yml", "pip": ["numpy"]}, "environment.conda", "stands beside pip"),
-        ({"requirements": 3}, "environment.requirements", "no text"),
-        (3, "environment", "no text"),
+        ({"requirements": 3}, "environment.requirements", "not text"),
+        (3, "environment", "not text"),
     ],
 )
 def test_wrong_forms_are_told_with_their_place(environment: Any, path: str, words: str) -> None:

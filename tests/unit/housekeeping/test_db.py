@@ -71,7 +71,7 @@ def test_a_backup_replaces_nothing(queue: Queue, terminal: Terminal, tmp_path: P
         assert done.code == 2 and "exists" in done.err
     assert (tmp_path / "mine").read_text() == "mine"
     assert not (tmp_path / "nothing").exists()
-    with pytest.raises(UsageError, match="is no folder"):
+    with pytest.raises(UsageError, match="is not a folder"):
         care.backup(queue.workspace.path / "store.db", tmp_path / "no" / "x.db")
 
 

@@ -326,7 +326,7 @@ def test_the_command_shows_what_would_go(runs: Runs, terminal: Terminal) -> None
     done = terminal.type("prune", "--dry-run", "--older-than", "0s")
     assert done.code == 0
     assert job.id.rpartition("_")[2] in done.out
-    assert "would be removed: 2.0 kB" in done.out
+    assert "would remove 2.0 kB" in done.out
     shown = json.loads(terminal.type("prune", "--dry-run", "--keep", "0", "--json").out)
     assert (shown["removed"], shown["bytes"]) == (None, 2000)
     assert [one["id"] for one in shown["jobs"]] == [job.id]
@@ -340,7 +340,7 @@ def test_the_command_removes_only_with_a_yes(runs: Runs, terminal: Terminal) -> 
     assert refused.code == 2 and "--yes" in refused.err
     assert runs.has(b"weights")
     done = terminal.type("prune", "--older-than", "0s", "--yes")
-    assert done.code == 0 and "removed 1 files, 7 B" in done.out
+    assert done.code == 0 and "removed 1 file, 7 B" in done.out
     assert not runs.has(b"weights")
     again = terminal.type("prune", "--max-size", "0B", "--yes", "--json")
     assert json.loads(again.out)["removed"] is None  # nothing left to do
@@ -357,7 +357,7 @@ def test_without_a_workspace_there_is_nothing_to_prune(terminal: Terminal) -> No
     done = terminal.type("prune", "--dry-run")
     assert done.code == 3 and "no workspace" in done.err
     done = terminal.type("prune", "--dry-run", "--scratch")
-    assert done.code == 0 and "scratch would be removed: 0 B" in done.out
+    assert done.code == 0 and "would remove 0 B of scratch" in done.out
 
 
 def _write(path: Path, data: bytes) -> Path:

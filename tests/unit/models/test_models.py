@@ -57,7 +57,7 @@ def test_versions_count_and_the_same_files_give_the_same_version(runs: Runs) -> 
     for text in ("mnist:9", "mnist@x", "other"):
         with pytest.raises(NotFoundError):
             models.find(runs.workspace, text)
-    with pytest.raises(UsageError, match="no version"):
+    with pytest.raises(UsageError, match="not a version"):
         models.find(runs.workspace, "mnist:one")
 
 

@@ -63,7 +63,7 @@ def test_a_trace_is_csv_or_json_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "named"),
     [
-        ("submit,duration\n0,soon\n", "line 2 .*no duration"),
+        ("submit,duration\n0,soon\n", "line 2 .*not a valid duration"),
         ("submit\n0\n", "line 2 .*'duration' is missing"),
         ("submit,duration,colour\n0,1,red\n", "no column 'colour'"),
         ("submit,duration,preemptible\n0,1,maybe\n", "preemptible is 'maybe'"),
@@ -72,8 +72,8 @@ def test_a_trace_is_csv_or_json_lines(tmp_path: Path) -> None:
         ("submit,duration\n-5,1\n", "submit is -5"),
         ("submit,duration,job\n0,1,a\n1,1,a\n", "names a job twice"),
         ("submit,duration\n", "has no jobs"),
-        ('{"submit": 1\n', "line 1 .*no JSON"),
-        ('{"submit": 1, "duration": 1}\n[]\n', "line 2 .*no JSON object"),
+        ('{"submit": 1\n', "line 1 .*not JSON"),
+        ('{"submit": 1, "duration": 1}\n[]\n', "line 2 .*not a JSON object"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, named: str) -> None:

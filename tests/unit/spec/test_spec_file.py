@@ -343,7 +343,7 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
         ({"script": "a", "max_duration": [1]}, "max_duration", "like"),
         ({"script": "a", "max_duration_s": float("nan")}, "max_duration_s", "duration"),
         ({"script": "a", "node_count": 2}, "node_count", "distribution.nodes"),
-        ({"script": "a", "tags": {"a": None}}, "tags.a", "no text"),
+        ({"script": "a", "tags": {"a": None}}, "tags.a", "not text"),
         ({"script": "a", "arguments": ["\ud800"]}, "arguments[0]", "UTF-8"),
         ({"script": "a", "secrets": {"A": {"env": "HOME"}}}, "secrets.A", "RAYJOBS_SECRET_"),
         ({"script": "a", "secrets": {"A": {}}}, "secrets.A", "exactly one"),

@@ -52,7 +52,7 @@ def test_a_missing_folder_and_a_file_that_is_no_database_are_named(tmp_path: Pat
     with pytest.raises(StoreError, match=r"folder .*missing.* does not exist"):
         SqlStore(tmp_path / "missing" / "store.db")
     (tmp_path / "store.db").write_text("not a database, and longer than a header" * 10)
-    with pytest.raises(StoreError, match="no SQLite database"):
+    with pytest.raises(StoreError, match="not a SQLite database"):
         SqlStore(tmp_path / "store.db")
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(StoreError, match=r"folder\.db"):

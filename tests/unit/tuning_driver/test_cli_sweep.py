@@ -171,7 +171,7 @@ def test_reports_that_are_no_numbers_are_texts_in_json(world: World, call: Call)
     code, out, _ = call("show", "--json", sweep)
 
     def refuse(name: str) -> float:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not a JSON")
 
     shown = json.loads(out, parse_constant=refuse)
     assert (code, shown["trials"][0]["reports"]) == (0, ["NaN"])
@@ -209,11 +209,11 @@ def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
 def test_cancel_asks_once_and_tells_of_a_finished_one(world: World, call: Call) -> None:
     sweep = world.submit()
     code, out, err = call("cancel", sweep)
-    assert (code, out) == (0, f"{sweep} is asked to end (now Running)\n")
+    assert (code, out) == (0, f"{sweep}: cancel requested (still Running)\n")
     assert "does not run" in err
     assert world.finish(world.driver(sweep)) is JobState.CANCELED
     code, out, _ = call("cancel", sweep)
-    assert (code, out) == (0, f"{sweep} was finished already: Canceled\n")
+    assert (code, out) == (0, f"{sweep} has already ended (Canceled)\n")
 
 
 def test_plot_writes_pngs_and_a_page(world: World, call: Call, tmp_path: Path) -> None:
