@@ -30,7 +30,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
             "verify_resume:verify_resume",
             "Prove that a script resumes correctly after random kills.",
         ),
-        "update": ("update:update", "Change a job's priority, tags, display name or limits."),
+        "update": ("update:update", "Change a waiting job's limit, resources, priority or tags."),
         "stacks": ("stacks:stacks", "Show the Python stack of each rank of a running job."),
         "simulate-eviction": (
             "simulate_eviction:simulate_eviction",

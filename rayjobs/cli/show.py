@@ -68,7 +68,13 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
             return
         click.echo(facts(_head(settings, found, outlook, earlier_s)))
         sections = [
-            _section("Runs", _spec_facts(found, inputs_read(workspace.store, found))),
+            _section(
+                "Runs",
+                [
+                    *_spec_facts(found, inputs_read(workspace.store, found)),
+                    *_revision(workspace.store.revision(found.id)),
+                ],
+            ),
             *[_attempt(attempt, found) for attempt in attempts],
             _failure(found),
             _metrics(workspace, found),
@@ -109,6 +115,7 @@ def _as_json(
         **job_json(job, outlook, earlier_s=earlier_s),
         "workspace": str(workspace.path),
         "spec": job.spec.model_dump(mode="json"),
+        "revision": store.revision(job.id),
         "git": git.of_properties(job.properties),
         "inputs": inputs_read(store, job),
         "attempts": [attempt_json(attempt) for attempt in attempts],
@@ -161,6 +168,12 @@ def _head(
             ),
         ),
     ]
+
+
+def _revision(number: int) -> list[tuple[str, str]]:
+    if number == 1:
+        return []
+    return [("Revision", f"{number} (`rayjobs events` lists what was changed)")]
 
 
 def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]:

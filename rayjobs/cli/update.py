@@ -14,6 +14,8 @@ from rayjobs.terminal import plain_text
 EPILOG = """\b
 Examples:
   rayjobs update 1f3c --priority 10
+  rayjobs update 1f3c --max-duration 2h
+  rayjobs update 1f3c --nodes 1 --gpus-per-proc 1
   rayjobs update 1f3c --tag best=yes --untag draft
   rayjobs update 1f3c --hold "until the data is there"
   rayjobs update 1f3c --release
@@ -26,6 +28,14 @@ Examples:
 @click.option("--tag", "tags", multiple=True, metavar="K=V", help="Set a tag (repeatable).")
 @click.option("--untag", "untags", multiple=True, metavar="K", help="Remove a tag (repeatable).")
 @click.option("--display-name", metavar="TEXT", help="What lists show.")
+@click.option(
+    "--max-duration", metavar="TIME", help="Limit of an attempt, e.g. 6h; none: no limit."
+)
+@click.option("--nodes", metavar="N", help="Number of nodes.")
+@click.option("--procs-per-node", metavar="N", help="Processes on each node.")
+@click.option("--cpus-per-proc", metavar="N", help="CPUs of each process.")
+@click.option("--gpus-per-proc", metavar="N", help="GPUs of each process; 0.5 shares one.")
+@click.option("--memory-per-proc", metavar="SIZE", help="Memory limit of a process, e.g. 8GiB.")
 @click.option("--hold", metavar="WHY", help="Do not start it until it is released.")
 @click.option("--release", is_flag=True, help="Let a held job be started again.")
 @json_option
@@ -33,6 +43,8 @@ Examples:
 @click.pass_obj
 def update(
     settings: Settings,
+    /,
+    *,
     job: str,
     priority: int | None,
     tags: tuple[str, ...],
@@ -40,21 +52,43 @@ def update(
     display_name: str | None,
     hold: str | None,
     release: bool,
+    **options: str | None,
 ) -> None:
-    """Change a job's priority, tags or shown name, or hold it. What it runs never changes.
+    """Change a waiting job's limit, resources, priority or tags, or hold it.
 
-    The priority and the hold of an array are those of its members that have not ended.
+    Each change of what was submitted is a new revision of the job's spec; its place in the queue
+    and its code stay. Of a job that runs, only priority, tags, shown name and hold can change. Of
+    an array, the members that wait are changed; its priority and hold are those of all that have
+    not ended.
     """
+    from rayjobs.cli.spec_options import from_options, named_by_option
+    from rayjobs.errors import SpecError
+    from rayjobs.states import JobState
+    from rayjobs.submit.revising import revise
+
     if hold is not None and (release or not hold.strip()):
         raise click.UsageError("give --hold with a reason, or --release.")
     changed: dict[str, str | None] = dict.fromkeys(untags)
     changed.update(pairs(tags, option="--tag", example="best=yes"))
-    if not any((changed, release, hold)) and priority is None and display_name is None:
+    revised = from_options(None, (), options, [])
+    if not any((revised, changed, release, hold)) and priority is None and display_name is None:
         raise click.UsageError(
-            "say what to change: --priority, --tag, --untag, --display-name, --hold, --release."
+            "say what to change: --max-duration, --nodes, --procs-per-node, --cpus-per-proc, "
+            "--gpus-per-proc, --memory-per-proc, --priority, --tag, --untag, --display-name, "
+            "--hold, --release."
         )
     with settings.open() as workspace:
         found = workspace.store.find(job)
+        if found.state is JobState.QUEUED:  # these are part of what was submitted
+            tags_now = {**found.tags, **changed}
+            revised |= {} if priority is None else {"priority": priority}
+            if changed:
+                revised["tags"] = {key: value for key, value in tags_now.items() if value}
+        if revised:
+            try:
+                revise(workspace, found, revised)
+            except SpecError as error:
+                raise named_by_option(error, options) from error.__cause__
         new = workspace.store.update(
             found.id, priority=priority, tags=changed or None, display_name=display_name
         )
@@ -62,12 +96,14 @@ def update(
             new = workspace.store.hold(found.id, reason=hold.strip())
         elif release:
             new = workspace.store.release(found.id)
-        if priority is not None or release:
+        if revised or priority is not None or release:
             wake_quietly(new.target, workspace.path)
         earlier_s = earlier_runs(workspace.store, [new]).get(new.id)
+        revision = workspace.store.revision(new.id)
     if settings.as_json:
-        print_json(job_json(new, earlier_s=earlier_s))
+        print_json({**job_json(new, earlier_s=earlier_s), "revision": revision})
     else:
         listed = ", ".join(f"{key}={value}" for key, value in new.tags.items()) or "no tags"
         held = f", held: {plain_text(new.held)}" if new.held else ""
-        click.echo(f"{new.id} priority {new.priority}, {listed}{held}")
+        number = f", revision {revision}" if revision > 1 else ""
+        click.echo(f"{new.id} priority {new.priority}, {listed}{held}{number}")

@@ -75,6 +75,7 @@ class Drive(DriveEnds):
             attempt=self.job.attempt,
             allocation=self.held.name,
             epoch=self.parts.epoch,
+            changed_at=self.job.changed_at,
         )
         if attempt is None:  # canceled, or another actor was faster, or has taken over
             await self._drop_place(new)

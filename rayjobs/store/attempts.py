@@ -45,7 +45,13 @@ class AttemptsPart(ArrayEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
     def start(
-        self, job_id: str, *, attempt: int, allocation: str, epoch: str | None = None
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        allocation: str,
+        epoch: str | None = None,
+        changed_at: datetime | None = None,
     ) -> Attempt | None:
         """See `Store.start`."""
         now = self._now()
@@ -55,6 +61,7 @@ class AttemptsPart(ArrayEnds):
             "now": now,
             "allocation": allocation,
             "epoch": epoch,
+            "changed_at": time_text(changed_at),
         }
         with self._database.write() as connection:
             started = connection.execute(transitions.START, values).fetchone()

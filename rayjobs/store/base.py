@@ -148,7 +148,13 @@ class Store(QueueStore, SweepStore, Protocol):
         ...
 
     def start(
-        self, job_id: str, *, attempt: int, allocation: str, epoch: str | None = None
+        self,
+        job_id: str,
+        *,
+        attempt: int,
+        allocation: str,
+        epoch: str | None = None,
+        changed_at: datetime | None = None,
     ) -> Attempt | None:
         """Start the job that the policy named: Queued → Provisioning, attempt + 1.
 
@@ -159,6 +165,7 @@ class Store(QueueStore, SweepStore, Protocol):
             epoch: Only while this actor's claim of the job's target is the last one: what an
                 actor reads after its claim is all that any other will ever have started. None:
                 whoever asks.
+            changed_at: Only if the job is as it was read: its spec may have been revised since.
         """
         ...
 
@@ -254,6 +261,18 @@ class Store(QueueStore, SweepStore, Protocol):
         """Change what may change: priority of a job that is not final, tags (None removes),
         properties (add-only: another value raises UsageError). An array's priority is that of
         its unfinished members."""
+        ...
+
+    def revise(self, job_id: str, spec: JobSpec) -> Job:
+        """Write a new revision of a queued job's spec durably, with an event that keeps the old.
+
+        Its place, snapshot and id stay. Of an array, all queued members whose spec is the array's.
+        Raises UsageError where nothing of it is queued any more.
+        """
+        ...
+
+    def revision(self, job_id: str) -> int:
+        """Return the number of the job's spec, from 1."""
         ...
 
     def hold(self, job_id: str, *, reason: str) -> Job:

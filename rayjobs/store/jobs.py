@@ -65,6 +65,17 @@ LIGHT_COLUMNS = (
 LINE_COLUMNS = f"{LIGHT_COLUMNS}, snapshot, failure, properties, array_index, placed_at, hold"
 UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
 
+REVISION = "revision"
+REVISIONS = "SELECT COUNT(*) FROM events WHERE job = :job AND kind = :kind"
+FIRST_REVISION = """
+SELECT data FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 1
+"""
+# Another `changed_at` has the target read it again, and start nothing that it read before.
+REVISE = "UPDATE jobs SET spec = :spec, changed_at = :now WHERE id = :job"
+QUEUED_LIKE = """
+SELECT * FROM jobs WHERE parent = :job AND kind = 'job' AND state = 'Queued' AND spec = :spec
+"""
+
 _BEYOND = "\U0010ffff"
 _SHOWN = 10
 
@@ -119,7 +130,8 @@ class JobsPart(Part):
             if idempotency_key is not None:
                 known = connection.execute(BY_KEY, values).fetchone()
                 if known is not None:
-                    return same_submit(known, spec, snapshot), False
+                    first = first_spec(connection, known)
+                    return same_submit(known, spec, snapshot, first), False
             if numbered and spec.display_name is None:
                 values["display_name"] = next_name(connection, spec.name)
             values["submitted_at"] = self._submitted(connection, now)
@@ -329,6 +341,42 @@ class JobsPart(Part):
                 ).fetchone()
             return job_of(row)
 
+    def revise(self, job_id: str, spec: JobSpec) -> Job:
+        """See `Store.revise`."""
+        text, now = spec.to_json(), self._now()
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            before = str(row["spec"])
+            waiting = [row] if row["state"] == JobState.QUEUED else []
+            if row["kind"] == ARRAY:
+                waiting = connection.execute(
+                    QUEUED_LIKE, {"job": job_id, "spec": before}
+                ).fetchall()
+            if not waiting:
+                raise UsageError(
+                    f"{job_id} is {row['state']}: nothing of it waits in the queue any more",
+                    job=job_id,
+                )
+            changes = _differences(before, text)
+            for one in [row, *waiting] if row["kind"] == ARRAY else waiting:
+                number = _revision(connection, one["id"]) + 1
+                connection.execute(REVISE, {"job": one["id"], "spec": text, "now": now})
+                self._event(
+                    connection,
+                    one["id"],
+                    REVISION,
+                    f"revision {number}: {', '.join(changes) or 'nothing changed'}",
+                    now=now,
+                    attempt=one["attempt"],
+                    data={"revision": number, "before": before},
+                )
+            return job_of(self._row(connection, job_id))
+
+    def revision(self, job_id: str) -> int:
+        """See `Store.revision`."""
+        with self._database.read() as connection:
+            return _revision(connection, job_id)
+
     def hold(self, job_id: str, *, reason: str) -> Job:
         """See `Store.hold`."""
         if not reason:
@@ -375,6 +423,41 @@ class JobsPart(Part):
                 )
             changed = self._row(connection, job_id)
         return job_of(changed)  # only now: a job whose spec is damaged can be held too
+
+
+def first_spec(connection: sqlite3.Connection, row: sqlite3.Row) -> str:
+    """Return the spec that a job was submitted with."""
+    found = connection.execute(FIRST_REVISION, {"job": row["id"], "kind": REVISION}).fetchone()
+    return str(row["spec"] if found is None else json.loads(found[0])["before"])
+
+
+def _revision(connection: sqlite3.Connection, job_id: str) -> int:
+    values = {"job": job_id, "kind": REVISION}
+    return 1 + int(connection.execute(REVISIONS, values).fetchone()[0])
+
+
+def _differences(before: str, after: str) -> list[str]:
+    """Return which fields of two specs differ, for people."""
+    old, new = _flat(json.loads(before)), _flat(json.loads(after))
+    return [
+        f"{name} {_shown(old.get(name))} → {_shown(new.get(name))}"
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _flat(data: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if isinstance(value, dict):
+            found |= _flat(value, f"{above}{key}.")
+        else:
+            found[f"{above}{key}"] = value
+    return found
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:

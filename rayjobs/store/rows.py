@@ -233,8 +233,13 @@ def light_row(row: sqlite3.Row) -> Mapping[str, Any]:
     return data
 
 
-def same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:
+def same_submit(
+    known: sqlite3.Row, spec: JobSpec, snapshot: str | None, first: str | None = None
+) -> Job:
     """Return the job of an idempotency key that is known.
+
+    Args:
+        first: The spec that it was submitted with, where that was revised since.
 
     Raises:
         UsageError: the key was used for something else.
@@ -242,7 +247,7 @@ def same_submit(known: sqlite3.Row, spec: JobSpec, snapshot: str | None) -> Job:
     different = [
         what
         for what, is_different in (
-            ("spec", spec_of(known["spec"]) != spec),
+            ("spec", spec_of(first or known["spec"]) != spec),
             ("snapshot", known["snapshot"] != snapshot),
         )
         if is_different

@@ -17,6 +17,7 @@ UPDATE jobs SET state = 'Provisioning', attempt = attempt + 1, reason = '', chan
     started_at = NULL, not_before = NULL, placed_at = COALESCE(placed_at, :now)
 WHERE id = :job AND state = 'Queued' AND attempt = :attempt AND cancel_requested_at IS NULL
     AND hold IS NULL
+    AND (:changed_at IS NULL OR changed_at = :changed_at)
     AND (:epoch IS NULL
         OR EXISTS (SELECT 1 FROM targets WHERE name = jobs.target AND epoch = :epoch))
 RETURNING attempt, parent, array_index

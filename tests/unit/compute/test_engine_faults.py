@@ -484,6 +484,31 @@ def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -
     play(scene, tmp_path)
 
 
+def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        start, seen = here.store.start, []
+
+        def late(job_id: str, **more: Any) -> Any:
+            if not seen:  # after it was decided to start the job, before the store is asked
+                spec = here.store.job(job_id).spec.model_copy(update={"max_duration_s": 60.0})
+                here.store.revise(job_id, spec)
+            seen.append(start(job_id, **more))
+            return seen[-1]
+
+        here.store.start = late  # type: ignore[method-assign]
+        here.agent.instant = 0
+        job = here.submit()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert seen[0] is None
+        assert done.spec.max_duration_s == 60.0
+        assert [one.message for one in here.store.events(job.id) if one.kind == "revision"] == [
+            "revision 2: max_duration_s none → 60"
+        ]
+
+    play(scene, tmp_path)
+
+
 # -- another actor --------------------------------------------------------------------------------
 
 

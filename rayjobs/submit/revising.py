@@ -1,0 +1,60 @@
+"""A waiting job's spec is changed: a validated new revision in its old place, with its snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.errors import RayjobsError, UsageError
+from rayjobs.records import Job
+from rayjobs.states import JobState
+
+if TYPE_CHECKING:
+    from rayjobs.capacity import Capacity
+    from rayjobs.workspace_files import OpenWorkspace
+
+# Of these a target's capacity says whether the job can ever be placed.
+OF_SIZE = ("distribution", "resources")
+
+
+def revise(workspace: OpenWorkspace, job: Job, changes: Mapping[str, Any]) -> Job:
+    """Write a new revision of a waiting job's spec; return the job.
+
+    Of an array, all members that wait are changed, except those that were changed by themselves.
+
+    Args:
+        changes: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
+
+    Raises:
+        UsageError: the job does not wait, or runs nothing itself.
+        SpecError: a change is wrong, or the job could never be placed; all problems at once.
+    """
+    from rayjobs import spec_checks
+    from rayjobs.spec_file import build_spec, merge
+
+    if job.kind not in ("job", "array"):
+        raise UsageError(f"{job.id} is a {job.kind}: change its jobs instead", job=job.id)
+    if job.kind == "job" and job.state is not JobState.QUEUED:
+        raise UsageError(
+            f"{job.id} is {job.state}: only a job that waits in the queue can be changed; what "
+            f"runs keeps the resources and the limit that it was started with",
+            job=job.id,
+        )
+    base = {
+        **job.spec.model_dump(mode="json"),
+        "priority": job.priority,
+        "tags": {} if "tags" in changes else dict(job.tags),
+    }
+    spec = build_spec(merge(base, changes))
+    if any(name in changes for name in OF_SIZE):
+        spec_checks.refuse(spec, source=None, capacity=_capacity(spec.target))
+    return workspace.store.revise(job.id, spec)
+
+
+def _capacity(target: str) -> Capacity | None:
+    from rayjobs.compute.targets import capacity_of
+
+    try:
+        return capacity_of(target)
+    except RayjobsError:
+        return None  # a target that was removed: nothing is known of its nodes
