@@ -27,7 +27,7 @@ from rayjobs.datastore.kept import Tally
 from rayjobs.datastore.local_mount import LocalMount
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import ProgressCallback, callback_for
-from rayjobs.datastore.reading import with_digests
+from rayjobs.datastore.reading import Version, check_local, with_digests
 from rayjobs.datastore.refs import DataPath, DataReference
 from rayjobs.datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
 from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
@@ -253,6 +253,7 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
         the kept ones differ.
 
         Raises:
+            DataChanged: a local file is not the one of this version.
             DatastoreError: a file could not be fetched.
         """
         total = Tally()
@@ -263,6 +264,11 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
                 if entry.datastore == name
             ]
             backend = open_backend(record_for(name, self._record))
+            if backend.local_path("") is not None:
+                # First: none of a damaged version is fetched, and the message is the one of a job.
+                for entry in self.manifest:
+                    if entry.datastore == name:
+                        check_local(entry, backend, Version.of(self))
             total += download(backend, wanted, overwrite=overwrite, progress=progress)
         return total
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import filecmp
 import tempfile
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.digests import digest_of_file
+
+MOST_NAMES = 3
+"""So many files that differ are named one by one."""
 
 
 class KeptOtherFile(UserWarning):
@@ -25,12 +29,14 @@ class Tally:
         kept: Files that were there before and were not touched.
         other_size: Kept files whose size differs from that of the file to bring.
         other_content: Kept files of the same size whose bytes differ.
+        names: The paths of the kept files that differ, in the storage.
     """
 
     moved: int = 0
     kept: int = 0
     other_size: int = 0
     other_content: int = 0
+    names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def differing(self) -> int:
@@ -43,6 +49,7 @@ class Tally:
             self.kept + other.kept,
             self.other_size + other.other_size,
             self.other_content + other.other_content,
+            (*self.names, *other.names),
         )
 
     def sentence(self, verb: str, remedy: str) -> str:
@@ -53,10 +60,10 @@ class Tally:
         how = "in size" if not self.other_content else "in content"
         if self.other_size and self.other_content:
             how = "in size or content"
-        return (
-            f"{said}, {self.differing} of them differ{'s' if self.differing == 1 else ''} {how}: "
-            f"{remedy}"
-        )
+        shown = ", ".join(self.names[:MOST_NAMES])
+        shown += f" and {len(self.names) - MOST_NAMES} more" if len(self.names) > MOST_NAMES else ""
+        differ = "differs" if self.differing == 1 else "differ"
+        return f"{said}, {self.differing} of them {differ} {how} ({shown}): {remedy}"
 
     def warn(self, verb: str) -> None:
         """Warn the caller of the caller when a kept file differs."""
@@ -105,6 +112,9 @@ def is_same(backend: Backend, stored: StoredFile, local: Path) -> bool:
         return filecmp.cmp(fetched, local, shallow=False)
 
 
-def tally(moved: int, found: list[str]) -> Tally:
-    """Return the tally of a transfer, given what `compare` said of each kept file."""
-    return Tally(moved, len(found), found.count("size"), found.count("content"))
+def tally(moved: int, found: Iterable[tuple[str, str]]) -> Tally:
+    """Return the tally of a transfer, given each kept file's path and what `compare` said."""
+    said = sorted(found)
+    hows = [how for _, how in said]
+    names = tuple(path for path, how in said if how)
+    return Tally(moved, len(said), hows.count("size"), hows.count("content"), names)

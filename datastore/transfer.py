@@ -134,14 +134,15 @@ def upload(
     )
     stored: dict[str, StoredFile] = {}
     kept: list[str] = []
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
 
     def one(item: Upload, stop: threading.Event) -> None:
         before = None if overwrite else backend.stat(item.path)
         if before is not None:
             meter.add_bytes(item.source.stat().st_size)
             kept.append(item.path)
-            found.append(compare(backend, before, item.source) if compared else "")
+            how = compare(backend, before, item.source) if compared else ""
+            found.append((item.path, how))
         stored[item.path] = before or backend.put(item.source, item.path, _stoppable(meter, stop))
         meter.add_file()
 
@@ -179,7 +180,7 @@ def download(
     kept: list[Download] = []
     for item in downloads:
         (kept if not overwrite and item.to.exists() else wanted).append(item)
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     meter = Meter("download", len(wanted), sum(item.file.size for item in wanted), progress)
 
     def one(item: Download, stop: threading.Event) -> None:
@@ -195,9 +196,11 @@ def download(
         meter.add_file()
 
     _run("download", backend, wanted, one, threads)
-    for_each(
-        kept, lambda item, stop: found.append(compare(backend, item.file, item.to)), threads=threads
-    )
+
+    def look(item: Download, stop: threading.Event) -> None:
+        found.append((item.file.path, compare(backend, item.file, item.to)))
+
+    for_each(kept, look, threads=threads)
     meter.finish()
     return tally(len(wanted), found)
 

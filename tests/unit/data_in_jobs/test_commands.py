@@ -53,7 +53,7 @@ def test_files_that_are_kept_are_told_and_counted(
     assert (done.code, done.out) == (
         1,
         "workspaceblobstore/src: 0 stored, 2 kept (there already), "
-        "1 of them differs in size: use --overwrite\n",
+        "1 of them differs in size (src/a.txt): use --overwrite\n",
     )
     done = terminal.type(*put, "--json")
     counts = json.loads(done.out)
@@ -66,7 +66,8 @@ def test_files_that_are_kept_are_told_and_counted(
     done = terminal.type(*get)
     assert (done.code, done.out) == (
         1,
-        "back: 1 fetched, 1 kept (there already), 1 of them differs in size: use --overwrite\n",
+        "back: 1 fetched, 1 kept (there already), "
+        "1 of them differs in size (src/a.txt): use --overwrite\n",
     )
     assert terminal.type(*get, "--overwrite").code == 0
     assert (folder / "back" / "a.txt").read_text() == "changed"

@@ -211,3 +211,14 @@ def test_upload_directory(store: Datastore, tmp_path: Path) -> None:
         tmp_path / "new", (store, "up"), pattern="**/*.csv", show_progress=False
     )
     assert dataset.to_path() == ["/a.csv", "/sub/b.csv"]
+
+
+def test_a_damaged_version_is_not_fetched_and_says_what_was_recorded(
+    catalogue: MemoryCatalogue, store: Datastore, pets: FileDataset, tmp_path: Path
+) -> None:
+    registered = pets.register(catalogue, "pets")
+    (file, *_) = sorted((Path(store.container_name) / "pets").rglob("*.jpg"))
+    file.write_text("damaged")
+    with pytest.raises(DataChanged, match=r"dataset pets:1 recorded \(registered 20.*Recorded: "):
+        registered.download(tmp_path / "got", show_progress=False)
+    assert not (tmp_path / "got").exists()
