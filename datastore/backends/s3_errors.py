@@ -56,7 +56,8 @@ def explain(error: BaseException, *, what: str, where: str) -> DatastoreError:
     if isinstance(error, _CREDENTIALS):
         return AccessDenied(
             f"cannot {what} on {where}: {error}. Set the variables or the profile that the "
-            "datastore names for its credentials (rayjobs datastore ls shows the names)."
+            "datastore names for its credentials (rayjobs datastore ls shows the names). Jobs get "
+            "what is exported where you submit, or set by `rayjobs target secret set NAME`."
         )
     if isinstance(error, _CONNECTION):
         reason = str(error) or type(error).__name__

@@ -13,6 +13,7 @@ from rayjobs.compute import localhead
 from rayjobs.compute.targetrecord import all_targets
 from rayjobs.doctor.findings import Finding, Level, Place
 from rayjobs.paths import TargetPaths, runtime_folder
+from rayjobs.target.secrets import TargetSecrets
 
 _LISTENING = "0A"  # Source: include/net/tcp_states.h
 
@@ -125,6 +126,15 @@ def tokens(place: Place) -> Iterator[Finding]:
                 "start the cluster with RAY_AUTH_MODE=token, then `rayjobs target rm` and create",
             )
     good = []
+    for record in all_targets(home=place.home):
+        secrets = TargetSecrets(record.name, home=place.home).path
+        if secrets.exists() and (problem := exposed(secrets, 0o077)):
+            yield Finding(
+                "token",
+                Level.FAIL,
+                f"the secrets file of target {record.name}, {secrets}, {problem}",
+                f"chmod 600 {secrets}; change the secrets if others may have seen them",
+            )
     for name, path in files.items():
         problem = exposed(path, 0o077)
         if problem:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from rayjobs import scratch
+from rayjobs.compute.targetrecord import TargetRecord, save_target
 from rayjobs.doctor import (
     CHECKS,
     Finding,
@@ -28,6 +29,7 @@ from rayjobs.doctor import (
 )
 from rayjobs.injob import cgroups
 from rayjobs.paths import TargetPaths, runtime_dir
+from rayjobs.target.secrets import TargetSecrets
 from tests.unit.cli.conftest import Queue, Terminal
 
 HEAVY = ("ray", "torch", "pandas", "pyarrow", "rich", "sqlalchemy", "numpy", "alembic")
@@ -210,6 +212,22 @@ def test_a_token_that_others_can_read_fails(place: Place) -> None:
     assert "secret" not in found.text
     token.chmod(0o600)
     assert all(one.level is Level.OK for one in network.tokens(place))
+
+
+def test_a_secrets_file_that_others_can_read_fails(place: Place) -> None:
+    secrets = TargetSecrets("local", home=place.home)
+    secrets.set("PHOTOS_KEY", "a value")
+    assert not [one for one in network.tokens(place) if one.level is Level.FAIL]
+    secrets.path.chmod(0o640)
+    [found] = [one for one in network.tokens(place) if one.level is Level.FAIL]
+    assert f"chmod 600 {secrets.path}" in found.remedy
+    assert "a value" not in found.text
+
+
+def test_a_target_without_a_token_is_shown(place: Place) -> None:
+    save_target(TargetRecord("open", address="h:1", without_token=True), home=place.home)
+    [found] = [one for one in network.tokens(place) if one.level is Level.WARN]
+    assert "anyone who reaches h:1 can run code" in found.text
 
 
 # -- resources -------------------------------------------------------------------------------------
