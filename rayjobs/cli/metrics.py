@@ -13,12 +13,14 @@ from rayjobs.cli.output import print_json, width
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.metrics import pick, series, table
 from rayjobs.records import Job, MetricPoint
+from rayjobs.results.usage import system_points
 
 EPILOG = """\b
 Examples:
   rayjobs metrics 1f3c
   rayjobs metrics 1f3c loss accuracy
   rayjobs metrics 1f3c --plot curves.png
+  rayjobs metrics 1f3c --system              CPU cores, memory, GPUs over time
   rayjobs metrics 1f3c --json | jq '.metrics.loss[-1].value'
 """
 
@@ -30,16 +32,25 @@ Examples:
 @click.option(
     "--all-attempts", is_flag=True, help="Include points that a later attempt logged again."
 )
+@click.option("--system", is_flag=True, help="Show CPU, memory and GPU use instead.")
 @json_option
 @common_options
 @click.pass_obj
 def metrics(
-    settings: Settings, job: str, names: tuple[str, ...], plot: str | None, all_attempts: bool
+    settings: Settings,
+    job: str,
+    names: tuple[str, ...],
+    plot: str | None,
+    all_attempts: bool,
+    system: bool,
 ) -> None:
     """Show a job's metrics: last, lowest and highest value, and a curve."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
-        points = workspace.store.metrics(found.id, all_attempts=all_attempts)
+        if system:
+            points = system_points(workspace.store.attempts(found.id), all_attempts=all_attempts)
+        else:
+            points = workspace.store.metrics(found.id, all_attempts=all_attempts)
     points = pick(points, names)
     if plot is not None:
         from rayjobs.metric_plots import plot as draw

@@ -27,6 +27,7 @@ from rayjobs.mergedlogs import rank_set
 from rayjobs.metrics import number_text, summaries
 from rayjobs.node.facts import described
 from rayjobs.records import Attempt, Job
+from rayjobs.results.usage import peak_bytes, records_of
 from rayjobs.states import JobState
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
 from rayjobs.submit import git
@@ -246,6 +247,7 @@ def _attempt(attempt: Attempt, job: Job) -> str:
             ("Started", local_time(attempt.started_at) if attempt.started_at else ""),
             ("Took", attempt_times(attempt)),
             *_ran_on(attempt),
+            ("Used", _used(attempt)),
             ("Allocation", attempt.allocation or ""),
             ("Where", "; ".join(nodes)),
             ("Ranks", _ends(attempt) if shape.world_size > 1 else ""),
@@ -254,6 +256,18 @@ def _attempt(attempt: Attempt, job: Job) -> str:
             ("Failure", plain_text(failure.message) if failure else ""),
         ],
     )
+
+
+def _used(attempt: Attempt) -> str:
+    """Return an attempt's peak memory, and its CPU time over all nodes."""
+    parts = []
+    peak = peak_bytes(attempt)
+    if peak is not None:
+        parts.append(f"peak memory {size_text(peak)}")
+    cpu_s = sum(float(found.get("cpu_s") or 0.0) for _, found in records_of(attempt))
+    if cpu_s:
+        parts.append(f"{duration_text(cpu_s)} of CPU time")
+    return ", ".join(parts)
 
 
 def _ran_on(attempt: Attempt) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rayjobs.datastore import credentials
 from rayjobs.errors import PrepareError
-from rayjobs.injob import exitrecord, openfiles
+from rayjobs.injob import exitrecord, openfiles, usage
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import Proof
@@ -71,6 +71,7 @@ def exit_record_of_lost_host(plan: Mapping[str, Any], proof: Proof) -> dict[str,
         "tree": "lost",
         "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
         "cold": None,
+        "usage": usage.read(str(plan["root"])),
     }
 
 

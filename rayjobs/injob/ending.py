@@ -187,6 +187,7 @@ class Ending:
         """The exit record; removes the cgroups of the tree."""
         for rank in self._host.ranks:
             rank.log.enforce(at_end=True)
+        self._host.usage.stop()
         record = self.as_record(started_at, cold_reason)
         if not self._remaining:
             remove_cgroups_of(self._host.plan.marker)
@@ -218,6 +219,7 @@ class Ending:
             "memory": host.memory.as_record(),
             "pids": self._pids_record(host.processes),
             "cold": cold_reason,
+            "usage": host.usage.as_record(),
             **host.watch.as_record(),
         }
 

@@ -28,6 +28,7 @@ from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.plan import Plan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
 from rayjobs.injob.tree import Tree
+from rayjobs.injob.usage import Usage
 from rayjobs.injob.views import Views
 from rayjobs.injob.watch import Watch
 
@@ -75,6 +76,7 @@ class Host:
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
         self.ending = Ending(self)
         self.watch = Watch(self)
+        self.usage = Usage(self)
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
@@ -156,6 +158,7 @@ class Host:
                 return program
             self.let_go(self._beside.go_first([item.rank for item in self.plan.ranks]))
         self._started_s = boot_clock_s()
+        self.usage.start()
         return None
 
     def _show_inputs(self) -> None:
@@ -194,6 +197,7 @@ class Host:
 
     def abandon(self) -> None:
         """Close all sockets in a forked process."""
+        self.usage.abandon()
         self._beside.abandon()
         self._server.abandon()
 
@@ -265,6 +269,10 @@ class Host:
         self._note_times()
         if not self.ending.has_begun:
             self._look_for_an_end()
+        if self.ending.has_begun:
+            self.usage.stop()
+        else:
+            self.usage.turn()
         program = self._beside.turn()
         if program is None and self.ending.has_begun:
             self.ending.advance()

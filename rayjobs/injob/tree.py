@@ -46,6 +46,7 @@ class Tree:
         self.cgroup = cgroup
         self.namespace = namespace
         self.refused: list[str] = []
+        self.helpers: set[int] = set()  # children of the holder that are not the attempt's
         self._holder = holder
         self._boot_id = boot_id()
 
@@ -108,7 +109,7 @@ class Tree:
 
     def _not_members(self) -> set[int]:
         init = () if self.namespace is None else (self.namespace.init.pid,)
-        return {os.getpid(), *init}
+        return {os.getpid(), *init, *self.helpers}
 
     def add(self, pid: int) -> None:
         """Put a process that has no children yet into the tree."""

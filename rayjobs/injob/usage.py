@@ -1,0 +1,282 @@
+"""What an attempt uses on its node over time: CPU, memory and GPUs, at a bounded cost and size.
+
+The host takes the samples in its own loop. It measures what that costs it, and looks less often
+where one look is dear, so that it stays below `SHARE` of a core. Of any length of run at most
+`POINTS` points are kept: when they are full, pairs are merged and the interval doubles.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+
+from rayjobs.injob import cgroups, kernel
+from rayjobs.injob.memory import proportional_bytes
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+
+POINTS = 240
+EVERY_S = 1.0
+SHARE = 0.003  # of a core, for all samples together
+GPU_EVERY_S = 10
+FILE = "usage.json"
+_FILE_BYTES = 1024**2
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_GPU_QUERY = "index,uuid,utilization.gpu,memory.used"
+
+
+class Usage:
+    """The samples of one attempt on one node."""
+
+    def __init__(self, host: Host) -> None:
+        """Begin with no sample; `turn` takes them."""
+        self._host = host
+        self._every_s = EVERY_S
+        self._began_s = time.monotonic()
+        self._next_s = self._began_s + EVERY_S
+        self._began_at = time.time()
+        self._points: List[Dict[str, Any]] = []
+        self._peak_bytes = 0
+        self._cost_s = 0.0
+        self._cpu_s = 0.0
+        self._seen: Dict[int, Tuple[int, float]] = {}  # pid: start time, CPU seconds
+        self._last: Optional[Tuple[float, float]] = None  # time, CPU seconds of the whole tree
+        self._how = ""
+        self._gpu: Optional[subprocess.Popen[bytes]] = None
+        self._gpu_text = b""
+        self._gpu_now: Dict[str, Tuple[float, float]] = {}
+        self._is_over = False
+
+    def start(self) -> None:
+        """Start the program that watches the attempt's GPUs, where it has any."""
+        devices = self._host.plan.env.get("CUDA_VISIBLE_DEVICES", "")
+        if not devices.strip():
+            return
+        words = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
+        words += ["-i", devices, "-l", str(GPU_EVERY_S)]
+        try:
+            # Of a bare environment: it carries no marker, and is none of the attempt's processes.
+            self._gpu = subprocess.Popen(
+                words,
+                env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                close_fds=True,
+                start_new_session=True,
+                preexec_fn=_die_with_host,
+            )
+        except (OSError, subprocess.SubprocessError):
+            return  # no driver program here: GPUs are not watched
+        assert self._gpu.stdout is not None
+        os.set_blocking(self._gpu.stdout.fileno(), False)
+        self._host.tree.helpers.add(self._gpu.pid)
+
+    def abandon(self) -> None:
+        """Close what a forked process must not keep."""
+        if self._gpu is not None and self._gpu.stdout is not None:
+            os.close(self._gpu.stdout.fileno())
+
+    def turn(self) -> None:
+        """Take a sample if one is due. Raises nothing: a sample is worth no attempt."""
+        now_s = time.monotonic()
+        if now_s < self._next_s or self._is_over:
+            return
+        began_s = time.thread_time()
+        try:
+            self._sample(now_s)
+            self._write()
+        except (OSError, ValueError):
+            pass  # a full disk, or a process that ended meanwhile: the next sample is another
+        cost_s = time.thread_time() - began_s
+        self._cost_s += cost_s
+        self._next_s = now_s + max(self._every_s, cost_s / SHARE)
+
+    def _sample(self, now_s: float) -> None:
+        cpu_s = self._cpu_seconds()
+        used_bytes = self._memory_bytes()
+        self._peak_bytes = max(self._peak_bytes, used_bytes)
+        self._read_gpus()
+        before = self._last
+        self._last = (now_s, cpu_s)
+        if before is None:
+            before = (self._began_s, 0.0)
+        cores = max(0.0, cpu_s - before[1]) / max(1e-3, now_s - before[0])
+        if self._points and not used_bytes:
+            return  # all of it has ended: its CPU time counts, and there is no use to show
+        point: Dict[str, Any] = {
+            "t": round(now_s - self._began_s, 2),
+            "cpu": round(cores, 3),
+            "memory": used_bytes,
+        }
+        if self._gpu_now:
+            point["gpus"] = {name: list(pair) for name, pair in sorted(self._gpu_now.items())}
+        self._points.append(point)
+        if len(self._points) >= POINTS:
+            self._points = [
+                _merged(*self._points[at : at + 2]) for at in range(0, len(self._points) - 1, 2)
+            ]
+            self._every_s *= 2
+
+    # -- CPU and memory ---------------------------------------------------------------------------
+    def _cpu_seconds(self) -> float:
+        folder = self._host.tree.cgroup
+        if folder is not None:
+            used = cgroups.value(folder, "cpu.stat", "usage_usec")
+            if used is not None:
+                self._cpu_s = used / 1e6
+                return self._cpu_s
+        seen: Dict[int, Tuple[int, float]] = {}
+        for one in self._host.tree.held():
+            spent_s = _cpu_of(one.pid)
+            start, before_s = self._seen.get(one.pid, (one.start_time, 0.0))
+            if start != one.start_time:
+                before_s = 0.0
+            self._cpu_s += max(0.0, spent_s - before_s)
+            seen[one.pid] = (one.start_time, spent_s)
+        self._seen = seen
+        return self._cpu_s
+
+    def _memory_bytes(self) -> int:
+        folder = self._host.tree.cgroup
+        if folder is not None:
+            text = cgroups.read(folder, "memory.current")
+            if text is not None and text.strip().isdigit():
+                # Without files that the kernel only keeps as long as nobody needs the room.
+                idle = cgroups.value(folder, "memory.stat", "inactive_file") or 0
+                self._how = "cgroup"
+                return max(0, int(text) - idle)
+        # Shared pages are divided among their users: ranks share the interpreter they come from.
+        self._how = "proportional"
+        return sum(proportional_bytes(one.pid) for one in self._host.tree.held())
+
+    # -- GPUs -------------------------------------------------------------------------------------
+    def _read_gpus(self) -> None:
+        if self._gpu is None or self._gpu.stdout is None:
+            return
+        try:
+            self._gpu_text += os.read(self._gpu.stdout.fileno(), 64 * 1024)
+        except (BlockingIOError, OSError):
+            return
+        *lines, self._gpu_text = self._gpu_text[-16_384:].split(b"\n")
+        for line in lines:
+            fields = [field.strip() for field in line.decode("utf-8", "replace").split(",")]
+            if len(fields) == 4:
+                self._gpu_now[fields[0]] = (_number(fields[2]), _number(fields[3]) * 2**20)
+
+    def stop(self) -> None:
+        """Take the last sample and end what `start` started. Idempotent."""
+        if not self._is_over:
+            self._next_s = 0.0
+            self.turn()
+            self._is_over = True
+        if self._gpu is not None:
+            try:
+                os.kill(self._gpu.pid, signal.SIGKILL)
+                os.waitpid(self._gpu.pid, 0)
+            except (ProcessLookupError, ChildProcessError):
+                pass  # it has ended, and the host has reaped it
+            if self._gpu.stdout is not None:
+                self._gpu.stdout.close()
+            self._gpu.returncode = 0
+            self._gpu = None
+
+    # -- the record -------------------------------------------------------------------------------
+    def as_record(self) -> Dict[str, Any]:
+        """The `usage` entry of an exit record: columns, oldest point first."""
+        names = sorted({name for point in self._points for name in point.get("gpus", ())})
+        return {
+            "began_at": self._began_at,
+            "every_s": self._every_s,
+            "peak_bytes": self._peak_bytes or None,
+            "memory_how": self._how,
+            "cpu_s": round(self._cpu_s, 3),
+            "cost_s": round(self._cost_s, 4),
+            "t": [point["t"] for point in self._points],
+            "cpu": [point["cpu"] for point in self._points],
+            "memory": [point["memory"] for point in self._points],
+            "gpus": {
+                name: {
+                    "use": [_of(point, name, 0) for point in self._points],
+                    "memory": [_of(point, name, 1) for point in self._points],
+                }
+                for name in names
+            },
+        }
+
+    def _write(self) -> None:
+        record = {"node": self._host.plan.node, **self.as_record()}
+        path = os.path.join(self._host.plan.root, FILE)
+        temporary = path + ".new"
+        with open(temporary, "w", encoding="utf-8") as file:
+            json.dump(record, file)
+        os.replace(temporary, path)
+
+
+def read(root: str) -> Optional[Dict[str, Any]]:
+    """Return what the host of an attempt has measured so far; None: nothing that can be read."""
+    try:
+        descriptor = os.open(
+            os.path.join(root, FILE), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        )
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with open(descriptor, "rb", closefd=False) as file:
+            record: Dict[str, Any] = json.loads(file.read(_FILE_BYTES))
+        lists = [record["t"], record["cpu"], record["memory"]]
+        is_whole = all(isinstance(one, list) and len(one) == len(lists[0]) for one in lists)
+        return record if is_whole and isinstance(record["gpus"], dict) else None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None  # a job can write there, too
+    finally:
+        os.close(descriptor)
+
+
+def _die_with_host() -> None:
+    kernel.die_with_parent(signal.SIGKILL)
+
+
+def _merged(one: Dict[str, Any], other: Dict[str, Any]) -> Dict[str, Any]:
+    """One point for two: the mean CPU and GPU use, the larger memory, the later time."""
+    merged = {
+        "t": other["t"],
+        "cpu": round((one["cpu"] + other["cpu"]) / 2, 3),
+        "memory": max(one["memory"], other["memory"]),
+    }
+    gpus = {**one.get("gpus", {}), **other.get("gpus", {})}
+    for name, pair in gpus.items():
+        before = one.get("gpus", {}).get(name, pair)
+        gpus[name] = [round((before[0] + pair[0]) / 2, 1), max(before[1], pair[1])]
+    if gpus:
+        merged["gpus"] = gpus
+    return merged
+
+
+def _of(point: Dict[str, Any], name: str, at: int) -> Optional[float]:
+    pair = point.get("gpus", {}).get(name)
+    return None if pair is None else float(pair[at])
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # "[N/A]": a part that the driver does not measure
+
+
+def _cpu_of(pid: int) -> float:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    except (OSError, IndexError, ValueError):
+        return 0.0

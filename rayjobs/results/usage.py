@@ -1,0 +1,75 @@
+"""What attempts used of their nodes: from exit records, and of what runs from its host's file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from rayjobs.injob import usage
+from rayjobs.records import Attempt, MetricPoint
+
+
+def records_of(attempt: Attempt) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield (node, record) for each node of an attempt that has one.
+
+    A node that has not ended is read where it runs, which another machine cannot.
+    """
+    ended = set()
+    for one in attempt.exits:
+        found = one.get("usage")
+        if found:
+            ended.add(int(one.get("node", 0)))
+            yield int(one.get("node", 0)), found
+    for host in attempt.hosts:
+        node = int(host.get("node", 0))
+        if node not in ended and attempt.ended_at is None:
+            found = usage.read(str(host.get("root", "")))
+            if found is not None:
+                yield node, found
+
+
+def peak_bytes(attempt: Attempt) -> int | None:
+    """Return the most memory that a node of an attempt used at once; None: not known.
+
+    Where its memory was limited by a cgroup, the kernel's own figure counts.
+    """
+    peaks = [int(found.get("peak_bytes") or 0) for _, found in records_of(attempt)]
+    for one in attempt.exits:
+        peaks.append(int((one.get("memory") or {}).get("peak_bytes") or 0))
+        peaks += [int(rank.get("max_rss_bytes") or 0) for rank in one.get("ranks") or ()]
+    return max(peaks, default=0) or None
+
+
+def system_points(attempts: Sequence[Attempt], *, all_attempts: bool = False) -> list[MetricPoint]:
+    """Return the samples as metrics: ``cpu_cores``, ``memory_gib``, ``gpu0_percent``, ….
+
+    With several nodes each name has ``node1/`` in front. The step is the second of the attempt.
+    """
+    found: list[MetricPoint] = []
+    for attempt in attempts if all_attempts else attempts[-1:]:
+        for node, record in records_of(attempt):
+            prefix = f"node{node}/" if len(attempt.hosts) > 1 else ""
+            columns: dict[str, tuple[list[Any], float]] = {
+                "cpu_cores": (record["cpu"], 1.0),
+                "memory_gib": (record["memory"], 2.0**30),
+            }
+            for name, gpu in sorted((record.get("gpus") or {}).items()):
+                columns[f"gpu{name}_percent"] = (gpu["use"], 1.0)
+                columns[f"gpu{name}_memory_gib"] = (gpu["memory"], 2.0**30)
+            for name, (values, unit) in columns.items():
+                for number, (second, value) in enumerate(zip(record["t"], values, strict=False)):
+                    if value is None:
+                        continue
+                    found.append(
+                        MetricPoint(
+                            attempt=attempt.number,
+                            rank=0,
+                            sequence=number,
+                            name=prefix + name,
+                            value=float(value) / unit,
+                            step=int(second),
+                            at=datetime.fromtimestamp(record["began_at"] + second, UTC),
+                        )
+                    )
+    return found

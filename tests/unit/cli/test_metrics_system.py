@@ -1,0 +1,61 @@
+"""`metrics --system` and `show`: what a job used of its node."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rayjobs.records import Attempt
+from rayjobs.results.usage import peak_bytes, records_of, system_points
+
+USED = {
+    "began_at": 1_000.0,
+    "every_s": 1.0,
+    "peak_bytes": 3 * 2**30,
+    "cpu_s": 5.0,
+    "t": [1.0, 2.0],
+    "cpu": [0.5, 1.5],
+    "memory": [2**30, 3 * 2**30],
+    "gpus": {"0": {"use": [None, 80.0], "memory": [None, 2**31]}},
+}
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def attempt(**values: object) -> Attempt:
+    return Attempt(job="j", number=1, allocation=None, created_at=NOW, **values)  # type: ignore[arg-type]
+
+
+def test_samples_are_metrics_by_name_with_seconds_as_steps() -> None:
+    ended = attempt(ended_at=NOW, hosts=({"node": 0},), exits=({"node": 0, "usage": USED},))
+    points = system_points([ended])
+    assert [(one.name, one.step, one.value) for one in points] == [
+        ("cpu_cores", 1, 0.5),
+        ("cpu_cores", 2, 1.5),
+        ("memory_gib", 1, 1.0),
+        ("memory_gib", 2, 3.0),
+        ("gpu0_percent", 2, 80.0),
+        ("gpu0_memory_gib", 2, 2.0),
+    ]
+    assert points[0].at == datetime.fromtimestamp(1_001.0, UTC)
+
+
+def test_nodes_are_told_apart() -> None:
+    hosts = ({"node": 0}, {"node": 1})
+    exits = tuple({"node": node, "usage": USED} for node in (0, 1))
+    names = {one.name for one in system_points([attempt(hosts=hosts, exits=exits, ended_at=NOW)])}
+    assert {"node0/cpu_cores", "node1/memory_gib"} <= names
+
+
+def test_what_runs_is_read_from_its_hosts_file(tmp_path: Path) -> None:
+    (tmp_path / "usage.json").write_text(json.dumps(USED))
+    hosts = ({"node": 0, "root": str(tmp_path)},)
+    assert [found for _, found in records_of(attempt(hosts=hosts))] == [USED]
+    assert list(records_of(attempt(hosts=hosts, ended_at=NOW))) == []
+
+
+def test_the_peak_is_the_largest_that_anybody_has_seen() -> None:
+    exits = ({"usage": USED, "memory": {"peak_bytes": 4 * 2**30}, "ranks": [{"max_rss_bytes": 7}]},)
+    assert peak_bytes(attempt(exits=exits)) == 4 * 2**30
+    assert peak_bytes(attempt(exits=({"ranks": [{"max_rss_bytes": 7}]},))) == 7
+    assert peak_bytes(attempt()) is None

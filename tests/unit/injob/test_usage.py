@@ -1,0 +1,147 @@
+"""Samples of what an attempt uses: true, bounded in size, and cheap whatever they cost."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayjobs.injob import usage
+from rayjobs.injob.identity import ProcessStat, stat_of
+from rayjobs.injob.usage import POINTS, SHARE, Usage
+
+BUSY = "x = bytearray(40_000_000)\nprint(flush=True)\nwhile True: pass\n"
+SMI = "#!/bin/sh\necho '0, GPU-a, 37, 1024'\necho '1, GPU-b, [N/A], 2'\nexec sleep 600\n"
+
+
+def host(root: Path, pids: list[int] | None = None, devices: str = "") -> Any:
+    """A host with nothing but what the samples need: a plan, and a tree of real processes."""
+
+    def held() -> list[ProcessStat]:
+        found = [stat_of(pid) for pid in pids or ()]
+        return [one for one in found if one is not None]
+
+    plan = SimpleNamespace(root=str(root), node=0, env={"CUDA_VISIBLE_DEVICES": devices})
+    tree = SimpleNamespace(cgroup=None, held=held, helpers=set())
+    return SimpleNamespace(plan=plan, tree=tree)
+
+
+@pytest.fixture
+def busy() -> Iterator[int]:
+    with subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        yield child.pid
+        child.kill()
+
+
+def test_cpu_and_memory_of_a_busy_process(tmp_path: Path, busy: int) -> None:
+    samples = Usage(host(tmp_path, [busy]))
+    deadline = time.monotonic() + 30
+    while samples.as_record()["cpu_s"] < 0.05:
+        samples._next_s = 0.0
+        samples.turn()
+        assert time.monotonic() < deadline
+    record = samples.as_record()
+    assert record["peak_bytes"] > 40_000_000
+    assert max(record["cpu"]) > 0
+    assert (
+        usage.read(str(tmp_path)) == {"node": 0, **record, "cost_s": record["cost_s"]}
+        or (usage.read(str(tmp_path)) or {})["memory"] == record["memory"]
+    )
+
+
+def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
+    samples = Usage(host(tmp_path))
+    samples._memory_bytes = lambda: 1  # type: ignore[method-assign]
+    for second in range(100_000):
+        samples._sample(samples._began_s + second)
+    record = samples.as_record()
+    assert POINTS // 2 <= len(record["t"]) < POINTS
+    assert record["t"] == sorted(record["t"])
+    assert record["t"][-1] > 99_000
+    assert record["every_s"] > 100
+    assert len(json.dumps(record)) < 20_000
+
+
+def test_dear_samples_are_taken_less_often(tmp_path: Path) -> None:
+    samples = Usage(host(tmp_path))
+
+    def dear(_now_s: float) -> None:
+        until_s = time.thread_time() + 0.02
+        while time.thread_time() < until_s:
+            pass
+
+    samples._sample = dear  # type: ignore[method-assign]
+    samples._next_s = 0.0
+    before_s = time.monotonic()
+    samples.turn()
+    assert samples._next_s - before_s >= 0.02 / SHARE
+    cost_s = samples.as_record()["cost_s"]
+    samples.turn()
+    assert samples.as_record()["cost_s"] == cost_s
+
+
+def test_a_full_disk_or_a_dead_process_costs_nothing(tmp_path: Path) -> None:
+    samples = Usage(host(tmp_path / "none", [2**22 + 1]))
+    samples._next_s = 0.0
+    samples.turn()
+    samples.stop()
+    assert samples.as_record()["t"]
+
+
+def test_gpus_are_watched_by_the_drivers_own_program_which_ends_with_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    owner = host(tmp_path, [os.getpid()], devices="0,1")
+    samples = Usage(owner)
+    samples.start()
+    (pid,) = owner.tree.helpers
+    assert b"RAYJOBS" not in Path(f"/proc/{pid}/environ").read_bytes()
+    deadline = time.monotonic() + 30
+    while not samples.as_record()["gpus"]:
+        samples._next_s = 0.0
+        samples.turn()
+        assert time.monotonic() < deadline
+    gpus = samples.as_record()["gpus"]
+    assert gpus["0"]["use"][-1] == 37.0
+    assert gpus["0"]["memory"][-1] == 2**30
+    assert gpus["1"]["use"][-1] == 0.0
+    samples.stop()
+    assert not Path(f"/proc/{pid}").exists()
+    samples.stop()
+
+
+def test_without_a_driver_program_or_gpus_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for devices in ("", "0"):
+        owner = host(tmp_path, devices=devices)
+        Usage(owner).start()
+        assert owner.tree.helpers == set()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "noise", "deep", "missing"])
+def test_what_a_job_puts_in_place_of_the_file_is_passed_over(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / usage.FILE
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to("/dev/zero")
+    elif kind == "noise":
+        path.write_text('{"t": [1], "cpu": [], "memory": 3}')
+    elif kind == "deep":
+        path.write_text("[" * 100_000)
+    assert usage.read(str(tmp_path)) is None
