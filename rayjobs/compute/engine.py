@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rayjobs import policy
@@ -345,12 +345,14 @@ class Engine:
         self.adopt(drive, drive.start(new=idle is None))
         return rooms
 
-    def adopt(self, drive: Drive, work: Any) -> None:
+    def adopt(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
         """Run a drive's coroutine until it ends; then look at the queue again."""
         task = asyncio.ensure_future(self._guard(drive, work))
+        # A task that is cancelled before its first step never awaits what it was given.
+        task.add_done_callback(lambda _: work.close())
         self.drives[drive.key] = (drive, task)
 
-    async def _guard(self, drive: Drive, work: Any) -> None:
+    async def _guard(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except asyncio.CancelledError:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,6 +75,25 @@ async def all_is_free(here: World) -> None:
         ),
         "every place is free",
     )
+
+
+def test_a_drive_that_is_cancelled_before_it_begins_leaves_no_coroutine(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        begun: list[str] = []
+
+        async def work() -> None:
+            begun.append("work")
+
+        made = work()
+        here.engine.adopt(SimpleNamespace(key="k"), made)  # type: ignore[arg-type]
+        _, task = here.engine.drives["k"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert begun == []
+        assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
+
+    play(scene, tmp_path)
 
 
 WRITES = (
