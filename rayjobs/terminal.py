@@ -17,10 +17,25 @@ _ESCAPE = re.compile(
 # direction of text, by which one thing can be shown as another.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
+# With tab, newline and carriage return, and what else ends a line or has no shape of its own.
+_ANY_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
 
 def plain_text(text: str) -> str:
     """Return text without escape sequences; other control characters become ``\\x..``."""
     return _CONTROL.sub(_shown, _ESCAPE.sub("", text))
+
+
+def one_line(text: str) -> str:
+    """Return text that stays on its line and sets nothing: every control character is shown.
+
+    For names that a job or another user chose: of files, jobs, outputs, data. A newline becomes
+    ``\\n``, an escape ``\\x1b``. Doing it twice changes nothing more.
+    """
+    return text if text.isprintable() else _ANY_CONTROL.sub(_escaped, text)
 
 
 def safe_text(text: str, *, colour: bool) -> str:
@@ -69,6 +84,10 @@ def _is_cut(escape: str) -> bool:
     if escape[1] in "]PX^_":
         return re.search("[\x07\x9c]", escape) is None
     return False
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return _SHORT.get(match.group()) or _shown(match)
 
 
 def _shown(match: re.Match[str]) -> str:

@@ -12,6 +12,7 @@ from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_tex
 from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.jobdata import DATASET
+from rayjobs.terminal import one_line
 from rayjobs.units import counted
 
 if TYPE_CHECKING:
@@ -337,7 +338,7 @@ def show(settings: Settings, name: str) -> None:
         )
     )
     for entry in files.files[:FILES_SHOWN]:
-        click.echo(f"  {size_text(entry.size):>9}  {entry.path}")
+        click.echo(f"  {size_text(entry.size):>9}  {one_line(entry.path)}")
     if len(files) > FILES_SHOWN:
         click.echo(f"  … and {len(files) - FILES_SHOWN} more: --json lists them")
 

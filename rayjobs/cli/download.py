@@ -16,6 +16,7 @@ from rayjobs.cli.settings import (
     json_option,
     quiet_option,
 )
+from rayjobs.terminal import one_line
 
 EPILOG = """\b
 Examples:
@@ -58,7 +59,7 @@ def download(
         print_json({"job": found.id, "files": {name: str(path) for name, path in targets.items()}})
         return
     for path in targets.values():
-        click.echo(path)
+        click.echo(one_line(str(path)))
     size = size_text(sum(one.size for one in stored))
     if not stored:
         settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")

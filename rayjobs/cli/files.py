@@ -8,7 +8,7 @@ from rayjobs.cli.fetching import chosen_files
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import local_time, print_json, size_text, table
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.terminal import plain_text
+from rayjobs.terminal import one_line
 
 EPILOG = """\b
 Examples:
@@ -44,7 +44,7 @@ def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
         )
     elif stored:
         rows = [
-            (size_text(one.size), local_time(one.stored_at), plain_text(one.name)) for one in stored
+            (size_text(one.size), local_time(one.stored_at), one_line(one.name)) for one in stored
         ]
         click.echo(table(rows, ("SIZE", "STORED", "NAME"), right=(0,), columns=10_000))
     else:

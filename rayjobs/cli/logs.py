@@ -16,7 +16,7 @@ from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.params import JobId, Since
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.records import Job
-from rayjobs.terminal import plain_text
+from rayjobs.terminal import one_line, plain_text
 
 if TYPE_CHECKING:
     from rayjobs.workspace_files import OpenWorkspace
@@ -205,7 +205,10 @@ def _print_file(
     of_job = Logs(workspace, job.id)
     if file is None:
         names = of_job.names()
-        print_json(names) if settings.as_json else click.echo("\n".join(names), nl=bool(names))
+        if settings.as_json:
+            print_json(names)
+        else:
+            click.echo("\n".join(map(one_line, names)), nl=bool(names))
         return Exit.DONE
     parts: Iterable[bytes] = of_job.chunks(file)
     if view.grep is not None:

@@ -273,6 +273,7 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
 def download(settings: Settings, model: str, output: str, force: bool) -> None:
     """Fetch a version's file or folder; every byte is checked against its digest."""
     from rayjobs import models
+    from rayjobs.terminal import one_line
 
     with settings.open() as workspace:
         found = models.find(workspace, model)
@@ -280,7 +281,7 @@ def download(settings: Settings, model: str, output: str, force: bool) -> None:
     if settings.as_json:
         print_json({"model": found.id, "path": path})
     else:
-        click.echo(path)
+        click.echo(one_line(str(path)))
 
 
 @model.command(

@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from rayjobs.clock import to_text
+from rayjobs.terminal import one_line
 
 _COLOURS = {
     "Completed": "green",
@@ -174,7 +175,8 @@ def table(
         colours: Per row and column, a colour, as a callable's result of the caller.
         columns: The last column is cut to fit into so many characters; None: the terminal.
     """
-    cells = [list(header), *[list(row) for row in rows]]
+    # What a job or another user named must not forge a line, nor move the cursor.
+    cells = [list(header), *[[one_line(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)
     lines = []

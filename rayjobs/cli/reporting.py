@@ -14,6 +14,7 @@ from rayjobs.cli.output import talk
 from rayjobs.cli.settings import Settings
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import RayjobsError
+from rayjobs.terminal import safe_text
 
 
 class PipeClosedError(Exception):
@@ -59,7 +60,8 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
 
 def say(text: str) -> None:
     """Print a line to stderr, wrapped at words on a terminal."""
-    click.echo(talk(text), err=True)
+    # It may quote a name, or a line of a log.
+    click.echo(talk(safe_text(text, colour=True)), err=True)
 
 
 def causes(error: BaseException) -> list[str]:
