@@ -139,12 +139,13 @@ def nearest_fit(rooms: Sequence[NodeRoom], shape: Shape) -> str:
         return ""  # other nodes have to start
     parts = []
     for name, wanted, free, unit in (
-        ("GPUs", shape.gpus, best.free_gpus, 1.0),
-        ("CPUs", shape.cpus, best.free_cpus, 1.0),
+        ("GPU", shape.gpus, best.free_gpus, 1.0),
+        ("CPU", shape.cpus, best.free_cpus, 1.0),
         ("GiB of memory", shape.memory, best.free_memory, 2.0**30),
     ):
         if wanted - free > 1e-6 * unit:
-            parts.append(f"{(wanted - max(0.0, free)) / unit:.3g} {name}")
+            lack = float(f"{(wanted - max(0.0, free)) / unit:.3g}")
+            parts.append(f"{lack:g} {name}" if unit > 1 else counted(lack, name))
     if not parts:
         return f"{best.node_id} has room for it"
     return f"{best.node_id} lacks {', '.join(parts)}"

@@ -103,6 +103,27 @@ def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
         assert "unknown" in terminal.type("why", job.id).out
 
 
+def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
+    queue: Queue, terminal: Terminal
+) -> None:
+    job = queue.submit()
+    explained = decision(
+        queue,
+        job,
+        basis="script",
+        source="12 runs of train.py in this workspace",
+        remedy="with --max-duration 1h28m or less it would pass those ahead and start now",
+        change={"max_duration_s": 5280.0},
+    )
+    with target(status(queue, job), explain=explained):
+        said = terminal.type("why", job.id).out
+    assert "in about 12m 00s (from 12 runs of train.py in this workspace)" in said
+    command = f"rayjobs update {tail(job)} --max-duration 1h28m"
+    assert command in said
+    assert terminal.type(*command.split()[1:]).code == 0  # what it advises can be done
+    assert queue.workspace.store.job(job.id).spec.max_duration_s == 5280.0
+
+
 def test_why_works_while_the_target_is_down(queue: Queue, terminal: Terminal) -> None:
     parent = queue.submit("parent")
     job = queue.submit("child", depends_on=(Dependency(job=parent.id),))

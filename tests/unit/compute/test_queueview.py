@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayjobs.clock import SystemClock
+from rayjobs.compute import candidates as candidates_module
 from rayjobs.compute.board import Served
 from rayjobs.compute.candidates import Candidates
 from rayjobs.compute.cluster import NodeInfo
@@ -22,7 +26,7 @@ from rayjobs.policy import Plan, Rule, Situation, decide
 from rayjobs.policy.order import rank
 from rayjobs.records import Job, StoredFile
 from rayjobs.spec import Array, Dependency, JobSpec
-from rayjobs.states import JobState
+from rayjobs.states import FINAL, JobState
 from rayjobs.store.sql import SqlStore
 
 NODE = NodeInfo("n0", "127.0.0.1", 4.0, 0.0, 8e9, 4.0, 0.0, 8e9)
@@ -333,3 +337,33 @@ def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> Non
 def _place(plan: Plan) -> Callable[[str], object]:
     limits = plan.situation.limits
     return lambda key: rank(plan.by_key[key], limits)
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(JobState)), st.sampled_from(["ok", "any"]))))
+def test_the_parents_that_are_named_are_those_that_have_not_ended(
+    parents: list[tuple[JobState, Literal["ok", "any"]]],
+) -> None:
+    states = {f"p{number}": state for number, (state, _when) in enumerate(parents)}
+    after = [Dependency(job=f"p{n}", when=when) for n, (_state, when) in enumerate(parents)]
+    job = Job(
+        id="j",
+        serial=1,
+        experiment="e",
+        spec=JobSpec(script="a.py", depends_on=tuple(after)),
+        state=JobState.QUEUED,
+        submitted_at=datetime.now(UTC),
+        changed_at=datetime.now(UTC),
+    )
+    told, is_vain = candidates_module._blocked(job, states)
+    failed = [
+        one.job
+        for one in after
+        if one.when == "ok" and states[one.job] in FINAL - {JobState.COMPLETED}
+    ]
+    assert is_vain == bool(failed)
+    if not failed:
+        unmet = [one.job for one in after if not states[one.job].is_final]
+        assert re.findall(r"p\d+", told or "") == unmet
+    else:
+        assert told is not None
+        assert told.startswith(failed[0])
