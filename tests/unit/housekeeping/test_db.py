@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.cli.exits import Exit
 from rayjobs.errors import StoreError, UsageError
 from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
@@ -149,3 +150,25 @@ def test_a_store_on_a_network_disk_is_warned_of(
     monkeypatch.setattr(care, "file_system_of", lambda _path: "nfs4")
     done = terminal.type("db", "check")
     assert done.code == 0 and "network file system (nfs4)" in done.out
+
+
+def test_a_deleted_store_comes_back_from_its_backup(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    job = queue.completed()
+    copy, store = tmp_path / "copy.db", queue.workspace.path / "store.db"
+    assert terminal.type("db", "backup", str(copy)).code == 0
+    for end in ("", "-wal", "-shm"):
+        store.with_name(store.name + end).unlink(missing_ok=True)
+    for command in (("ls",), ("db", "check"), ("submit", "-d", "--command", "true")):
+        done = terminal.type(*command)
+        assert done.code == Exit.UNREACHABLE
+        assert "was deleted" in done.err
+        assert "`rayjobs db restore FILE`" in done.err
+    assert not store.exists()
+    assert terminal.type("db", "restore").code == Exit.USAGE
+    assert terminal.type("db", "restore", str(copy)).code == 0
+    assert job.id.rpartition("_")[2] in terminal.type("ls", "-a").out
+    store.unlink()
+    assert terminal.type("db", "restore", "--as-is").code == 0
+    assert terminal.type("ls", "-a").code == 0
