@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,7 +23,17 @@ from rayjobs.spec import JobSpec
 from rayjobs.states import FINAL, JobState
 from rayjobs.submit.git import kept
 from rayjobs.tuning.arguments import override_arguments
-from rayjobs.tuning.engine import Action, Finish, Plan, StopTrial, Submit, SweepState, conclude
+from rayjobs.tuning.engine import (
+    REPORTS_WITHOUT_METRIC,
+    Action,
+    Finish,
+    Plan,
+    StopTrial,
+    Submit,
+    SweepState,
+    conclude,
+    metric_missing,
+)
 from rayjobs.tuning.policies import Scheduler
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.results import best_trial
@@ -41,6 +52,9 @@ LOOK_S = 0.25
 # Of a driver's time, so much at most goes into rounds, however much is written elsewhere.
 MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
+# While no trial has reported the metric, what they report instead is looked at this often.
+NAMES_S = 2.0
+METRIC_MISSING = "metric_missing"
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
 _REASONS_SHOWN = 5
@@ -76,6 +90,7 @@ class Driver:
         self._clock = clock or SystemClock()
         self._claim: int | None = None
         self._seen: dict[str, _Seen] = {}
+        self._names_looked_s = float("-inf")
         self.state = SweepState()
         sweep = self._store.sweep(sweep_id)
         self.spec: SweepSpec = parse_sweep(sweep.spec, where=f"sweep {sweep_id}")
@@ -151,6 +166,7 @@ class Driver:
         if self._job.state.is_final:
             return self._job.state
         self._synchronise()
+        self._look_for_names()
         actions = self.state.next_actions(self.spec, self._sampler, self._scheduler)
         for action in actions:
             if isinstance(action, Finish):
@@ -214,6 +230,29 @@ class Driver:
         else:
             seen.points.extend(news.points)
         return replace(trial, values=self._values(seen.points))
+
+    def _look_for_names(self) -> None:
+        """Note what running trials report instead of the metric, while none reports that."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._names_looked_s < NAMES_S or any(one.values for one in self.state.trials):
+            return
+        self._names_looked_s = now_s
+        noted = []
+        for trial in self.state.active:
+            if trial.job_id is None or trial.metric_names:
+                continue
+            counts = Counter(point.name for point in self._store.metrics(trial.job_id))
+            if counts and max(counts.values()) >= REPORTS_WITHOUT_METRIC:
+                after = replace(trial, metric_names=tuple(counts))
+                self.state = self.state.with_trial(after)
+                noted.append(trial.number)
+        if not noted:
+            return
+        self._record(noted)
+        told = metric_missing(self.state.trials, self.spec.metric)
+        is_known = any(one.kind == METRIC_MISSING for one in self._store.events(self.id))
+        if told and not is_known:
+            self._store.add_event(self.id, METRIC_MISSING, told)
 
     def _gone(self, trial: TrialRecord) -> TrialRecord:
         return conclude(

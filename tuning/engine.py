@@ -9,7 +9,7 @@ scheduler, which are Ray Tune's, are rebuilt from the table as well.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -295,6 +295,32 @@ def conclude(
         )
     reason = trial.reason or message or "its job was canceled"
     return replace(trial, state=TrialState.CANCELED, reason=reason, ended_at=at)
+
+
+REPORTS_WITHOUT_METRIC = 3
+
+
+def metric_missing(trials: Sequence[TrialRecord], metric: str) -> str:
+    """Return a warning while running trials report other metrics than the sweep's; else empty.
+
+    A driver notes the names of a running trial once one of them has been reported three times and
+    the primary metric never. One trial that ever reported the metric is proof that others may.
+    """
+    if any(trial.values for trial in trials):
+        return ""
+    found = [trial for trial in trials if not trial.is_final and trial.metric_names]
+    if not found:
+        return ""
+    names = sorted({name for trial in found for name in trial.metric_names})
+    near = difflib.get_close_matches(metric, names, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    numbers = ", ".join(str(trial.number) for trial in found[:5])
+    which = f"trials {numbers} have" if len(found) > 1 else f"trial {numbers} has"
+    return (
+        f"{which} made {REPORTS_WITHOUT_METRIC} reports or more without the sweep's metric "
+        f"{metric!r}, but with: {', '.join(names[:10])}.{hint} A trial that ends without it "
+        "counts as failed: cancel the sweep, then correct its metric or the name in the script."
+    )
 
 
 def misspelt(trial: TrialRecord, metric: str) -> str:

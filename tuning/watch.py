@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from rayjobs.metrics import number_text
-from rayjobs.tuning.engine import SweepState
+from rayjobs.tuning.engine import SweepState, metric_missing
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
@@ -20,6 +20,7 @@ class News:
         self._spec = spec
         self._known: dict[int, tuple[TrialState, bool]] = {}
         self._best: int | None = None
+        self._is_warned = False
 
     def lines(self, state: SweepState) -> list[str]:
         """Return what is new in `state` since the last call, in order of number."""
@@ -35,6 +36,10 @@ class News:
         if best is not None and best.number != self._best:
             self._best = best.number
             told.append(f"best so far: trial {best.number}, {self._valued(best)}")
+        warning = metric_missing(state.trials, self._spec.metric)
+        if warning and not self._is_warned:
+            self._is_warned = True
+            told.append(f"warning: {warning}")
         return told
 
     def _told(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
@@ -79,7 +84,7 @@ def summary_text(found: Summary, spec: SweepSpec) -> str:
     """Return a summary on one line."""
     parts = [
         f"{found.completed + found.stopped + found.failed} of {found.total} trials ended"
-        f" ({found.completed} completed, {found.stopped} stopped, {found.failed} failed)"
+        f" ({found.completed} completed, {found.stopped} stopped early, {found.failed} failed)"
     ]
     if found.running:
         parts.append(f"{found.running} running")
@@ -103,8 +108,17 @@ def table_cells(state: SweepState, spec: SweepSpec) -> list[tuple[str, ...]]:
     return [_cells(row, trials[row.number]) for row in rows(state.trials, spec.goal)]
 
 
+STOPPED_EARLY = "Stopped early"
+
+
+def state_text(trial: TrialRecord) -> str:
+    """Return a trial's state for people: what its sweep stopped is not called canceled."""
+    by_sweep = trial.stop_requested and not trial.reason.endswith("the sweep was canceled")
+    return STOPPED_EARLY if trial.state is TrialState.CANCELED and by_sweep else str(trial.state)
+
+
 def _cells(row: Row, trial: TrialRecord) -> tuple[str, ...]:
-    shown = "Stopping" if trial.stop_requested and not trial.is_final else str(row.state)
+    shown = "Stopping" if trial.stop_requested and not trial.is_final else state_text(trial)
     return (
         f"{row.number}{'*' if row.is_best else ''}",
         shown,
@@ -124,7 +138,7 @@ def fitted(
     """Return header and rows of a table that tells in so many characters why trials ended.
 
     Where there is too little room the jobs are left out and the reasons said shorter; reasons
-    then get the room that they need, and parameters what is left, a quarter at least.
+    then get the room that they need, and parameters what is left.
     """
     rows = [tuple(row) for row in cells]
     if _width([HEADER, *rows]) <= columns:
@@ -132,12 +146,21 @@ def fitted(
     job, parameters = HEADER.index("JOB"), HEADER.index("PARAMETERS") - 1
     header = (*HEADER[:job], *HEADER[job + 1 :])
     rows = [
-        (*row[:job], *row[job + 1 : -1], re.sub(r"^at interval (\d+): ", r"report \1: ", row[-1]))
+        (*row[:job], *row[job + 1 : -1], re.sub(r"^at (interval \d+: )", r"\1", row[-1]))
         for row in rows
     ]
+    state = HEADER.index("STATE")
+    rows = [(*row[:state], row[state].removesuffix(" early"), *row[state + 1 :]) for row in rows]
     fixed = _width([header[:parameters], *(row[:parameters] for row in rows)])
     room = columns - fixed - 2 * len(_SPACE)
-    most = max(room - max(len(row[-1]) for row in rows), room // 4, len("PARAMETERS"))
+    last = header.index("LAST")
+    if max(len(row[-1]) for row in rows) > room - len("PARAMETERS"):
+        # The numbers of a reason come first.
+        room += max(len(line[last]) for line in (header, *rows)) + len(_SPACE)
+        header = (*header[:last], *header[last + 1 :])
+        rows = [(*row[:last], *row[last + 1 :]) for row in rows]
+        parameters -= 1
+    most = max(room - max(len(row[-1]) for row in rows), len("PARAMETERS"))
     return header, [(*row[:parameters], _cut(row[parameters], most), row[-1]) for row in rows]
 
 

@@ -163,6 +163,7 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
                 "trials": spec.total,
                 "first_trials": [parameters for parameters in first if parameters is not None],
                 "first_commands": lines,
+                "seed": spec.sampling.seed if spec.sampling.size is None else None,
                 "snapshot": None if packed is None else packed.to_dict(),
                 "warnings": warnings,
             }
@@ -229,7 +230,7 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
 @click.pass_obj
 def show(settings: Settings, sweep_id: str) -> None:
     """Show everything about a sweep: what it searches, its trials, and why each one ended."""
-    from rayjobs.cli.sweep_watch import trials_table
+    from rayjobs.cli.sweep_watch import trials_table, warning_text
     from rayjobs.clock import SystemClock
     from rayjobs.tuning.watch import head_line
 
@@ -264,6 +265,8 @@ def show(settings: Settings, sweep_id: str) -> None:
             ]
         )
     )
+    if warning := warning_text(settings, state, spec):
+        click.echo(warning)
     click.echo("\n" + trials_table(settings, state, spec))
     for line in failed:
         click.echo(f"  {' '.join(line.split())}")

@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 0.2
 DRAW_EVERY_S = 0.5
-_COLOURS = {"Stopping": "yellow", "Planned": "white"}
+_COLOURS = {
+    "Stopping": "yellow",
+    "Planned": "white",
+    "Stopped": "yellow",
+    "Stopped early": "yellow",
+}
 
 
 def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_target: bool) -> int:
@@ -61,6 +66,12 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     settings.note(settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True))
     for line in job.failure.lines if job.failure is not None else ():
         settings.note(f"  {plain_text(line)}")
+    if job.state is JobState.COMPLETED and not settings.quiet:
+        from rayjobs.cli.summary import useful_commands
+
+        hints = [("sweep best", "the best trial"), ("sweep plot", "plots and an HTML page")]
+        for line in useful_commands(short_id(job), hints):
+            settings.note(line)
     if spec.register_as is not None and job.state is JobState.COMPLETED:
         if "model" not in job.properties:
             settings.note(plain_text(job.reason))
@@ -118,12 +129,22 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
             rows = max(3, shutil.get_terminal_size().lines - 5)
             drawn = trials_table(settings, state, spec, rows=rows, columns=console.width)
             head = _head(state, spec, columns=console.width)
-            live.update(Text.from_ansi(f"{head}\n\n{drawn}"), refresh=True)
+            warning = warning_text(settings, state, spec)
+            warning = f"\n{warning}" if warning else ""
+            live.update(Text.from_ansi(f"{head}{warning}\n\n{drawn}"), refresh=True)
             time.sleep(DRAW_EVERY_S)
             job, state = _look(workspace, sweep_id)
     click.echo(trials_table(settings, state, spec))
     click.echo("\n" + _head(state, spec, columns=width()))
     return job
+
+
+def warning_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
+    """Return what is wrong with a sweep's metric as far as its trials show; else empty."""
+    from rayjobs.tuning.engine import metric_missing
+
+    told = metric_missing(state.trials, spec.metric)
+    return f"{settings.style('warning', 'yellow')}: {plain_text(told)}" if told else ""
 
 
 def _head(state: SweepState, spec: SweepSpec, *, columns: int) -> str:
@@ -157,4 +178,6 @@ def trials_table(
         best = "green" if settings.colours() and row[0].endswith("*") else None
         colours.append([best, colour, *[None] * (len(header) - 2)])
     plain: list[Any] = [[plain_text(cell) for cell in row] for row in shown]
-    return table(plain, header, right=(0, 2, 3, 4), colours=colours, columns=columns)
+    numbers = ("TRIAL", "BEST", "LAST", "REPORTS")
+    right = tuple(index for index, name in enumerate(header) if name in numbers)
+    return table(plain, header, right=right, colours=colours, columns=columns)

@@ -52,6 +52,7 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
 def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
     """Return how a sweep stands in numbers, and its best trial, as JSON data."""
     from rayjobs.clock import SystemClock
+    from rayjobs.tuning.engine import metric_missing
     from rayjobs.tuning.results import summary
 
     found = summary(state, spec, now=SystemClock().now())
@@ -73,6 +74,7 @@ def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
         "failed": found.failed,
         "running": found.running,
         "eta_s": found.eta_s,
+        "warning": metric_missing(state.trials, spec.metric) or None,
         "best": best_found,
     }
 

@@ -81,17 +81,17 @@ def test_the_live_table_tells_how_a_sweep_stands(
     screen = terminal.until_screen(lambda text: "left" in text and "Running" in text)
     head, _, *table = screen.splitlines()
     whole = " ".join(screen.split())
-    assert "3 of 4 trials ended (1 completed, 1 stopped, 1 failed)" in whole
+    assert "3 of 4 trials ended (1 completed, 1 stopped early, 1 failed)" in whole
     assert "1 running" in whole
     assert "best accuracy = 0.9 (trial 0)" in whole
     assert "about" in whole  # the time that is left
     assert head
     rows = {line.split()[0]: line for line in table if line[:6].strip("* ").strip().isdigit()}
-    states = {"0*": "Completed", "1": "Failed", "2": "Canceled", "3": "Running"}
+    states = {"0*": "Completed", "1": "Failed", "2": "Stopped", "3": "Running"}
     assert set(rows) == set(states), screen
     assert all(state in rows[number] for number, state in states.items()), screen
     why = "0.05 < 0.45/(1+0.5)"
-    assert f"{'at interval' if columns == 200 else 'report'} 3: {why}" in rows["2"], screen
+    assert f"{'at interval' if columns == 200 else 'interval'} 3: {why}" in rows["2"], screen
     assert "x=0.1" in rows["2"], screen
     if columns == 200:
         assert f"optimiser={OPTIMISER}" in rows["2"], screen
@@ -100,7 +100,7 @@ def test_the_live_table_tells_how_a_sweep_stands(
     assert terminal.close() == 0
     left = terminal.screen.text
     assert left.count("TRIAL") == 1, left  # drawn in place; one table stays
-    assert "4 of 4 trials ended (2 completed, 1 stopped, 1 failed)" in " ".join(left.split())
+    assert "4 of 4 trials ended (2 completed, 1 stopped early, 1 failed)" in " ".join(left.split())
     assert "Running" not in left
 
 

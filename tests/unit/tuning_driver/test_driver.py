@@ -17,6 +17,7 @@ from rayjobs.errors import RayjobsError, SpecError, StoreBusyError, TakenOverErr
 from rayjobs.states import JobState
 from rayjobs.tuning.driver import Driver
 from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
+from rayjobs.tuning.engine import metric_missing
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import row_of
 from rayjobs.tuning.trials import TrialState
@@ -137,6 +138,33 @@ def test_a_misspelt_metric_fails_the_trial_with_the_names_it_logged(world: World
     parent = world.store.job(sweep)
     assert parent.failure is not None and "never reported the metric" in parent.failure.lines[0]
     assert "best_run" not in parent.properties
+
+
+def test_a_metric_that_running_trials_do_not_report_is_named_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.tuning.driver.NAMES_S", 0.0)
+    sweep = world.submit(limits={"total": 2})
+    driver = world.driver(sweep)
+    assert driver.turn() is None
+    world.begin(world.jobs(sweep)[0])
+    job = world.jobs(sweep)[0]
+    for index in range(3):
+        assert not [one for one in world.store.events(sweep) if one.kind == "metric_missing"]
+        world.report(job, index, 0.5, name="val_accuracy")
+        driver.turn()
+    (event,) = [one for one in world.store.events(sweep) if one.kind == "metric_missing"]
+    assert "3 reports or more without the sweep's metric 'accuracy'" in event.message
+    assert "Did you mean 'val_accuracy'?" in event.message
+    assert metric_missing(world.trials(sweep), "accuracy") == event.message
+    # Whoever takes over does not repeat it; the metric itself makes it untrue.
+    other = world.driver(sweep)
+    other.take_up()
+    other.turn()
+    assert len([one for one in world.store.events(sweep) if one.kind == "metric_missing"]) == 1
+    world.report(job, 3, 0.5)
+    other.turn()
+    assert metric_missing(world.trials(sweep), "accuracy") == ""
 
 
 def test_crashed_trials_are_counted_and_the_others_go_on(world: World) -> None:
