@@ -15,6 +15,7 @@ from rayjobs.cli.jobviews import (
     job_json,
     name_of,
     ran_s,
+    short_id,
     waited_s,
 )
 from rayjobs.cli.naming import newest_named
@@ -32,7 +33,7 @@ from rayjobs.states import JobState
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
 from rayjobs.submit import git
 from rayjobs.terminal import plain_text
-from rayjobs.units import counted
+from rayjobs.units import counted, memory_text
 from rayjobs.workspace_files import OpenWorkspace
 
 METRICS_SHOWN = 20
@@ -51,7 +52,10 @@ Examples:
 @common_options
 @click.pass_obj
 def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
-    """Show everything about a job."""
+    """Show a job: what it runs, how it stands, why it failed, metrics and files.
+
+    With -v also its settings and each attempt: where it ran, on what, and how its ranks ended.
+    """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         if diff:
@@ -67,24 +71,26 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         if settings.as_json:
             print_json(_as_json(workspace, found, outlook, attempts, earlier_s))
             return
-        click.echo(facts(_head(settings, found, outlook, earlier_s)))
+        inputs = inputs_read(workspace.store, found)
+        revision = _revision(workspace.store.revision(found.id))
+        head = _head(settings, found, outlook, attempts, inputs, earlier_s)
+        click.echo(facts([*head, *revision]))
         sections = [
-            _section(
-                "Runs",
-                [
-                    *_spec_facts(found, inputs_read(workspace.store, found)),
-                    *_revision(workspace.store.revision(found.id)),
-                ],
-            ),
-            *[_attempt(attempt, found) for attempt in attempts],
             _failure(found),
             _metrics(workspace, found),
             _files(workspace, found),
             _models(workspace, found),
         ]
+        if settings.verbose:
+            sections += [
+                _section("Runs", _spec_facts(found)),
+                *[_attempt(attempt, found) for attempt in attempts],
+            ]
         for section in sections:
             if section:
                 click.echo("\n" + section)
+        if not settings.verbose:
+            settings.note(f"\nsettings and attempts: rayjobs show -v {short_id(found)}")
 
 
 def _print_diff(settings: Settings, workspace: OpenWorkspace, job: Job) -> None:
@@ -135,7 +141,12 @@ def _as_json(
 
 
 def _head(
-    settings: Settings, job: Job, outlook: Outlook, earlier_s: float | None
+    settings: Settings,
+    job: Job,
+    outlook: Outlook,
+    attempts: list[Attempt],
+    inputs: list[dict[str, Any]],
+    earlier_s: float | None,
 ) -> list[tuple[str, str]]:
     state = settings.style(outlook.state, state_colour(outlook.state))
     place = f" (number {outlook.position} in the queue)" if outlook.position else ""
@@ -144,14 +155,21 @@ def _head(
     return [
         ("Job", job.id),
         ("Name", name_of(job)),
-        ("Experiment", job.experiment),
+        ("Script" if job.spec.script else "Command", _what(job)),
         ("State", f"{state}{place}"),
-        ("Reason", plain_text(outlook.reason) if is_told else ""),
+        ("Reason", _reason(job, outlook) if is_told else ""),
         ("Held", plain_text(job.held) if job.held else ""),
         ("Members", members_text(outlook.members) if outlook.members else ""),
+        ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
+        *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
+        ("Resumes from", job.spec.resume_from or ""),
+        ("Array", _array_text(job)),
+        ("After", ", ".join(f"{one.job} ({one.when})" for one in job.spec.depends_on)),
+        ("Experiment", job.experiment),
         ("Target", job.target),
         ("User", job.user),
-        ("Priority", str(job.priority)),
+        ("Priority", str(job.priority) if job.priority else ""),
+        ("Attempts", str(job.attempt) if job.attempt > 1 else ""),
         ("Parent", job.parent or ""),
         ("Index", "" if job.array_index is None else str(job.array_index)),
         ("Submitted", local_time(job.submitted_at)),
@@ -159,6 +177,7 @@ def _head(
         ("Ended", local_time(job.ended_at) if job.ended_at else ""),
         ("Waited", duration_text(waited_s(job, earlier_s=earlier_s))),
         ("Ran", duration_text(ran) if ran is not None else ""),
+        ("Peak memory", _peak_memory(attempts)),
         ("Tags", ", ".join(f"{key}={value}" for key, value in job.tags.items())),
         (
             "Properties",
@@ -177,7 +196,7 @@ def _revision(number: int) -> list[tuple[str, str]]:
     return [("Revision", f"{number} (`rayjobs events` lists what was changed)")]
 
 
-def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]:
+def _spec_facts(job: Job) -> list[tuple[str, str]]:
     spec = job.spec
     shape, each = spec.distribution, spec.resources
     resources = counted(each.cpus, "CPU")
@@ -186,23 +205,16 @@ def _spec_facts(job: Job, inputs: list[dict[str, Any]]) -> list[tuple[str, str]]
     if each.memory_gib:
         resources += f", {each.memory_gib:g} GiB"
     limit = spec.max_duration_s
-    what = spec.command or shlex.join([spec.script or "", *spec.arguments])
     return [
-        ("Script" if spec.script else "Command", plain_text(what)),
         ("Source", spec.source_directory or ""),
         ("Snapshot", job.snapshot or ""),
-        ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
         ("Environment", spec.environment_text),
         ("Variables", ", ".join(spec.environment_variables)),
         ("Secrets", ", ".join(spec.secrets)),
         ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),
         ("Each has", resources),
         ("Limit", duration_text(limit) if limit else "none"),
-        *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
-        ("Resumes from", spec.resume_from or ""),
-        ("Array", _array_text(job)),
-        ("After", ", ".join(f"{one.job} ({one.when})" for one in spec.depends_on)),
     ]
 
 
@@ -221,6 +233,33 @@ def _input_text(one: dict[str, Any]) -> str:
     version = one["version"] if one["version"] not in ("", one["source"].partition(":")[2]) else ""
     size = f", {counted(one['files'], 'file')}, {size_text(one['bytes'])}" if one["files"] else ""
     return f"{text}: {one['how']}{size}" + (f", {version}" if version else "")
+
+
+def _what(job: Job) -> str:
+    spec = job.spec
+    return plain_text(spec.command or shlex.join([spec.script or "", *spec.arguments]))
+
+
+def _reason(job: Job, outlook: Outlook) -> str:
+    text = plain_text(outlook.reason)
+    if job.state is JobState.CANCELED and text:
+        text += f" at {local_time(job.cancel_requested_at or job.ended_at)}"
+    return text
+
+
+def _peak_memory(attempts: list[Attempt]) -> str:
+    """Return the most that one rank of the newest attempt with records used."""
+    for attempt in reversed(attempts):
+        used = [
+            int(rank["max_rss_bytes"])
+            for record in attempt.exits
+            for rank in record.get("ranks") or ()
+            if rank.get("max_rss_bytes")
+        ]
+        if used:
+            several = " (largest rank)" if len(used) > 1 else ""
+            return f"{memory_text(max(used))}{several}"
+    return ""
 
 
 def _section(title: str, pairs: list[tuple[str, str]]) -> str:

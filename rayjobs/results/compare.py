@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.datastore.errors import DatastoreError
 from rayjobs.errors import NotFoundError, SnapshotError
 from rayjobs.jobdata import inputs_read
 from rayjobs.metrics import Series, series, summaries
 from rayjobs.results.values import named_arguments
 from rayjobs.snapshots.listing import files_of
+from rayjobs.submit import git
 
 if TYPE_CHECKING:
     from rayjobs.records import Job
@@ -65,7 +68,7 @@ def compare(workspace: OpenWorkspace, jobs: Sequence[Job]) -> Comparison:
     parts: Mapping[str, list[dict[str, Any]]] = {
         "Job": [_job(job) for job in jobs],
         "Arguments": [_arguments(job) for job in jobs],
-        "Code": _code(workspace, jobs, facts, notes),
+        "Code": _code(workspace, jobs, notes),
         "Packages": [_packages(one) for one in facts],
         "Environment": [_environment(job, one) for job, one in zip(jobs, facts, strict=True)],
         "Data": [_data(workspace, job) for job in jobs],
@@ -127,30 +130,40 @@ def _facts(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
 
     Older records have none, and fields that are not understood are left alone.
     """
-    attempts = workspace.store.attempts(job.id)
-    for attempt in reversed(attempts):
-        recorded = getattr(attempt, "facts", None)
-        if isinstance(recorded, Mapping) and recorded:
-            return dict(recorded)
+    for attempt in reversed(workspace.store.attempts(job.id)):
+        for host in attempt.hosts:
+            recorded = host.get("facts")
+            if not isinstance(recorded, Mapping) or not recorded:
+                continue
+            found = dict(recorded)
+            if isinstance(digest := found.pop("packages", None), str):
+                found["packages"] = _stored_packages(workspace, digest)
+            return found
     return {}
+
+
+def _stored_packages(workspace: OpenWorkspace, digest: str) -> dict[str, str]:
+    try:
+        listed = json.loads(workspace.store.catalogue.manifest(digest))
+        return {str(name): str(version) for name, version in listed}
+    except (DatastoreError, ValueError, TypeError):
+        return {}  # pruned, or of a form that a later version writes
 
 
 def _code(
     workspace: OpenWorkspace,
     jobs: Sequence[Job],
-    facts: Sequence[Mapping[str, Any]],
     notes: list[str],
 ) -> list[dict[str, Any]]:
     listings = _listings(workspace, jobs, notes)
     found: list[dict[str, Any]] = []
-    for job, known, files in zip(jobs, facts, listings, strict=True):
-        git = known.get("git")
-        git = git if isinstance(git, Mapping) else {}
+    for job, files in zip(jobs, listings, strict=True):
         one: dict[str, Any] = {"script": job.spec.script}
-        for name, key in GIT.items():
-            value = git.get(name, job.properties.get(key))
-            if value is not None:
-                one[f"git {name}"] = value
+        one |= {
+            f"git {name}": job.properties[key] for name, key in GIT.items() if key in job.properties
+        }
+        if diff := (git.of_properties(job.properties) or {}).get("diff"):
+            one["git uncommitted changes"] = _short(str(diff))
         one["snapshot"] = _short(job.snapshot)
         one |= {path: _short(digest) for path, digest in sorted(files.items())}
         found.append(one)
@@ -180,23 +193,20 @@ def _short(digest: str | None) -> str | None:
 
 
 def _packages(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return versions by package, from a mapping or from texts such as ``numpy==2.1``."""
-    recorded = facts.get("packages")
-    if isinstance(recorded, Mapping):
-        return {str(name): str(version) for name, version in sorted(recorded.items())}
-    if not isinstance(recorded, Sequence) or isinstance(recorded, str):
-        return {}
-    pairs = (str(one).partition("==") for one in recorded)
-    return {name: version or "present" for name, _, version in sorted(pairs)}
+    return dict(sorted((facts.get("packages") or {}).items()))
 
 
 def _environment(job: Job, facts: Mapping[str, Any]) -> dict[str, Any]:
     spec = job.spec
     plain = {
         name: facts[name]
-        for name in ("python", "torch", "cuda", "driver", "machine", "cpu", "gpu")
+        for name in ("python", "torch", "machine", "cpu")
         if isinstance(facts.get(name), (str, int, float))
     }
+    gpus = facts.get("gpus")
+    if isinstance(gpus, Sequence) and not isinstance(gpus, str):
+        models = [str(one.get("name")) for one in gpus if isinstance(one, Mapping)]
+        plain |= {"GPUs": ", ".join(models)} if models else {}
     return {
         "interpreter": spec.environment_text or "the target's own",
         **{f"variable {name}": value for name, value in spec.environment_variables.items()},

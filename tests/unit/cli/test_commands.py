@@ -231,7 +231,12 @@ def test_ls_does_not_watch_in_json(terminal: Terminal) -> None:
 
 def test_show_tells_all_about_a_job(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed(arguments=("--lr", "0.1 0.2"), tags={"owner": "ada"})
-    shown = terminal.type("show", tail(job)).out
+    brief = terminal.type("show", tail(job)).out
+    titles = [line.split()[0] for line in brief.splitlines() if line.strip()]
+    assert titles[:4] == ["Job", "Name", "Script", "State"]
+    assert "Metrics" in titles
+    assert "Attempt" not in titles
+    shown = terminal.type("show", "-v", tail(job)).out
     for part in (
         job.id,
         "Completed",
@@ -381,7 +386,7 @@ def test_what_ranks_print_alike_is_shown_once_unless_raw(queue: Queue, terminal:
     assert terminal.type("logs", job.id, "--rank", "all").out == "[ranks 0-1] the same\n"
     raw = terminal.type("logs", job.id, "--rank", "all", "--raw").out
     assert raw == "[rank 0] the same\n[rank 1] the same\n"
-    shown = terminal.type("show", job.id).out
+    shown = terminal.type("show", "-v", job.id).out
     assert "1 × 2 (gloo)" in shown
 
 
