@@ -222,14 +222,17 @@ def inputs_read(store: Store, job: Job) -> list[dict[str, Any]]:
 
     Keys: name, source, mode; and once a node had it: how (linked, mounted, downloaded,
     copied, direct), version (``name:version``, a manifest's digest, or "" for a folder of which
-    none was made),
-    dataset, dataset_id, files, bytes, attempt.
+    none was made), dataset, dataset_id, files, bytes, attempt; and where files of it changed while
+    that attempt ran: changed (a sentence).
     """
     seen: dict[str, Mapping[str, Any]] = {}
     if job.spec.inputs:
         for event in store.events(job.id):
             if event.kind == INPUT_EVENT:
                 seen[str(event.data.get("name"))] = {**event.data, "attempt": event.attempt}
+            elif event.kind == CHANGED_EVENT:
+                name = str(event.data.get("name"))
+                seen[name] = {**seen.get(name, {}), "changed": event.message}
     return [
         {"name": name, "source": one.source, "mode": one.mode, **seen.get(name, {})}
         for name, one in job.spec.inputs.items()

@@ -162,6 +162,7 @@ def _head(
         ("Members", members_text(outlook.members) if outlook.members else ""),
         ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
         *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
+        *[("Changed", str(one["changed"])) for one in inputs if one.get("changed")],
         ("Resumes from", job.spec.resume_from or ""),
         ("Array", _array_text(job)),
         ("After", ", ".join(f"{one.job} ({one.when})" for one in job.spec.depends_on)),

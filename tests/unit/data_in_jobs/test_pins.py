@@ -144,3 +144,19 @@ def test_a_run_says_which_version_it_reads(workspace: Workspace, store: Datastor
         "mechanism": "Download",
     }
     assert workspace.get_run(job.id).get_details()["inputDatasets"] == [shown]
+
+
+def test_a_run_says_that_an_input_changed_under_it(workspace: Workspace, store: Datastore) -> None:
+    asked = spec_with(inputs={"a": {"source": "workspaceblobstore/digits", "mode": "mount"}})
+    job = submit(workspace.opened, asked, wake=False).job
+    for attempt in (1, 2):
+        seen = {"name": "a", "how": "linked", "version": "", "files": 3, "bytes": 6}
+        workspace.store.add_event(job.id, "input", "input a", attempt=attempt, data=seen)
+        if attempt == 1:
+            told = {"name": "a", "count": 1}
+            text = "input 'a': 1 file changed"
+            workspace.store.add_event(job.id, "input_changed", text, attempt=1, data=told)
+            (found,) = inputs_read(workspace.store, job)
+            assert (found["changed"], found["how"], found["attempt"]) == (text, "linked", 1)
+    (found,) = inputs_read(workspace.store, job)
+    assert "changed" not in found
