@@ -82,7 +82,7 @@ class OwnRecords:
 
     def _store(self, path: str, name: str) -> str | None:
         full = Path(self._root, path)
-        base = full.with_name(re.sub(r"-(wal|shm|journal)$", "", name))
+        base = full.with_name(re.sub(r"-(wal|shm|journal|serial)$", "", name))
         if _is_store(base):
             return "the store of a workspace"
         if base.name == STORE and _is_workspace(str(full.parent)):
