@@ -170,10 +170,12 @@ def check_none(name: str, jobs: Unfinished, *, command: str) -> None:
     if not jobs:
         return
     listed = "\n".join(jobs.lines())
+    kept = "running jobs go back into the queue, and all of them start with the next start"
+    if command == "rm":
+        kept = "they stay in the store, and wait for a target of that name"
     raise TargetError(
         f"target {name!r} has {jobs.text}:\n{listed}\n"
         f"Wait for them (`rayjobs wait`), or end them with `rayjobs target {command} {name} "
-        f"--cancel`. With --force they are kept: running jobs go back into the queue, and all of "
-        f"them start with the target's next start.",
+        f"--cancel`. With --force they are kept: {kept}.",
         jobs=[job.id for _path, job in jobs.all],
     )
