@@ -141,7 +141,6 @@ class Keeper:
         self._restarts: list[float] = []
         self._failures = 0
         self._paused_until_s: float | None = None
-        openfiles.raise_limit()  # what it starts has it, too
         self._environment = localhead.head_environment(place.home, self.paths.token)
         soft = openfiles.original()
         self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
@@ -450,6 +449,7 @@ def main(argv: list[str] | None = None) -> int:
         localhead.write_private(
             place.paths.root / "keeper.json", json.dumps(own_identity().as_dict())
         )
+        openfiles.raise_limit()  # what the keeper starts has it, too
         keeper = Keeper(place, options.start, is_patient=options.patient)
         try:
             return keeper.run()

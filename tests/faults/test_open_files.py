@@ -59,8 +59,15 @@ except OSError as error:
 
 
 def _run(code: str, *arguments: str) -> str:
+    environment = {
+        name: value for name, value in os.environ.items() if name != openfiles.SOFT_VARIABLE
+    }
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True
+        [sys.executable, "-c", code, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     return done.stdout.strip()
 
