@@ -35,11 +35,11 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     if stored:
         size = size_text(sum(one.size for one in stored))
         lines.append(f"  {len(stored)} stored file{'s' if len(stored) > 1 else ''} ({size})")
-    commands = [("show", "all about it")]
+    commands = [("show", "everything about it")]
     if job.state is JobState.FAILED:
         commands.append(("logs --failed", "the lines that matter"))
     if measured:
-        commands.append(("metrics", "what it measured"))
+        commands.append(("metrics", "what it logged"))
     if stored:
         commands.append(("download", "fetch its files"))
     return [*lines, *useful_commands(short_id(job), commands)]

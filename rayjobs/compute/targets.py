@@ -51,7 +51,8 @@ class TargetView:
 
     Attributes:
         state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
-            (it does not come up, and is tried again later), or "unreachable" (its cluster).
+            (it does not come up, and is tried again later), "unreachable" (its cluster), or
+            "ready" (its cluster answers, and the first job starts the target's own actor).
         problem: Why it does not run, in one sentence, and what helps; empty where that is no fault.
         busy: Whether jobs are queued or running; None where nothing is known.
         detail: What the actor itself says (`status`), where it was asked.
@@ -255,6 +256,8 @@ def _why_not(record: TargetRecord, place: Place, state: str) -> tuple[str, str]:
     failed = localhead.read_json(place.paths.revival) or {}
     if state == "stopped" and failed.get("error") and not stop.is_in_force:
         return "failing", str(failed["error"])
+    if record.address is not None and state == "stopped" and not stop.is_in_force:
+        return "ready", ""  # its cluster answers; the first job starts the rest
     return state, ""
 
 

@@ -144,3 +144,16 @@ def test_a_cluster_that_is_gone_is_the_state_of_its_target(lab: Place) -> None:
     view = targets.target_status("lab", home=lab.home)
     assert view.state == "unreachable"
     assert "127.0.0.1:" in view.problem
+
+
+def test_a_cluster_that_answers_is_ready_before_its_first_job(lab: Place) -> None:
+    import grpc
+
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        save_target(TargetRecord("lab", address=f"127.0.0.1:{port}"), home=lab.home)
+        assert targets.target_status("lab", home=lab.home).state == "ready"
+    finally:
+        server.stop(None)
