@@ -156,11 +156,19 @@ def parse_sampling(given: object) -> Sampling:
     name = given.get("type", "random")
     if name not in kinds:
         near = difflib.get_close_matches(str(name), kinds, n=1)
-        raise problem(
-            "type",
-            f"there is no sampling {name!r}.",
-            f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
-        )
+        problems = [
+            Problem(
+                "type",
+                f"there is no sampling {name!r}.",
+                f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
+            )
+        ]
+        # Whatever the kind, its parameters can be wrong by themselves: all mistakes at once.
+        try:
+            parse_space(given.get("parameters", {}))
+        except SweepError as found:
+            problems += joined("parameters", found)
+        raise SweepError(problems=problems)
     settings = {key: value for key, value in given.items() if key not in {"type", "parameters"}}
     try:
         return kinds[name](given.get("parameters", {}), settings)

@@ -175,6 +175,22 @@ def test_a_sweep_file_is_read_and_written(tmp_path: Path) -> None:
     assert parse_sweep(json.loads(spec.to_json())) == spec
 
 
+def test_a_wrong_sampling_does_not_hide_what_is_wrong_in_its_parameters(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(
+        "job: {script: train.py}\nmetric: acc\ngoal: max\nlimits: {total: 4, concurent: 2}\n"
+        "sampling: {type: rondom, parameters: {--lr: [logunif, [-9, -2]], --bs: [chioce, [1]]}}\n"
+    )
+    with pytest.raises(SweepError) as found:
+        load_sweep(file)
+    assert sorted(one.path for one in found.value.problems) == [
+        "limits.concurent",
+        "sampling.parameters.--bs",
+        "sampling.parameters.--lr",
+        "sampling.type",
+    ]
+
+
 def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(
