@@ -35,6 +35,7 @@ th[aria-sort=ascending]::after { content: " \\25b2"; }
 th[aria-sort=descending]::after { content: " \\25bc"; }
 td.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.word { white-space: nowrap; }
+td:last-child { min-width: 18rem; }
 tr.best { background: #e8f3e8; font-weight: 600; }
 tbody tr:hover { background: #f2f2f2; }
 .lit path { stroke-width: 5px !important; opacity: 1 !important; }

@@ -172,6 +172,12 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
     click.echo(f"{spec.total} trials, {spec.limits.at_a_time} at a time; the first ones:")
     for number, line in enumerate(lines):
         click.echo(f"  {number}  {' '.join(line)}")
+    if spec.sampling.size is None:
+        seed = spec.sampling.seed
+        settings.note(
+            f"these trials are drawn with seed {seed}; where the file has no seed, each submit "
+            f"draws another: write `seed: {seed}` below `sampling` to get these trials"
+        )
     if packed is not None:
         settings.note(snapshot_line(packed))
     for warning in warnings:

@@ -177,6 +177,7 @@ def test_a_sweep_file_is_read_and_written(tmp_path: Path) -> None:
 
 def test_a_wrong_sampling_does_not_hide_what_is_wrong_in_its_parameters(tmp_path: Path) -> None:
     file = tmp_path / "sweep.yaml"
+    (tmp_path / "train.py").touch()
     file.write_text(
         "job: {script: train.py}\nmetric: acc\ngoal: max\nlimits: {total: 4, concurent: 2}\n"
         "sampling: {type: rondom, parameters: {--lr: [logunif, [-9, -2]], --bs: [chioce, [1]]}}\n"

@@ -91,8 +91,9 @@ def test_a_dry_run_shows_the_first_commands_and_submits_nothing(
 ) -> None:
     finished(world)
     (tmp_path / "sweep.yaml").write_text(FILE)
-    code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run")
+    code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run")
     assert code == 0
+    assert "drawn with seed" in err
     assert "6 trials, 2 at a time" in out
     assert "train.py --x 0." in out
     code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run", "--json")
