@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import shlex
@@ -307,15 +308,25 @@ def pack_source(
 
     on_stage(f"packing {checked.source}")
     blobs = workspace.blobs
-    with git.GitLook(checked.source) as look:
+    cache = workspace.path / SNAPSHOT_CACHE
+    last = git.LastLook(cache, checked.source)
+    with contextlib.ExitStack() as stack:
+        # Next to the packing, unless an earlier look will most likely do: git competes with it.
+        look = None if last.is_known else stack.enter_context(git.GitLook(checked.source))
         packed = snapshots.pack(
             checked.source,
             blobs_put=blobs.put_file,
             blobs_has=blobs.exists,
-            cache=workspace.path / SNAPSHOT_CACHE,
+            cache=cache,
             entry=checked.spec.script,
         )
-        facts = look.result(lambda: frozenset(one.path for one in packed.manifest))
+        facts = last.facts(packed.digest)
+        if facts is None:
+            patience_s = git.PATIENCE_S if look is not None else git.PATIENCE_CHANGED_S
+            look = look or stack.enter_context(git.GitLook(checked.source))
+            paths = frozenset(one.path for one in packed.manifest)
+            facts = look.result(lambda: paths, patience_s=patience_s)
+            last.keep(packed.digest, facts)
     properties = facts.properties(_keep_diff(workspace, facts.diff))
     summary = snapshots.Summary.of(packed)
     return Packed(checked.source, packed.digest, summary, tuple(packed.warnings), properties)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import configparser
 import contextlib
+import hashlib
 import json
 import os
 import re
+import secrets
 import selectors
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -31,6 +33,8 @@ from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sen
 LIMIT_S = 5.0
 # How long a submit waits for git once all else is ready.
 PATIENCE_S = 0.015
+# The same where an earlier look is known but the snapshot has changed, and was packed for longer.
+PATIENCE_CHANGED_S = 0.25
 DIFF_BYTES = 256 * 1024
 UNTRACKED_NAMED = 20
 _LIST_BYTES = 4 * 1024**2
@@ -156,6 +160,62 @@ def one_line(facts: Mapping[str, Any]) -> str:
     if facts.get("why"):
         parts.append(str(facts["why"]))
     return ", ".join(parts)
+
+
+class LastLook:
+    """What was found at the last submit of a source directory; spares git while nothing changed.
+
+    It counts as unchanged with the same commit, branch, remote, index and snapshot. A tracked file
+    that is not in the snapshot may have changed since: that is seen with the next other change.
+    """
+
+    def __init__(self, cache: Path, source: Path) -> None:
+        """Look into the folder `cache`, which need not exist. Raises nothing."""
+        root = os.path.realpath(source)
+        name = hashlib.sha256(os.fsencode(root)).hexdigest()[:32]
+        self._path = cache / f"git-{name}.json"
+        self._key = ""
+        self._known: dict[str, Any] = {}
+        try:
+            repository = _find(Path(root))
+            if repository is not None:
+                index = (repository[0] / "index").stat()
+                seen = (*_read(*repository), index.st_mtime_ns, index.st_size, index.st_ino)
+                self._key = hashlib.sha256(repr(seen).encode(errors="replace")).hexdigest()
+                known = json.loads(self._path.read_bytes())
+                self._known = known if known["key"] == self._key else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            pass  # never looked before, or no repository: git is asked
+
+    @property
+    def is_known(self) -> bool:
+        """Whether an earlier look holds if the snapshot is the same."""
+        return bool(self._known)
+
+    def facts(self, snapshot: str) -> GitFacts | None:
+        """Return what was found when this very snapshot was last submitted; None: ask git."""
+        if self._known.get("snapshot") != snapshot:
+            return None
+        try:
+            given = dict(self._known["facts"])
+            for name in ("diff_left_out", "untracked_names"):
+                given[name] = tuple(given[name])
+            return GitFacts(**given)
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    def keep(self, snapshot: str, facts: GitFacts) -> None:
+        """Remember a complete look; a failure costs the next submit time and nothing else."""
+        if not self._key or facts.dirty is None or facts.untracked is None:
+            return
+        data = {"key": self._key, "snapshot": snapshot, "facts": asdict(facts)}
+        temporary = self._path.with_suffix(f".{secrets.token_hex(4)}")
+        try:
+            temporary.write_text(json.dumps(data))
+            temporary.replace(self._path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
 
 class GitLook:

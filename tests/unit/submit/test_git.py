@@ -195,7 +195,8 @@ def test_a_job_an_array_and_a_sweep_keep_it_and_show_prints_it(
     from rayjobs.tuning.spec import parse_sweep
     from rayjobs.tuning.submitter import submit_sweep
 
-    monkeypatch.setattr(GitLook.result, "__kwdefaults__", {"patience_s": PATIENT_S})
+    monkeypatch.setattr(git, "PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(git, "PATIENCE_CHANGED_S", PATIENT_S)
     (source / "train.py").write_text("print('bye')\n")
     with open_workspace(own_home / "w") as workspace:
         plain = {"name": "t", "script": "train.py", "source_directory": str(source)}
@@ -236,3 +237,38 @@ def test_a_submit_from_within_a_hook_looks_at_its_own_source(
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     monkeypatch.setenv("GIT_INDEX_FILE", os.devnull)
     assert look(source).dirty is False
+
+
+def test_an_unchanged_source_is_not_looked_at_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(git, "PATIENCE_S", PATIENT_S)
+    monkeypatch.setattr(git, "PATIENCE_CHANGED_S", PATIENT_S)
+    starts = []
+    real = GitLook._start
+
+    def counted(self: GitLook, folder: Path) -> None:
+        starts.append(folder)
+        real(self, folder)
+
+    monkeypatch.setattr(GitLook, "_start", counted)
+    (source / "train.py").write_text("print('bye')\n")
+    spec = JobSpec(name="t", script="train.py", source_directory=str(source))
+    with open_workspace(tmp_path / "ws") as workspace:
+        first = submit(workspace, spec, wake=False).job.properties
+        assert git.of_properties(first) == git.of_properties(
+            submit(workspace, spec, wake=False).job.properties
+        )
+        assert len(starts) == 1
+        (source / "pkg" / "data.py").write_text("x = 2\n")
+        changed = git.of_properties(submit(workspace, spec, wake=False).job.properties) or {}
+        assert len(starts) == 2
+        assert changed["diff"] != (git.of_properties(first) or {})["diff"]
+        call(source, "commit", "-qam", "second")
+        clean = git.of_properties(submit(workspace, spec, wake=False).job.properties) or {}
+        assert len(starts) == 3
+        assert (clean["commit"], clean["dirty"]) == (call(source, "rev-parse", "HEAD"), False)
+        for kept in (tmp_path / "ws" / "cache").glob("git-*.json"):
+            kept.write_text("{")
+        submit(workspace, spec, wake=False)
+        assert len(starts) == 4
