@@ -169,15 +169,23 @@ def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
 @common_options
 @click.pass_obj
 def ls(settings: Settings) -> None:
-    """List targets and whether they run."""
+    """List targets and whether they run; `*` marks the default one (see `target use`)."""
     from rayjobs.compute.targets import list_targets
 
     views = list_targets()
     if settings.as_json:
         print_json([asdict(view) for view in views])
         return
+    default = _default_name()
     rows = [
-        (view.name, _kind(view), view.state, _busy(view), view.address or "-", _size(view))
+        (
+            f"{view.name} *" if view.name == default else view.name,
+            _kind(view),
+            view.state,
+            _busy(view),
+            view.address or "-",
+            _size(view),
+        )
         for view in views
     ]
     colours = [
@@ -353,6 +361,17 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
 
 def _kind(view: TargetView) -> str:
     return f"{view.kind}, NO TOKEN" if view.without_token else view.kind
+
+
+def _default_name() -> str | None:
+    """Return the name of the default target; None where the project's file is wrong."""
+    from rayjobs.errors import SpecError
+    from rayjobs.submit.project import default_target
+
+    try:
+        return default_target().name
+    except SpecError:
+        return None  # a list of targets does not depend on it; `submit` reports the mistake
 
 
 def _busy(view: TargetView) -> str:

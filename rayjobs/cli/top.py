@@ -34,17 +34,20 @@ Examples:
 
 
 @click.command(epilog=EPILOG)
-@click.option("--target", metavar="NAME", default="local", show_default=True, help="Of this one.")
+@click.option("--target", metavar="NAME", help="Which target; default: see `rayjobs target use`.")
 @click.option("--once", is_flag=True, help="Show it once, on a terminal too.")
 @json_option
 @common_options
 @click.pass_obj
-def top(settings: Settings, target: str, once: bool) -> int:
+def top(settings: Settings, target: str | None, once: bool) -> int:
     """Show a target's nodes, which job uses which GPUs, what runs and what waits.
 
     On a terminal it is shown again every second until Ctrl-C. Jobs of other workspaces count
     where they hold room, and are named by their workspace.
     """
+    from rayjobs.submit.project import default_target
+
+    target = target or default_target().name
     load_target(target, home=home())  # says which there are, should it be none
     with settings.open() as workspace:
         if settings.as_json:
