@@ -22,7 +22,7 @@ from rayjobs.datastore.catalogue import (
     DatastoreRecord,
 )
 from rayjobs.datastore.consumption import DatasetConsumptionConfig
-from rayjobs.datastore.errors import DatastoreNotFound, InvalidReference
+from rayjobs.datastore.errors import DatasetExists, DatastoreNotFound, InvalidReference
 from rayjobs.datastore.kept import Tally
 from rayjobs.datastore.local_mount import LocalMount
 from rayjobs.datastore.manifest import FileEntry, Manifest
@@ -153,7 +153,7 @@ class AbstractDataset(ABC):
         Local files are read once for their digests, which `progress` follows.
 
         Raises:
-            DatasetExists: the name is taken and `create_new_version` is False.
+            DatasetExists: the name is taken by other files, and `create_new_version` is False.
             DataNotFound: there are no files.
         """
         if not name.strip() or "/" in name or ":" in name:
@@ -171,7 +171,13 @@ class AbstractDataset(ABC):
             description=description or "",
             tags=dict(tags or {}),
         )
-        kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
+        try:
+            kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
+        except DatasetExists:
+            kept = catalogue.dataset(name)
+            if (kept.manifest, kept.definition) != (draft.manifest, draft.definition):
+                raise
+            # The very same files: it is registered, which is what was asked for.
         return self._again(manifest, registered=kept)
 
     def unregister_all_versions(self, workspace: Catalogue | HasCatalogue) -> None:

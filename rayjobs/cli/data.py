@@ -236,6 +236,7 @@ def register(
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
         places = [_place(catalogue, text) for text in sources]
+        before = {one.name: one.version for one in catalogue.datasets()}.get(name)
         try:
             dataset = _new(places, form).register(
                 workspace,
@@ -253,9 +254,9 @@ def register(
             print_json(_as_json(catalogue, catalogue.dataset_by_id(dataset.id)))
             return
     size = size_text(dataset.manifest.total_bytes)
-    click.echo(
-        f"dataset {name}:{dataset.version} has {counted(len(dataset.manifest), 'file')} ({size})"
-    )
+    has = "is unchanged:" if dataset.version == before else "has"
+    files = counted(len(dataset.manifest), "file")
+    click.echo(f"dataset {name}:{dataset.version} {has} {files} ({size})")
     mode = ":direct" if form else ""
     settings.note(f"use it: rayjobs submit … --input data=dataset:{name}{mode}")
 

@@ -81,7 +81,9 @@ def test_versions_are_registered_listed_and_fetched(
     assert json.loads(terminal.type("data", "ls", "--json").out) == []
     register = ("data", "register", "src", "workspaceblobstore/src", "-q")
     assert terminal.type(*register, "--tag", "a=b").out == "dataset src:1 has 2 files (3 B)\n"
-    again = terminal.type(*register)
+    same = terminal.type(*register)
+    assert (same.code, same.out) == (0, "dataset src:1 is unchanged: 2 files (3 B)\n")
+    again = terminal.type("data", "register", "src", "workspaceblobstore/src/a.txt")
     assert (again.code, again.out) == (2, "")
     assert "--new-version" in again.err
     assert "create_new_version" not in again.err

@@ -135,8 +135,9 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
     first = pets.register(catalogue, "pets", description="small", tags={"kind": "toy"})
     assert (first.name, first.version, first.description) == ("pets", 1, "small")
     assert first.tags == {"kind": "toy"}
+    assert pets.register(catalogue, "pets").version == 1  # the very same files: nothing to do
     with pytest.raises(DatasetExists):
-        pets.register(catalogue, "pets")
+        pets.take(4).register(catalogue, "pets")
     fewer = pets.take(4).register(catalogue, "pets", create_new_version=True)
     assert fewer.version == 2
     assert len(Dataset.get_by_name(catalogue, "pets").manifest) == 4
