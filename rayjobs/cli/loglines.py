@@ -52,6 +52,17 @@ def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], vi
     return Exit.DONE
 
 
+def follow_ranks(settings: Settings, workspace: OpenWorkspace, job: Job, screen: Screen) -> Job:
+    """Show what all ranks of a job print until it has ended; return the job as it ended."""
+    from rayjobs.cli.logs import View
+
+    shown = _Shown(settings, workspace, screen, View(follow=True), several=False)
+    try:
+        return _follow(settings, workspace, [job], shown, Wanted(None, _matcher(None)))[0]
+    finally:
+        screen.end()
+
+
 def _matcher(grep: re.Pattern[str] | None) -> Callable[[bytes], bool]:
     if grep is None:
         return lambda _data: True
@@ -189,8 +200,8 @@ def _follow(
     jobs: list[Job],
     shown: _Shown,
     wanted: Wanted,
-) -> None:
-    """Print what is there, then what comes, until all jobs have ended."""
+) -> list[Job]:
+    """Print what is there, then what comes, until all jobs have ended; return them so."""
     several = len(jobs) > 1
     stages = [
         Stages(workspace, job.id, shown.screen.note, label=f"{short_id(job)}  " * several)
@@ -228,4 +239,4 @@ def _follow(
             past = None
     if past is not None:
         shown.print(past)
-    await_end(workspace, [job.id for job in jobs], lambda _text: None)
+    return await_end(workspace, [job.id for job in jobs], lambda _text: None)

@@ -48,12 +48,12 @@ class View:
     """
 
     follow: bool
-    tail: int | None
-    rank: int | None
-    since: float | None
-    grep: re.Pattern[str] | None
-    timestamps: bool
-    raw: bool
+    tail: int | None = None
+    rank: int | None = None
+    since: float | None = None
+    grep: re.Pattern[str] | None = None
+    timestamps: bool = False
+    raw: bool = False
 
     @property
     def is_by_line(self) -> bool:

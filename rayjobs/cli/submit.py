@@ -305,6 +305,10 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
             ensure_target(job.target, home=home(), workspace=workspace.path, on_stage=screen.note)
         if job.kind == "array":  # many logs at once are nothing to look at: how it stands is
             ended = await_end(workspace, [job.id], screen.note)[0]
+        elif job.spec.distribution.world_size > 1:
+            from rayjobs.cli.loglines import follow_ranks
+
+            ended = follow_ranks(settings, workspace, job, screen)
         else:
             ended = follow_logs(workspace, job.id, screen)
     except KeyboardInterrupt:

@@ -11,9 +11,12 @@ import pytest
 
 import rayjobs
 import rayjobs.cli.ls as ls_module
-from rayjobs.failures import FailureClass
+from rayjobs.cli.settings import Settings
+from rayjobs.cli.submit import stay
+from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Job, MetricPoint
 from rayjobs.states import JobState
+from rayjobs.submitting import Submitted
 from tests.unit.cli.conftest import LOG, Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -337,6 +340,21 @@ def test_logs_of_each_rank_are_told_apart(queue: Queue, terminal: Terminal) -> N
     assert last == "[rank 1] from 1\n"
     assert terminal.type("logs", job.id, "--rank", "2").code == 3
     assert terminal.type("logs", job.id, "--rank", "first").code == 2
+
+
+@pytest.mark.parametrize(("failure", "code"), [(None, 0), (Failure(FailureClass.USER, "bad"), 1)])
+def test_an_attached_submit_shows_all_ranks(
+    queue: Queue, capsys: pytest.CaptureFixture[str], failure: Failure | None, code: int
+) -> None:
+    job = queue.start(queue.submit(distribution={"processes_per_node": 2, "backend": "gloo"}))
+    for rank in (0, 1):
+        name = f"azureml-logs/70_driver_log_{rank}.txt"
+        queue.store_file(job, name, f"from {rank}\n".encode())
+    done = Submitted(queue.finish(job, failure), created=True)
+    assert stay(Settings(), queue.workspace, done) == code
+    out, err = capsys.readouterr()
+    assert out == "[rank 0] from 0\n[rank 1] from 1\n"
+    assert f"submitted {job.id}" in err
 
 
 def test_logs_of_several_jobs_name_the_job_of_each_line(queue: Queue, terminal: Terminal) -> None:
