@@ -1,7 +1,6 @@
 """Sweeps: search spaces, samplers, early termination, the trial table, results and plots.
 
-Names are imported on first use; nothing here imports Ray, Optuna, matplotlib or plotly until
-it is needed.
+Names are imported on first use; nothing here imports Ray, Optuna or matplotlib until it is needed.
 """
 
 from __future__ import annotations

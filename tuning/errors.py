@@ -5,7 +5,7 @@ RayjobsError
 │   └── SweepError        a sweep's space, policy, limits or file is wrong      exit code 2
 ├── UsageError
 │   └── SweepUsageError   a call that makes no sense for this sweep             exit code 2
-└── TuningDependencyError an optional library (optuna, plotly …) is missing     exit code 1
+└── TuningDependencyError an optional library (optuna …) is missing             exit code 1
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ def test_importing_the_public_names_imports_no_heavy_library() -> None:
         "import sys, tuning, tuning.engine, tuning.results, tuning.plots, tuning.pages;"
         "from rayjobs.tuning import HyperDriveConfig, SweepSpec, load_sweep, choice, BanditPolicy,"
         " BayesianParameterSampling;"
-        "heavy = {'ray', 'torch', 'optuna', 'matplotlib', 'plotly', 'pandas', 'numpy', 'pyarrow'};"
+        "heavy = {'ray', 'torch', 'optuna', 'matplotlib', 'pandas', 'numpy', 'pyarrow'};"
         "print(sorted(heavy & set(sys.modules)))"
     )
     printed = subprocess.run(
