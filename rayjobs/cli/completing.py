@@ -20,6 +20,7 @@ Candidates = Iterable[tuple[str, str]]  # value, and what a shell may show next 
 Source = Callable[["Settings", str], Candidates]
 
 FILE, FOLDER = "file", "dir"  # completed by the shell itself
+FILES_OF_JOB = "files"  # depends on the job that was typed before
 
 # What an option of this name takes, in whatever command; `COMMAND --option` where one differs.
 OPTIONS: Mapping[str, str] = {
@@ -56,8 +57,8 @@ OPTIONS: Mapping[str, str] = {
 # What the arguments of a command take, where their own type does not say it.
 ARGUMENTS: Mapping[str, str] = {
     "metrics names": "metrics",
-    "files names": "files",
-    "download names": "files",
+    "files names": FILES_OF_JOB,
+    "download names": FILES_OF_JOB,
     "model alias alias": "aliases",
     "model ls name": "models",
     "model register name": "models",
@@ -138,7 +139,7 @@ def _tag_names(store: Store) -> Candidates:
     return [(key, "") for key in dict.fromkeys(key for job in _lines(store) for key in job.tags)]
 
 
-def _files_of(folder: str, settings: Settings, params: Mapping[str, Any]) -> Candidates:
+def _files_of_job(settings: Settings, params: Mapping[str, Any]) -> Candidates:
     """Offer the stored files of the job that was typed before."""
     job = params.get("job")
     if isinstance(job, (tuple, list)):
@@ -147,7 +148,7 @@ def _files_of(folder: str, settings: Settings, params: Mapping[str, Any]) -> Can
         return []
     with settings.open() as workspace:
         found = workspace.store.files(workspace.store.find(str(job), newest=True).id)
-    return [(one.name, "") for one in found if one.name.startswith(folder)]
+    return [(one.name, "") for one in found]
 
 
 def _metrics(store: Store) -> Candidates:
@@ -281,10 +282,6 @@ SOURCES: Mapping[str, Source] = {
 }
 
 
-# Sources that depend on what was typed before: which folder of the job's files.
-FILES_OF_JOB: Mapping[str, str] = {"files": "", "logs": "azureml-logs/"}
-
-
 def offered(
     source: str, settings: Settings, typed: str, params: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
@@ -297,8 +294,8 @@ def offered(
     from rayjobs.errors import RayjobsError
 
     try:
-        if source in FILES_OF_JOB:
-            found = list(_files_of(FILES_OF_JOB[source], settings, params))
+        if source == FILES_OF_JOB:
+            found = list(_files_of_job(settings, params))
         else:
             found = list(SOURCES[source](settings, typed))
     except (RayjobsError, DatastoreError, OSError):

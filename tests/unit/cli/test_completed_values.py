@@ -71,7 +71,7 @@ def test_every_source_that_a_parameter_names_is_there() -> None:
     named = {
         parameter.type.source for _, parameter in parameters() if isinstance(parameter.type, Names)
     }
-    assert named <= {*SOURCES, *FILES_OF_JOB}
+    assert named <= {*SOURCES, FILES_OF_JOB}
     known = {f"{words} {parameter.name}" for words, parameter in parameters()}
     assert set(ARGUMENTS) <= known
     typed = {long_name(parameter) for _, parameter in parameters()}
