@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rayjobs.injob import recordfiles
+
+log = logging.getLogger(__name__)
 
 
 def new(order: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,6 +25,15 @@ def read(path: Path) -> dict[str, Any]:
     try:
         return {**_empty(), **recordfiles.read_json(str(path.parent), path.name)}
     except FileNotFoundError:
+        return _empty()
+
+
+def read_what_is_left(path: Path) -> dict[str, Any]:
+    """Return what an attempt's record says; one that its job has spoilt says nothing."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        log.warning("the record %s cannot be read: %s", path, error)
         return _empty()
 
 

@@ -347,7 +347,8 @@ class NodeData:
         from rayjobs.datastore.materialise import Materialised
 
         return [
-            Materialised.from_json(one) for one in datarecord.read(AttemptPaths(root).data)["held"]
+            Materialised.from_json(one)
+            for one in datarecord.read_what_is_left(AttemptPaths(root).data)["held"]
         ]
 
 

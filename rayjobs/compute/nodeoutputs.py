@@ -132,7 +132,7 @@ class Outputs:
         """Take away the links to an attempt's folders. Doing it twice is harmless."""
         from rayjobs.datastore.outputs import hide
 
-        for entry in datarecord.read(AttemptPaths(root).data)["outputs"].values():
+        for entry in datarecord.read_what_is_left(AttemptPaths(root).data)["outputs"].values():
             with self._links:
                 hide(Path(entry["path"]), _folder(entry))
 

@@ -38,6 +38,7 @@ def precious(tmp_path: Path) -> Path:
 def order(node: Node, job: str = "job", attempt: int = 1) -> dict[str, Any]:
     paths = node.paths.attempt(job, attempt)
     plan = {"root": str(paths.root), "marker": f"rj-none-{job}", "job": job, "attempt": attempt}
+    plan["socket"] = str(node.paths.root / "host.sock")
     return {"workspace": "/nowhere", "snapshot": None, "plan": {**plan, "node": 0}, "secrets": {}}
 
 

@@ -27,7 +27,7 @@ def test_an_attached_cluster_is_started_replaced_and_let_go(
     targets.create_target(
         "pool", address=head.gcs_address, token_file=local_target.paths.token, home=home
     )
-    assert targets.target_status("pool", home=home).state == "stopped"
+    assert targets.target_status("pool", home=home).state == "ready"
     stages: list[str] = []
     started = targets.start_target("pool", home=home, on_stage=stages.append)
     assert started.was_started and started.epoch
