@@ -143,8 +143,9 @@ class S3Settings:
         if not self.access_key_env and not self.profile:
             # The usual search would find those of the environment alone.
             given = credentials.given()
+            is_whole = all(given.get(name) for name in credentials.AWS_KEYS[:2])
             for option, name in zip(_AWS_OPTIONS, credentials.AWS_KEYS, strict=True):
-                if given.get(name):
+                if is_whole and given.get(name):  # one key alone may be given for another use
                     options.setdefault(option, given[name])
         with _sessions_lock:  # a session is not safe from threads
             try:

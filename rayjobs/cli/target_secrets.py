@@ -87,8 +87,13 @@ def set_secret(
             f"its value with --stdin."
         )
         return Exit.USAGE
-    secrets.set(name, value)
+    dropped = secrets.set(name, value)
     settings.note(f"target {secrets.target} has {name}, in {secrets.path}")
+    if dropped:
+        settings.note(
+            f"removed {', '.join(dropped)}, which a submit had handed on with another {name}: set "
+            f"the whole AWS credential"
+        )
     return None
 
 

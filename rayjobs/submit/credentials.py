@@ -159,12 +159,18 @@ def hand_on(
         return []
     secrets = TargetSecrets(target, home=home)
     try:
-        new = secrets.take_over(sorted(needs.names), shell)
+        taken = secrets.take_over(sorted(needs.names), shell)
     except OSError as error:
         raise RayjobsError(f"the secrets of target {target!r} cannot be kept: {error}") from error
-    if not new:
-        return []
-    return [
-        f"{', '.join(new)} as exported here: kept for target {target!r} in {secrets.path}, which "
-        f"only you can read (`rayjobs target secret ls`)"
-    ]
+    notes = []
+    if taken.new:
+        notes.append(
+            f"{', '.join(taken.new)} as exported here: kept for target {target!r} in "
+            f"{secrets.path}, which only you can read (`rayjobs target secret ls`)"
+        )
+    if taken.dropped:
+        notes.append(
+            f"{', '.join(taken.dropped)} of an earlier credential: removed from the secrets of "
+            f"target {target!r}, since it does not go with the AWS keys exported here"
+        )
+    return notes

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.compute.localhead import write_private
+from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.datastore.locks import locked
 from rayjobs.errors import UsageError
 from rayjobs.paths import TargetPaths
@@ -37,6 +38,19 @@ class Secret:
     def __repr__(self) -> str:
         """Show the name alone."""
         return f"Secret({self.name!r}, given_by={self.given_by!r})"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What `TargetSecrets.take_over` changed.
+
+    Attributes:
+        new: Names that are new, or whose values have changed.
+        dropped: Names that belonged to an earlier credential.
+    """
+
+    new: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
 
 class TargetSecrets:
@@ -80,8 +94,11 @@ class TargetSecrets:
         """Return the values by name. Raises UsageError as `all` does."""
         return {name: one.value for name, one in self.all().items()}
 
-    def set(self, name: str, value: str) -> None:
+    def set(self, name: str, value: str) -> tuple[str, ...]:
         """Keep a secret, or replace it.
+
+        Returns the names that were removed: a new AWS key does not go with the others of the
+        credential that a submit handed on.
 
         Raises:
             UsageError: the name or the value cannot be a secret's.
@@ -97,38 +114,60 @@ class TargetSecrets:
                 f"the value of {name} is not a secret's: at most {MOST_BYTES >> 10} KiB of text."
             )
         with self._changing() as kept:
+            is_new = name not in kept or kept[name].value != value
+            dropped = _aws_by_submit(kept) - {name} if name in AWS_KEYS and is_new else set()
+            for other in dropped:
+                del kept[other]
             kept[name] = Secret(name, value)
+        return tuple(sorted(dropped))
 
     def remove(self, name: str) -> bool:
         """Forget a secret; False when there was none."""
         with self._changing() as kept:
             return kept.pop(name, None) is not None
 
-    def take_over(self, names: Iterable[str], environment: Mapping[str, str]) -> list[str]:
-        """Keep what a shell exports of `names`; return the names that are new or have changed.
+    def take_over(self, names: Iterable[str], environment: Mapping[str, str]) -> Taken:
+        """Keep what a shell exports of `names`.
 
-        What a user has set by command is never replaced.
+        What a user has set by command is never replaced. The AWS keys are one credential: they are
+        replaced together or not at all, since a key with another credential's session token is
+        refused by the storage.
         """
         found = {name: environment[name] for name in names if environment.get(name)}
-        known = self.all()
-        new = [
-            name
-            for name, value in found.items()
-            if name not in known
-            or (known[name].given_by == BY_SUBMIT and known[name].value != value)
-        ]
-        if new:
-            with self._changing() as kept:
-                for name in new:
-                    kept[name] = Secret(name, found[name], BY_SUBMIT)
-        return new
+        aws = found.keys() & {*AWS_KEYS}
+        if aws and environment.get(AWS_KEYS[0]):
+            found |= {name: environment[name] for name in AWS_KEYS if environment.get(name)}
+            aws = found.keys() & {*AWS_KEYS}
+        if not found:
+            return Taken()
+        with self._changing() as kept:
+            if any(name in kept and kept[name].given_by == BY_USER for name in AWS_KEYS):
+                found = {name: value for name, value in found.items() if name not in aws}
+                aws = set()
+            new = {
+                name: Secret(name, value, BY_SUBMIT)
+                for name, value in found.items()
+                if name not in kept
+                or (kept[name].given_by == BY_SUBMIT and kept[name].value != value)
+            }
+            # A shell that exports one key alone, the same as before, says nothing of the others.
+            is_whole = AWS_KEYS[0] in aws or bool(aws & new.keys())
+            dropped = _aws_by_submit(kept) - aws if aws and is_whole else set()
+            for name in dropped:
+                del kept[name]
+            kept.update(new)
+        return Taken(tuple(new), tuple(sorted(dropped)))
 
     def _changing(self) -> _Changing:
         return _Changing(self)
 
 
+def _aws_by_submit(kept: Mapping[str, Secret]) -> set[str]:
+    return {name for name in AWS_KEYS if name in kept and kept[name].given_by == BY_SUBMIT}
+
+
 class _Changing:
-    """Holds the file's lock, and writes what was changed at the end of the block."""
+    """Holds the file's lock, and writes what was changed, if anything, at the end of the block."""
 
     def __init__(self, secrets: TargetSecrets) -> None:
         self._secrets = secrets
@@ -136,6 +175,7 @@ class _Changing:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = locked(path.with_name(f".{FILE}.lock"))
         self._kept: dict[str, Secret] = {}
+        self._before: dict[str, Secret] = {}
 
     def __enter__(self) -> dict[str, Secret]:
         self._lock.__enter__()
@@ -144,11 +184,12 @@ class _Changing:
         except BaseException:
             self._lock.__exit__(None, None, None)
             raise
+        self._before = dict(self._kept)
         return self._kept
 
     def __exit__(self, kind: type[BaseException] | None, *more: object) -> None:
         try:
-            if kind is None:
+            if kind is None and self._kept != self._before:
                 values = {
                     one.name: {"value": one.value, "given_by": one.given_by}
                     for one in self._kept.values()

@@ -19,7 +19,7 @@ from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.errors import AccessDenied
 from rayjobs.errors import PrepareError, StoreError, UsageError
 from rayjobs.node.secrets import NodeSecrets
-from rayjobs.target.secrets import TargetSecrets
+from rayjobs.target.secrets import Taken, TargetSecrets
 
 VALUE = "a-value-that-nothing-shows"
 
@@ -64,10 +64,55 @@ def test_a_shell_never_replaces_what_a_user_has_set(secrets: TargetSecrets) -> N
     secrets.set("SET", "by hand")
     shell = {"SET": "exported", "EXPORTED": "one", "OTHER": "not asked for", "EMPTY": ""}
     names = ["SET", "EXPORTED", "EMPTY"]
-    assert secrets.take_over(names, shell) == ["EXPORTED"]
-    assert secrets.take_over(names, shell) == []
-    assert secrets.take_over(names, {**shell, "EXPORTED": "two"}) == ["EXPORTED"]  # it was rotated
+    assert secrets.take_over(names, shell) == Taken(("EXPORTED",))
+    assert secrets.take_over(names, shell) == Taken()
+    rotated = {**shell, "EXPORTED": "two"}
+    assert secrets.take_over(names, rotated) == Taken(("EXPORTED",))
     assert secrets.values() == {"SET": "by hand", "EXPORTED": "two"}
+
+
+ID, SECRET, TOKEN = credentials.AWS_KEYS
+
+
+def test_permanent_aws_keys_replace_temporary_ones_as_a_whole(secrets: TargetSecrets) -> None:
+    """Off switch: drop nothing in `take_over`."""
+    temporary = {ID: "ASIA1", SECRET: "s1", TOKEN: "t1"}
+    permanent = {ID: "AKIA2", SECRET: "s2"}
+    assert secrets.take_over([ID, SECRET], temporary) == Taken((ID, SECRET, TOKEN))  # it is one
+    assert secrets.values() == temporary
+    assert secrets.take_over([SECRET], {SECRET: "s1"}) == Taken()
+    assert secrets.values() == temporary
+    assert secrets.take_over(credentials.AWS_KEYS, permanent) == Taken((ID, SECRET), (TOKEN,))
+    assert secrets.values() == permanent
+
+
+def test_aws_keys_of_a_user_and_of_a_shell_are_never_mixed(secrets: TargetSecrets) -> None:
+    """Off switch: take over what `BY_USER` lacks."""
+    shell = {ID: "ASIA1", SECRET: "s1", TOKEN: "t1"}
+    secrets.take_over(credentials.AWS_KEYS, shell)
+    assert secrets.set(ID, "AKIA2") == (SECRET, TOKEN)
+    assert secrets.set(SECRET, "s2") == ()
+    assert secrets.take_over([*credentials.AWS_KEYS, "X"], {**shell, "X": "x"}) == Taken(("X",))
+    assert secrets.values() == {ID: "AKIA2", SECRET: "s2", "X": "x"}
+
+
+def test_two_submits_at_once_leave_one_whole_credential(
+    secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: compare with what was read before the lock was held."""
+    permanent = {ID: "AKIA2", SECRET: "s2"}
+    temporary = {ID: "AKIA2", SECRET: "s1", TOKEN: "t1"}
+    secrets.take_over(credentials.AWS_KEYS, permanent)
+    real = TargetSecrets._changing
+
+    def other_first(self: TargetSecrets) -> object:
+        monkeypatch.setattr(TargetSecrets, "_changing", real)
+        self.take_over(credentials.AWS_KEYS, temporary)
+        return real(self)
+
+    monkeypatch.setattr(TargetSecrets, "_changing", other_first)
+    secrets.take_over(credentials.AWS_KEYS, permanent)
+    assert secrets.values() == permanent
 
 
 @pytest.mark.parametrize(("name", "value"), [("A-B", "x"), ("A", ""), ("", "x"), ("A", "\0")])
@@ -163,6 +208,11 @@ def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.Mo
     credentials.give({"K": "key", "S": "secret", **dict.fromkeys(credentials.AWS_KEYS[:2], "aws")})
     assert named.client()._request_signer._credentials.access_key == "key"
     assert found.client()._request_signer._credentials.access_key == "aws"
+    # A key alone, such as a job's own secret, is no credential: the usual search goes on.
+    credentials.give({"AWS_SECRET_ACCESS_KEY": "aws"})
+    for name, value in zip(credentials.AWS_KEYS[:2], ("of the shell", "s"), strict=True):
+        monkeypatch.setenv(name, value)
+    assert found.client()._request_signer._credentials.access_key == "of the shell"
 
 
 # --- what a target keeps of the shell -------------------------------------------------------------
