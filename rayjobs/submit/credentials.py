@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayjobs.compute.localhead import is_kept
+from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.errors import Problem, RayjobsError
 
 if TYPE_CHECKING:
@@ -80,7 +81,6 @@ def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
     if record.kind != "s3":
         return
     from rayjobs.datastore.backends.s3_settings import S3Settings
-    from rayjobs.datastore.credentials import AWS_KEYS
     from rayjobs.datastore.errors import DatastoreError
 
     try:
@@ -100,11 +100,12 @@ def missing(
     home: Path,
     environment: Mapping[str, str] | None = None,
 ) -> list[Problem]:
-    """Return a problem for each variable that neither this shell nor the target has."""
+    """Return a problem for each variable that the target has not, and will not get from here."""
     shell = os.environ if environment is None else environment
     if not needs.required:
         return []
     unseen = [name for name in needs.required if not shell.get(name)]
+    unseen += _kept_apart(needs, target, shell, home=home)
     if not unseen:
         return []
     seen = _seen_by(target, unseen, home=home)
@@ -113,12 +114,27 @@ def missing(
             needs.required[name][0],
             f"{needs.required[name][1]} takes its value from the variable {name}, which target "
             f"{target!r} cannot see.",
-            f"Export {name} here and submit again, or give it to the target: `rayjobs target "
-            f"secret set {name} --target {target}`.",
+            (
+                "An AWS key of this target was set by hand, and keys exported here are not mixed "
+                "with it. Give"
+                if shell.get(name)
+                else f"Export {name} here and submit again, or give"
+            )
+            + f" it to the target: `rayjobs target secret set {name} --target {target}`.",
         )
         for name in unseen
         if name not in seen
     ]
+
+
+def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Path) -> list[str]:
+    """Return exported AWS keys that are not handed on, since a user gave the target others."""
+    from rayjobs.target.secrets import BY_USER, TargetSecrets
+
+    exported = [name for name in AWS_KEYS if name in needs.required and shell.get(name)]
+    kept = TargetSecrets(target, home=home).all() if exported else {}
+    is_set = any(name in kept and kept[name].given_by == BY_USER for name in AWS_KEYS)
+    return [name for name in exported if is_set and name not in kept]
 
 
 def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
@@ -153,8 +169,9 @@ def hand_on(
     from rayjobs.target.secrets import TargetSecrets
 
     shell = dict(os.environ if environment is None else environment)
-    if "AWS_ACCESS_KEY_ID" not in shell:  # without it, the others are of no use
-        shell = {name: value for name, value in shell.items() if not name.startswith("AWS_S")}
+    if not shell.get(AWS_KEYS[0]):  # without it, the usual AWS search has no use for the others
+        unused = (needs.optional - needs.required.keys()) & {*AWS_KEYS}
+        shell = {name: value for name, value in shell.items() if name not in unused}
     if not needs.names & shell.keys():
         return []
     secrets = TargetSecrets(target, home=home)

@@ -28,6 +28,8 @@ def workspace(
         named = {"bucket": "b", "access_key_env": NAMES[0], "secret_key_env": NAMES[1]}
         opened.catalogue.add_datastore(DatastoreRecord("photos", "s3", named))
         opened.catalogue.add_datastore(DatastoreRecord("found", "s3", {"bucket": "b"}))
+        half = {**named, "secret_key_env": "AWS_SECRET_ACCESS_KEY"}
+        opened.catalogue.add_datastore(DatastoreRecord("half", "s3", half))
         yield opened
 
 
@@ -91,3 +93,31 @@ def test_only_what_the_job_needs_is_handed_on(
     plain = spec(outputs={}, secrets={"TOKEN": SecretRef(env="RAYJOBS_SECRET_X")})
     submit(workspace, plain, wake=False)
     assert secrets.values() == {"RAYJOBS_SECRET_X": "v"}
+
+
+def test_an_aws_key_that_the_job_requires_is_handed_on_alone(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: drop `needs.required` too where no AWS_ACCESS_KEY_ID is exported."""
+    exported = {"PHOTOS_KEY": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    for name, value in exported.items():
+        monkeypatch.setenv(name, value)
+    submit(workspace, spec("found"), wake=False)
+    assert not secrets.path.exists()  # of no use to the usual AWS search
+    both = {name: Output(destination=f"{name}/o") for name in ("half", "found")}
+    for outputs in (spec("half").outputs, both):
+        submit(workspace, spec(outputs=outputs), wake=False)
+        assert secrets.values() == exported
+        secrets.path.unlink()
+
+
+def test_a_required_aws_key_next_to_others_that_a_user_set_is_refused(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: leave out `_kept_apart`."""
+    secrets.set("AWS_ACCESS_KEY_ID", "k")
+    monkeypatch.setenv("PHOTOS_KEY", "k")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
+    with pytest.raises(SpecError, match="rayjobs target secret set AWS_SECRET_ACCESS_KEY"):
+        submit(workspace, spec("half"), wake=False)
+    assert secrets.values() == {"AWS_ACCESS_KEY_ID": "k"}
