@@ -39,6 +39,10 @@ _LIVE_FILES = (
 _TOLD_FILES = ("starting.log", "revival.json")
 
 
+class StopRefusedError(TargetError):
+    """The target has unfinished jobs, so it was left as it is."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Where a target's files and sockets are."""
@@ -69,7 +73,7 @@ def retire(place: Place, *, force: bool) -> None:
     end of the head. That lasts a minute: `resume` ends it earlier, where the stop failed.
 
     Raises:
-        TargetError: jobs are queued or running, and `force` is off (`jobs` lists them).
+        StopRefusedError: jobs are queued or running, and `force` is off (`jobs` lists them).
     """
     deadline = time.monotonic() + SETTLE_S
     while True:
@@ -81,7 +85,7 @@ def retire(place: Place, *, force: bool) -> None:
             break
         time.sleep(POLL_S)
     listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
-    raise TargetError(
+    raise StopRefusedError(
         f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
         " Wait for them or cancel them, or stop it with --force: what runs goes back into the "
         "queue, and all of it starts with the next start.",
@@ -100,7 +104,7 @@ def retired(place: Place, *, force: bool) -> Iterator[None]:
     """Keep the actor from starting jobs for the block, which stops it; see `retire`.
 
     Raises:
-        TargetError: as `retire`; what the block raises is passed on.
+        StopRefusedError: as `retire`; what the block raises is passed on.
     """
     retire(place, force=force)
     try:

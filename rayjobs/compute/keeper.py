@@ -33,6 +33,7 @@ from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
 from rayjobs.paths import TargetPaths
+from rayjobs.target import stops
 from rayjobs.target.keeping import is_kept, lock, lock_path
 
 __all__ = ["Keeper", "is_kept", "keeper_lock", "keeper_of", "lock_path"]
@@ -358,16 +359,18 @@ class Keeper:
                 headstop.stop_head(self.place, say=self._say)
         except RayjobsError as exc:
             self._say(exc.message)
-            self._answer(request, error=exc.message)
+            is_refused = isinstance(exc, headstop.StopRefusedError)
+            self._answer(request, error=exc.message, is_refused=is_refused)
+            if is_refused and request != "idle":
+                stops.lift_if_free(self.paths)  # where the client is gone; else it does so itself
             return False
         self._answer(request, error="")
         return True
 
-    def _answer(self, request: str, *, error: str) -> None:
+    def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
         if request != "idle":
-            localhead.write_private(
-                answer_path(self.paths), json.dumps({"id": request, "error": error})
-            )
+            said = {"id": request, "error": error, "is_refused": is_refused}
+            localhead.write_private(answer_path(self.paths), json.dumps(said))
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -97,6 +97,8 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
         return True
     except BeingStoppedError:
         return False
+    if answer is not None and registers:
+        stops.lift_if_free(place.paths)  # of a stop that did not happen, and was not taken back
     return answer is not None and not must_replace(
         str(answer.get("version", "")), rayjobs.__version__
     )
@@ -155,6 +157,8 @@ def _ensure(
     deadline = time.monotonic() + timeout_s
     answer = _patient_answer(place, workspace, deadline, on_stage)
     was_started = answer is None
+    if answer is not None and not manner.revives:
+        stops.lift_if_free(place.paths)
     if answer is None:
         with start_lock(place.paths):  # a user's stop holds it until nothing of the target is left
             _check_stop(place, manner)

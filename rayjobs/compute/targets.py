@@ -288,21 +288,20 @@ def stop_target(
         False when nothing of it ran.
 
     Raises:
-        TargetError: jobs are not finished and `force` is off, or something did not end.
+        StopRefusedError: jobs are not finished and `force` is off.
+        TargetError: something did not end, or the cluster cannot be reached. Nothing brings the
+            target back by itself then, either.
     """
     at = home or default_home()
     record, place = load_target(name, home=at), Place(name, at)
-    with starting.start_lock(place.paths):
+    with starting.start_lock(place.paths), stops.noted(place.paths):
         if record.address is not None:
             return _stop_attached(place, record.address, force, on_stage)
         while True:
             with keeper.keeper_lock(place.paths) as no_keeper:
                 if no_keeper:
-                    ran = _stop_here(place, force, on_stage)
-                    stops.note(place.paths)
-                    return ran
+                    return _stop_here(place, force, on_stage)
             if _stop_by_keeper(place, force, on_stage):
-                stops.note(place.paths)
                 return True
 
 
@@ -346,7 +345,8 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
         if said is not None and said.get("id") == request:
             if said.get("error"):
                 answer.unlink(missing_ok=True)
-                raise TargetError(str(said["error"]))
+                kind = headstop.StopRefusedError if said.get("is_refused") else TargetError
+                raise kind(str(said["error"]))
             if not keeper.is_kept(place.paths):
                 answer.unlink(missing_ok=True)
                 return True
@@ -363,10 +363,15 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
 
 def _stop_attached(place: Place, address: str, force: bool, on_stage: Stages) -> bool:
     on_stage(f"connecting to Ray at {address}")
-    reach.check_reachable(place.name, address)
+    if reason := reach.why_unreachable(address):
+        raise TargetError(
+            f"{reach.unreachable_text(place.name, address, reason)}. The stop is recorded: no "
+            f"command starts the target again by itself when the cluster is back. If its actor "
+            f"still runs there, it goes on: run `rayjobs target stop {place.name}` again then",
+            address=address,
+        )
     _end_actor(place, force, on_stage, timeout_s=STOP_TIMEOUT_S)
     headstop.remove_files(place)
-    stops.note(place.paths)
     return True
 
 

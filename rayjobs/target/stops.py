@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from rayjobs import ids
+from rayjobs.compute.headstop import StopRefusedError
 from rayjobs.paths import TargetPaths
+from rayjobs.target import keeping
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,38 @@ def last(paths: TargetPaths) -> Stop:
 def note(paths: TargetPaths) -> None:
     """Record that a user stops the target; the caller holds `starting.start_lock`."""
     _write(paths, Stop(ids.token(8), time.time(), is_in_force=True))
+
+
+@contextlib.contextmanager
+def noted(paths: TargetPaths) -> Iterator[None]:
+    """Record that a user stops the target, for a block that does it; see `note`.
+
+    Only a refusal takes the record back. A stop whose caller was interrupted, or lost patience,
+    is completed by the keeper; and the jobs of a cluster that cannot be reached must not start
+    when it returns.
+    """
+    before = last(paths)
+    note(paths)
+    try:
+        yield
+    except StopRefusedError:
+        _write(paths, replace(before, is_in_force=False))
+        raise
+
+
+def lift_if_free(paths: TargetPaths) -> None:
+    """Do as `lift`, unless a client starts or stops the target at this moment; does not wait.
+
+    For a target that goes on: its stop was refused, and the client that asked for it was killed.
+    """
+    if not last(paths).is_in_force:
+        return
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if keeping.lock(descriptor, fcntl.LOCK_EX):
+            lift(paths)
+    finally:
+        os.close(descriptor)
 
 
 def lift(paths: TargetPaths) -> None:

@@ -11,13 +11,15 @@ from typing import IO, Any
 import pytest
 
 import rayjobs
-from rayjobs.compute import engine, headstop, keeper, starting, targets, wakeclient
+from rayjobs.compute import engine, headstop, keeper, localhead, starting, targets, wakeclient
 from rayjobs.compute.actor import TargetActor
 from rayjobs.compute.headstop import Place
+from rayjobs.compute.targetrecord import TargetRecord, save_target
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity
 from rayjobs.paths import runtime_dir
 from rayjobs.states import JobState
+from rayjobs.target import reach, revive, stops
 from tests.fakes.world import World, play
 from tests.unit.compute.actor_double import answering
 
@@ -152,6 +154,113 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
     assert targets._stop_by_keeper(place, False, lambda _stage: None)
     assert len(asked) == 2
     assert asked[0] == asked[1]
+
+
+# --- the record of a stop ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(place: Place) -> Iterator[None]:
+    """A keeper lives; nothing of it answers."""
+    place.paths.root.mkdir(mode=0o700, parents=True)
+    with keeper.keeper_lock(place.paths) as mine:
+        assert mine
+        yield
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_stop_stands_recorded_when_its_client_is_interrupted(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper completes it, and nothing may bring the target back then."""
+
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    starting.register_workspace(place.paths, tmp_path)
+    monkeypatch.setattr(targets.time, "sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        targets.stop_target("local", force=True, home=place.home)
+    condition = revive.look_after("local", home=place.home, workspace=tmp_path)
+    assert condition.is_stopped, condition
+
+
+@pytest.mark.usefixtures("kept")
+@pytest.mark.parametrize("is_refused", [True, False])
+def test_only_a_refusal_takes_the_record_of_a_stop_back(
+    place: Place, monkeypatch: pytest.MonkeyPatch, is_refused: bool
+) -> None:
+    """What failed in another way may have ended half of the target."""
+
+    def answer(_seconds: float) -> None:
+        asked = json.loads(keeper.request_path(place.paths).read_text())
+        said = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
+        keeper.answer_path(place.paths).write_text(json.dumps(said))
+
+    monkeypatch.setattr(targets.time, "sleep", answer)
+    with pytest.raises(TargetError, match="that did not work"):
+        targets.stop_target("local", home=place.home)
+    assert stops.last(place.paths).is_in_force is not is_refused
+
+
+@pytest.mark.parametrize("is_busy", [True, False])
+def test_a_stop_of_an_attached_target_with_jobs_is_refused_and_not_recorded(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, is_busy: bool
+) -> None:
+    lab = Place("lab", short_path / "h")
+    save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
+    monkeypatch.setattr(reach, "why_unreachable", lambda *_, **__: "")
+    monkeypatch.setattr(targets.starters, "run_starter", lambda *_, **__: None)
+    monkeypatch.setattr(headstop, "SETTLE_S", 0.0)
+    localhead.write_private(lab.activity, json.dumps({"busy": is_busy, "jobs": ["digits_1"]}))
+    if is_busy:
+        with pytest.raises(headstop.StopRefusedError, match="digits_1"):
+            targets.stop_target("lab", home=lab.home)
+    else:
+        assert targets.stop_target("lab", home=lab.home)
+    assert stops.last(lab.paths).is_in_force is not is_busy
+
+
+def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
+    short_path: Path, tmp_path: Path
+) -> None:
+    lab = Place("lab", short_path / "h")
+    save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
+    starting.register_workspace(lab.paths, tmp_path)
+    with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: Connection refused.*is recorded"):
+        targets.stop_target("lab", force=True, home=lab.home)
+    assert revive.look_after("lab", home=lab.home, workspace=tmp_path).is_stopped
+
+
+def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headstop, "SETTLE_S", 0.0)
+    localhead.write_private(place.activity, '{"busy": true, "jobs": ["digits_1"]}')
+    with starting.start_lock(place.paths):
+        stops.note(place.paths)
+        # The client lives: it takes the record back by itself.
+        assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
+        assert stops.last(place.paths).is_in_force
+    assert json.loads(keeper.answer_path(place.paths).read_text())["is_refused"]
+    assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
+    assert not stops.last(place.paths).is_in_force
+
+
+def test_work_for_a_target_that_goes_on_lifts_what_is_left_of_a_stop(
+    place: Place, tmp_path: Path
+) -> None:
+    with answering(place.socket, lambda _: SERVING):
+        for use in (
+            lambda: starting.wake("local", home=place.home, workspace=tmp_path),
+            lambda: starting.ensure_target("local", home=place.home),
+        ):
+            with starting.start_lock(place.paths):
+                stops.note(place.paths)
+                assert use()
+                assert stops.last(place.paths).is_in_force  # a stop is under way
+            assert use()
+            assert not stops.last(place.paths).is_in_force
 
 
 # --- clients -------------------------------------------------------------------------------------
