@@ -79,14 +79,12 @@ def update(
         )
     with settings.open() as workspace:
         found = workspace.store.find(job)
-        if found.state is JobState.QUEUED:  # these are part of what was submitted
-            tags_now = {**found.tags, **changed}
+        is_queued = found.state is JobState.QUEUED
+        if is_queued:  # priority and tags are part of what was submitted
             revised |= {} if priority is None else {"priority": priority}
-            if changed:
-                revised["tags"] = {key: value for key, value in tags_now.items() if value}
-        if revised:
+        if revised or (is_queued and changed):
             try:
-                revise(workspace, found, revised)
+                revise(workspace, found, revised, tags=changed if is_queued else None)
             except SpecError as error:
                 raise named_by_option(error, options) from error.__cause__
         new = workspace.store.update(
@@ -96,7 +94,7 @@ def update(
             new = workspace.store.hold(found.id, reason=hold.strip())
         elif release:
             new = workspace.store.release(found.id)
-        if revised or priority is not None or release:
+        if revised or (is_queued and changed) or priority is not None or release:
             wake_quietly(new.target, workspace.path)
         earlier_s = earlier_runs(workspace.store, [new]).get(new.id)
         revision = workspace.store.revision(new.id)

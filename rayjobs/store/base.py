@@ -263,11 +263,19 @@ class Store(QueueStore, SweepStore, Protocol):
         its unfinished members."""
         ...
 
-    def revise(self, job_id: str, spec: JobSpec) -> Job:
+    def revise(self, read: Job, spec: JobSpec) -> Job | None:
         """Write a new revision of a queued job's spec durably, with an event that keeps the old.
 
-        Its place, snapshot and id stay. Of an array, all queued members whose spec is the array's.
+        Its place, snapshot and id stay; its tags, and the priority of what is no array, become
+        those of the spec. Of an array, all queued members whose spec is the array's.
         Raises UsageError where nothing of it is queued any more.
+
+        Args:
+            read: The job that `spec` was made from.
+
+        Returns:
+            The changed job; None, and nothing is changed, if the job's spec, priority or tags are
+            not those of `read` any more.
         """
         ...
 

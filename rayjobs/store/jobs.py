@@ -72,6 +72,7 @@ SELECT data FROM events WHERE job = :job AND kind = :kind ORDER BY serial LIMIT 
 """
 # Another `changed_at` has the target read it again, and start nothing that it read before.
 REVISE = "UPDATE jobs SET spec = :spec, changed_at = :now WHERE id = :job"
+TAGS_AND_PRIORITY = "UPDATE jobs SET tags = :tags, priority = :priority WHERE id = :job"
 QUEUED_LIKE = """
 SELECT * FROM jobs WHERE parent = :job AND kind = 'job' AND state = 'Queued' AND spec = :spec
 """
@@ -341,12 +342,14 @@ class JobsPart(Part):
                 ).fetchone()
             return job_of(row)
 
-    def revise(self, job_id: str, spec: JobSpec) -> Job:
+    def revise(self, read: Job, spec: JobSpec) -> Job | None:
         """See `Store.revise`."""
-        text, now = spec.to_json(), self._now()
+        text, now, job_id = spec.to_json(), self._now(), read.id
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
-            before = str(row["spec"])
+            before, found = str(row["spec"]), job_of(row)
+            if (found.spec, found.priority, found.tags) != (read.spec, read.priority, read.tags):
+                return None
             waiting = [row] if row["state"] == JobState.QUEUED else []
             if row["kind"] == ARRAY:
                 waiting = connection.execute(
@@ -370,6 +373,11 @@ class JobsPart(Part):
                     attempt=one["attempt"],
                     data={"revision": number, "before": before},
                 )
+            # In the same transaction: the next change of the job starts from these. The
+            # priority of an array is also that of members which do not wait (see `update`).
+            priority = row["priority"] if row["kind"] == ARRAY else spec.priority
+            values = {"job": job_id, "tags": to_json(dict(spec.tags)), "priority": priority}
+            connection.execute(TAGS_AND_PRIORITY, values)
             return job_of(self._row(connection, job_id))
 
     def revision(self, job_id: str) -> int:

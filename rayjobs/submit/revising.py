@@ -11,24 +11,41 @@ from rayjobs.states import JobState
 
 if TYPE_CHECKING:
     from rayjobs.capacity import Capacity
+    from rayjobs.spec import JobSpec
     from rayjobs.workspace_files import OpenWorkspace
 
 # Of these a target's capacity says whether the job can ever be placed.
 OF_SIZE = ("distribution", "resources")
 
 
-def revise(workspace: OpenWorkspace, job: Job, changes: Mapping[str, Any]) -> Job:
+def revise(
+    workspace: OpenWorkspace,
+    job: Job,
+    changes: Mapping[str, Any],
+    *,
+    tags: Mapping[str, str | None] | None = None,
+) -> Job:
     """Write a new revision of a waiting job's spec; return the job.
 
     Of an array, all members that wait are changed, except those that were changed by themselves.
+    What another process changes at the same time is kept.
 
     Args:
         changes: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
+        tags: Tags to set; those with None are removed.
 
     Raises:
         UsageError: the job does not wait, or runs nothing itself.
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
+    while True:
+        revised = workspace.store.revise(job, _changed(job, changes, tags or {}))
+        if revised is not None:
+            return revised
+        job = workspace.store.job(job.id)  # another process changed it: its changes count too
+
+
+def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None]) -> JobSpec:
     from rayjobs import spec_checks
     from rayjobs.spec_file import build_spec, merge
 
@@ -43,12 +60,12 @@ def revise(workspace: OpenWorkspace, job: Job, changes: Mapping[str, Any]) -> Jo
     base = {
         **job.spec.model_dump(mode="json"),
         "priority": job.priority,
-        "tags": {} if "tags" in changes else dict(job.tags),
+        "tags": {key: value for key, value in {**job.tags, **tags}.items() if value is not None},
     }
     spec = build_spec(merge(base, changes))
     if any(name in changes for name in OF_SIZE):
         spec_checks.refuse(spec, source=None, capacity=_capacity(spec.target))
-    return workspace.store.revise(job.id, spec)
+    return spec
 
 
 def _capacity(target: str) -> Capacity | None:

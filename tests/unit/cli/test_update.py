@@ -8,6 +8,7 @@ from rayjobs.cli.exits import Exit
 from rayjobs.errors import UsageError
 from rayjobs.spec import Array, JobSpec
 from rayjobs.states import JobState
+from rayjobs.submit.revising import revise
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -37,6 +38,20 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
     assert store.revision(job.id) == 3
     assert "Revision" in terminal.type("show", job.id).out
     assert "Revision" not in terminal.type("show", later.id).out
+
+
+def test_two_who_read_the_same_and_change_it_lose_nothing(queue: Queue) -> None:
+    store, read = queue.workspace.store, queue.submit()
+    revise(queue.workspace, read, {"max_duration": "2h"})
+    revise(queue.workspace, read, {}, tags={"a": "b"})
+    revise(queue.workspace, read, {"priority": 4}, tags={"c": "d"})
+    new = store.job(read.id)
+    assert (new.spec.max_duration_s, new.spec.priority, new.priority) == (7200.0, 4, 4)
+    assert dict(new.tags) == dict(new.spec.tags) == {"a": "b", "c": "d"}
+    assert store.revise(read, read.spec) is None
+    assert store.revision(read.id) == 4
+    messages = [one.message for one in store.events(read.id) if one.kind == "revision"]
+    assert messages[1] == "revision 3: tags.a none → b"
 
 
 def test_what_is_wrong_is_refused_by_its_flag(queue: Queue, terminal: Terminal) -> None:
@@ -74,7 +89,7 @@ def test_a_submit_that_is_repeated_finds_its_changed_job(queue: Queue) -> None:
     values = {"experiment": "e", "snapshot": None, "user": "u", "idempotency_key": "k"}
     job, _ = store.submit(spec, **values)  # type: ignore[arg-type]
     changed = spec.model_copy(update={"max_duration_s": 60.0})
-    store.revise(job.id, changed)
+    assert store.revise(job, changed) is not None
     again, is_new = store.submit(spec, **values)  # type: ignore[arg-type]
     assert (again.id, is_new) == (job.id, False)
     try:

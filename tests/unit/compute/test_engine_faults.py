@@ -511,8 +511,9 @@ def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: P
 
         def late(job_id: str, **more: Any) -> Any:
             if not seen:  # after it was decided to start the job, before the store is asked
-                spec = here.store.job(job_id).spec.model_copy(update={"max_duration_s": 60.0})
-                here.store.revise(job_id, spec)
+                read = here.store.job(job_id)
+                spec = read.spec.model_copy(update={"max_duration_s": 60.0})
+                assert here.store.revise(read, spec) is not None
             seen.append(start(job_id, **more))
             return seen[-1]
 
