@@ -47,8 +47,9 @@ from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.transfer import for_each
 
 MODES = ("mount", "download", "direct")
-MOST_FOLDERS = 64
-"""So many folders of a version are made read-only one by one; of more, the one that holds all."""
+MOST_CLOSED = 1024
+"""So many files and folders of an input are made read-only one by one; of more, the folders that
+hold most of them are closed whole."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,10 @@ class Materialised:
     nobody counted. `said` is what the user should read in the job's log.
 
     Whoever starts the job has to make `read_only` so for it, and to put a layer over the folder of
-    each of `overlays` (folder, upper, work) first. `seen` is how the local files looked that the
-    input comes from; it does not travel.
+    each of `overlays` (folder, upper, work) first. Each of `shown` (folder, place) has to appear
+    read-only at a place, because the folder itself has to stay writable. `why_open` says why what
+    the input comes from can be changed by another path in spite of `read_only`, or is "".
+    `seen` is how the local files looked that the input comes from; it does not travel.
     """
 
     name: str
@@ -75,6 +78,8 @@ class Materialised:
     mount_token: str = ""
     read_only: tuple[str, ...] = ()
     overlays: tuple[tuple[str, str, str], ...] = ()
+    shown: tuple[tuple[str, str], ...] = ()
+    why_open: str = ""
     seen: tuple[Seen, ...] = field(default=(), compare=False, repr=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +93,7 @@ class Materialised:
         for name in ("said", "made", "read_only", "seen"):
             given[name] = tuple(given.get(name, ()))
         given["overlays"] = tuple((at, up, work) for at, up, work in given.get("overlays", ()))
+        given["shown"] = tuple((folder, at) for folder, at in given.get("shown", ()))
         return cls(**given)
 
 
@@ -224,21 +230,28 @@ class _Job:
 
     def link_live(self) -> Materialised:
         target = self.live_path()
-        links: set[str] = set()
-        if target.is_dir():
-            self.place.symlink_to(target)
-            path, seen = self.place, Seen(str(target), look_below(target, links), {})
-        else:
+        if not target.is_dir():
             path = self._link_one(target)
             seen = Seen(str(target.parent), {target.name: look_at(target)}, {})
-        done = self._done(path, "linked")
-        return replace(
-            done,
-            files=len(seen.files),
-            bytes=sum(look[0] for look in seen.files.values()),
-            read_only=(str(target), *_ends_of(links, self.place)),
-            seen=(seen,),
-        )
+            return self._live(path, seen, read_only=(str(target),))
+        links: set[str] = set()
+        if _is_broad(str(target), self.place):
+            # Closing it would close the user's caches too: the job sees it read-only at the
+            # input's place, and as it is elsewhere.
+            self.place.mkdir()
+            seen = Seen(str(target), look_below(target), {})
+            shown = ((str(target), str(self.place)),)
+            return self._live(self.place, seen, shown=shown, why_open=_why_broad(str(target)))
+        self.place.symlink_to(target)
+        seen = Seen(str(target), look_below(target, links), {})
+        ends, why_open = _ends_of(links, self.place)
+        return self._live(self.place, seen, read_only=(str(target), *ends), why_open=why_open)
+
+    def _live(self, path: Path, seen: Seen, **facts: Any) -> Materialised:
+        done = replace(self._done(path, "linked"), **facts)
+        said = (f"input {self.source.name!r}: {done.why_open}",) if done.why_open else ()
+        size = sum(look[0] for look in seen.files.values())
+        return replace(done, files=len(seen.files), bytes=size, seen=(seen,), said=said)
 
     def _link_one(self, target: Path) -> Path:
         self.place.mkdir()
@@ -261,7 +274,7 @@ class _Job:
                 self._build(manifest, backends, looks, _link)
                 folder = self.place
             done = replace(self._counted(manifest, "linked"), read_only=(str(folder),))
-            return looks.added_to(done, read_only=True)
+            return looks.added_to(done, read_only=True, mode=mode)
         said: tuple[str, ...] = ()
         if mode == "mount":
             missing = mounts.fuse_missing()
@@ -269,7 +282,7 @@ class _Job:
                 looks.check_all()
                 try:
                     done = self._mount(manifest)
-                    return looks.added_to(done, read_only=self.protection.read_only)
+                    return looks.added_to(done, read_only=self.protection.read_only, mode=mode)
                 except MountUnavailable as error:
                     missing = str(error)
             if is_local:
@@ -277,7 +290,8 @@ class _Job:
             how = "copied" if is_local else "downloaded"
             said = (f"input {self.source.name!r} cannot be mounted ({missing}): {how} instead",)
         done = self._own_files(manifest, backends, looks, is_local=is_local, mode=mode)
-        return looks.added_to(replace(done, said=said), read_only=self.protection.read_only)
+        done = replace(done, said=said)
+        return looks.added_to(done, read_only=self.protection.read_only, mode=mode)
 
     def _own_files(
         self,
@@ -452,9 +466,11 @@ class _Looks:
         """Keep how a file of the manifest looks."""
         self._looks[entry.datastore, entry.key] = look
 
-    def added_to(self, done: Materialised, *, read_only: bool = False) -> Materialised:
+    def added_to(self, done: Materialised, *, read_only: bool, mode: str) -> Materialised:
         """Return `done` with the looks, and with what has to be read-only if `read_only`."""
-        seen, folders = [], []
+        seen: list[Seen] = []
+        closed: set[str] = set(done.read_only)
+        can_close_folders = mode == "mount" and not self._manifest.single_file
         for name, backend in self._backends.items():
             root = backend.local_path("")
             if root is None:
@@ -466,37 +482,67 @@ class _Looks:
             # As text: a hundred thousand paths as objects take half a second.
             top = str(root).rstrip("/")
             if read_only and self.whole is None:
-                folders += _holding((f"{top}/{key}" for key in files), self._place)
+                paths = (f"{top}/{key}" for key in files)
+                closed.update(_to_close(paths, self._place, folders_too=can_close_folders))
         if not read_only:
             return replace(done, seen=tuple(seen))
-        folders += _ends_of(self.links, self._place)
-        closed = _outermost({*done.read_only, *folders})
-        return replace(done, seen=tuple(seen), read_only=tuple(closed))
+        ends, why_open = _ends_of(self.links, self._place)
+        # A mount cannot keep a link itself in its place, only what the link leads to.
+        loose = [link for link in sorted(self.links) if not _is_in(link, closed - self.links)]
+        if loose and self.whole is None:
+            why_open = why_open or f"{loose[0]} is a link in a folder that stays writable"
+        outermost = tuple(_outermost({*closed, *ends}))
+        return replace(done, seen=tuple(seen), read_only=outermost, why_open=why_open)
 
 
-def _ends_of(links: Iterable[str], place: Path) -> list[str]:
-    """Return what has to be read-only so that what `links` lead to is."""
-    ends = {os.path.realpath(link) for link in links}
+def _ends_of(links: Iterable[str], place: Path) -> tuple[list[str], str]:
+    """Return what has to be read-only so that what `links` lead to is, and why not all of it is."""
+    ends = {os.path.realpath(link): link for link in sorted(links)}
     folders = {end for end in ends if Path(end).is_dir()}
-    return sorted({*folders, *_holding(ends - folders, place)})
+    broad = sorted(end for end in folders if _is_broad(end, place))
+    why_open = f"its link {ends[broad[0]]} leads out: {_why_broad(broad[0])}" if broad else ""
+    files = _to_close(ends.keys() - folders, place, folders_too=False)
+    return sorted({*folders.difference(broad), *files}), why_open
 
 
-def _holding(files: Iterable[str], place: Path) -> list[str]:
-    """Return the folders that hold `files`, the files themselves where a folder holds more of the
-    machine than data; a few dozen if it can be."""
+def _to_close(files: Iterable[str], place: Path, *, folders_too: bool) -> list[str]:
+    """Return what has to be read-only so that `files` are: the files themselves.
+
+    A mount point cannot be removed or replaced, so closing a file closes nothing else.
+
+    Args:
+        folders_too: Close a folder that holds no other files instead of each of its files.
+    """
     by_folder: dict[str, list[str]] = {}
     for file in files:
         by_folder.setdefault(posixpath.dirname(file), []).append(file)
+    broad = {folder for folder in by_folder if _is_broad(folder, place)}
     found: set[str] = set()
     for folder, inside in by_folder.items():
-        found.update(inside if _is_broad(folder, place) else [folder])
-    folders = _outermost(found)
-    while len(folders) > MOST_FOLDERS:
-        fewer = _outermost({posixpath.dirname(folder) for folder in folders})
+        is_whole = folders_too and folder not in broad and _holds_only(folder, inside)
+        found.update([folder] if is_whole else inside)
+    for folder, inside in sorted(by_folder.items(), key=lambda one: -len(one[1])):
+        if len(found) <= MOST_CLOSED:
+            break
+        if folder not in broad:
+            found = found.difference(inside) | {folder}
+    closed = _outermost(found)
+    while len(closed) > MOST_CLOSED:
+        fewer = _outermost({posixpath.dirname(path) for path in closed})
         if any(_is_broad(folder, place) for folder in fewer):
             break
-        folders = fewer
-    return folders
+        closed = fewer
+    return closed
+
+
+def _holds_only(folder: str, files: Iterable[str]) -> bool:
+    names = {posixpath.basename(file) for file in files}
+    with os.scandir(folder) as items:
+        return all(item.name in names for item in items)
+
+
+def _is_in(path: str, closed: set[str]) -> bool:
+    return any(str(above) in closed for above in Path(path).parents)
 
 
 def _outermost(folders: Iterable[str]) -> list[str]:
@@ -511,8 +557,16 @@ def _outermost(folders: Iterable[str]) -> list[str]:
 def _is_broad(folder: str, place: Path) -> bool:
     """Whether a folder holds the user's home or the attempt itself, so that writing there must go
     on."""
-    inside = (str(Path.home()), str(place), tempfile.gettempdir())
-    return any(f"{one}/".startswith(f"{folder.rstrip('/')}/") for one in inside)
+    top = os.path.realpath(folder).rstrip("/")
+    inside = (str(Path.home()), str(place.parent), tempfile.gettempdir())
+    return any(f"{os.path.realpath(one)}/".startswith(f"{top}/") for one in inside)
+
+
+def _why_broad(folder: str) -> str:
+    return (
+        f"{folder} stays writable by its own path, because it holds your home, the folder for "
+        f"temporary files or the job itself"
+    )
 
 
 @dataclass(frozen=True)

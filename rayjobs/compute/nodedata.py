@@ -167,7 +167,7 @@ class NodeData:
                 looks[name] = {
                     "seen": [one.to_json() for one in held.seen],
                     "version": held.version,
-                    "why_open": "" if held.read_only else protection.why,
+                    "why_open": _why_open(held, protection),
                 }
             note(
                 jobdata.INPUT_EVENT,
@@ -206,13 +206,15 @@ class NodeData:
         held = self._held(Path(plan["root"]))
         read_only = sorted({path for one in held for path in one.read_only})
         overlays = [overlay for one in held for overlay in one.overlays]
-        if not read_only and not overlays:
+        shown = [one for each in held for one in each.shown]
+        if not read_only and not overlays and not shown:
             return None
         # The attempt's own files, its socket's folder, and what a script may tell the workspace.
         writable = [plan["root"], str(Path(plan["socket"]).parent), order.get("workspace")]
         return {
             "read_only": read_only,
             "overlays": overlays,
+            "shown": shown,
             "writable": [path for path in writable if path and Path(path).is_dir()],
         }
 
@@ -296,7 +298,7 @@ class NodeData:
         }
         for held in self._held(root):
             facts["paths"].append(held.path)
-            if held.read_only:
+            if held.read_only or held.shown:
                 shown = [] if held.how in OWN_FILES else [held.path]
                 facts["read_only"][held.name] = [*shown, *held.read_only]
             if not held.mount_folder:
@@ -370,3 +372,10 @@ def _input_text(held: Materialised, fields: Mapping[str, Any], took_s: float) ->
     if held.files is not None and held.bytes is not None:
         size = f" ({held.files} files, {human_bytes(held.bytes)})"
     return f"input {held.name}: {held.how} {fields['source']}{size} in {took_s:.1f} s"
+
+
+def _why_open(held: Materialised, protection: Protection) -> str:
+    """Return why an attempt could change what its input comes from; "" if it could not."""
+    if held.why_open:
+        return held.why_open
+    return "" if held.read_only else protection.why

@@ -42,11 +42,13 @@ class Views:
         read_only: Files and folders that the attempt must not change, by whatever path.
         writable: Folders that stay as they are, even below one of `read_only`.
         overlays: (folder, upper, work): the folder gets a layer that takes all that is written.
+        shown: (folder, place): the folder appears read-only at the place, and stays what it is.
     """
 
     read_only: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
     overlays: tuple[tuple[str, str, str], ...] = ()
+    shown: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def of(values: Mapping[str, Any] | None) -> Views:
@@ -56,6 +58,7 @@ class Views:
             tuple(str(path) for path in found.get("read_only") or ()),
             tuple(str(path) for path in found.get("writable") or ()),
             tuple((str(at), str(up), str(work)) for at, up, work in found.get("overlays") or ()),
+            tuple((str(folder), str(at)) for folder, at in found.get("shown") or ()),
         )
 
     def enter(self, *, has_own_users: bool = False) -> None:
@@ -70,7 +73,7 @@ class Views:
         Raises:
             OSError: the kernel refused a step.
         """
-        if not self.read_only and not self.overlays:
+        if not self.read_only and not self.overlays and not self.shown:
             return
         if has_own_users:
             kernel.unshare(kernel.CLONE_NEWNS)
@@ -87,10 +90,14 @@ class Views:
             kernel.drop_capabilities()
 
     def _close(self) -> None:
+        places = {os.path.realpath(at) for _, at in self.shown}
+        for folder, at in self.shown:
+            kernel.mount(folder, at, None, kernel.MS_BIND | kernel.MS_REC)
         closed = {os.path.realpath(path) for path in self.read_only}
         # The folder that holds another one first: its mount would hide the other's.
         for path in sorted(closed):
             kernel.mount(path, path, None, kernel.MS_BIND | kernel.MS_REC)
+        closed |= places
         opened = {os.path.realpath(path) for path in self.writable}
         for path in sorted(opened):
             if _holder(os.path.dirname(path), closed) is not None:

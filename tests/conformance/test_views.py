@@ -162,6 +162,45 @@ def test_what_is_mounted_below_an_input_is_read_only_too(short_path: Path, warm:
         subprocess.run(["umount", point], check=True)
 
 
+def test_a_closed_file_cannot_be_replaced_and_its_folder_stays_writable(
+    short_path: Path, warm: str
+) -> None:
+    """Off switch: the folder is closed instead of the file."""
+    inputs = Inputs(short_path / "data")
+    inputs.views["read_only"] = [str(inputs.stored)]
+    source = (
+        "import errno, os, sys\nfile = sys.argv[1]\nnext_to = file + '.out'\n"
+        "open(next_to, 'w').write('result')\n"
+        "for change in (lambda: open(file, 'w'), lambda: os.unlink(file),\n"
+        "               lambda: os.replace(next_to, file), lambda: os.rename(file, 'x')):\n"
+        "    try:\n        change()\n    except OSError as error:\n"
+        "        print(errno.errorcode[error.errno])\n"
+    )
+    attempt = Attempt.make(short_path, source, str(inputs.stored), views=inputs.views)
+    assert attempt.start(warm).wait()["outcome"] == "completed", attempt.log()
+    refused = attempt.log().decode().split()
+    assert len(refused) == 4 and set(refused) <= {"EROFS", "EBUSY", "EXDEV"}
+    assert inputs.are_as_before()
+    assert inputs.stored.with_name("1.txt.out").read_text() == "result"
+
+
+def test_a_folder_that_stays_writable_is_read_only_where_it_is_shown(
+    short_path: Path, warm: str
+) -> None:
+    """Off switch: no mounts of `shown` in `Views._close`."""
+    inputs = Inputs(short_path / "data")
+    place = short_path / "data" / "place"
+    place.mkdir()
+    views = {"shown": [(str(short_path), str(place))]}  # it holds the attempt too, as a home may
+    shown = place / inputs.stored.relative_to(short_path)
+    source = WRITES + "open('outputs/made', 'w').write('made')\n"
+    attempt = Attempt.make(short_path, source, str(shown), str(inputs.stored), views=views)
+    assert attempt.start(warm).wait()["outcome"] == "completed", attempt.log()
+    assert attempt.log().decode().splitlines()[:2] == ["EROFS stored", "written CHANGED"]
+    assert (attempt.root / "work" / "outputs" / "made").read_text() == "made"
+    assert list(place.iterdir()) == []
+
+
 def test_nothing_is_left_when_the_host_is_killed(short_path: Path, warm: str) -> None:
     inputs = Inputs(short_path / "data")
     source = (

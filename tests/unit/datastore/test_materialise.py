@@ -206,9 +206,80 @@ def test_what_a_link_in_a_folder_leads_to_has_to_be_read_only_too(
     done = materialise(whole, None, node, into=into, protection=JOB)
     assert done.read_only[0] == str(pets)
     assert set(done.read_only[1:]) == {
-        str(tmp_path / "elsewhere"),
+        str(tmp_path / "elsewhere" / "file"),
         str(tmp_path / "elsewhere" / "deep"),
     }
+    assert done.why_open == ""
+
+
+@pytest.mark.parametrize("mode", ["mount", "download"])
+def test_one_file_of_a_folder_closes_nothing_but_itself(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, mode: str
+) -> None:
+    """Even where it is the only file there: a script may write its results next to it."""
+    Dataset.File.from_files((images, "table.csv")).register(catalogue, "table")
+    Dataset.File.from_files((images, "pets/cats/1.jpg")).register(catalogue, "cat")
+    root = Path(images.container_name)
+    for name, file in (("table", root / "table.csv"), ("cat", root / "pets/cats/1.jpg")):
+        source = resolve_input(f"dataset:{name}", catalogue, name=name, mode=mode)
+        done = materialise(source, None, node, into=into, protection=JOB)
+        assert set(done.read_only) - {str(into / name)} == {str(file)}
+        live = resolve_input(f"images/{file.relative_to(root)}", catalogue, name="a", mode=mode)
+        done = materialise(live, None, node, into=into, protection=JOB)
+        assert done.read_only == (str(file),)
+
+
+def test_a_download_closes_nothing_but_its_files(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
+) -> None:
+    source = resolve_input(images.path("pets", "pets"), catalogue, mode="download")
+    done = materialise(source, None, node, into=into, protection=JOB)
+    pets = Path(images.container_name) / "pets"
+    assert set(done.read_only) == {str(pets / "cats" / "1.jpg"), str(pets / "dogs" / "2.jpg")}
+
+
+def test_a_link_that_a_download_cannot_keep_in_its_place_is_said(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("file")
+    link = Path(images.container_name) / "pets" / "cats" / "2.jpg"
+    link.symlink_to(tmp_path / "file")
+    source = resolve_input(images.path("pets", "pets"), catalogue, mode="download")
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert str(tmp_path / "file") in done.read_only
+    assert str(link) in done.why_open
+
+
+def test_a_live_folder_with_the_users_home_is_shown_read_only_and_not_closed(
+    catalogue: MemoryCatalogue,
+    node: Path,
+    into: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home = tmp_path / "home" / "me"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    (home / "data.csv").write_text("1")
+    store = Datastore.register_folder(catalogue, "home", home)
+    source = resolve_input(store.path("", "data").as_mount(), catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert (done.read_only, done.shown) == ((), ((str(home), str(into / "data")),))
+    assert str(home) in done.why_open and done.why_open in done.said[0]
+    release(done)
+    assert not (into / "data").exists() and (home / "data.csv").exists()
+
+
+def test_a_link_to_a_folder_with_the_users_home_closes_neither(
+    images: Datastore, catalogue: MemoryCatalogue, node: Path, into: Path
+) -> None:
+    pets = Path(images.container_name) / "pets"
+    (pets / "home").symlink_to(into.parent)  # holds the attempt
+    (into.parent).mkdir()
+    source = resolve_input(images.path("pets", "pets"), catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    assert set(done.read_only) == {str(pets)}
+    assert str(pets / "home") in done.why_open
 
 
 def test_a_folder_with_the_users_home_is_not_made_read_only_for_one_file(
@@ -229,17 +300,25 @@ def test_a_folder_with_the_users_home_is_not_made_read_only_for_one_file(
     assert set(done.read_only) == {str(tmp_path / "home" / "data.csv"), str(into / "data")}
 
 
-def test_many_folders_are_protected_by_the_ones_that_hold_them(
-    catalogue: MemoryCatalogue, node: Path, into: Path, tmp_path: Path
+def test_only_too_many_files_are_protected_by_the_folders_that_hold_them(
+    catalogue: MemoryCatalogue,
+    node: Path,
+    into: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     root = tmp_path / "store"
-    for number in range(200):
+    for number in range(20):
         (root / "all" / f"class{number}").mkdir(parents=True)
         (root / "all" / f"class{number}" / "1.jpg").write_text("1")
     (root / "all" / "class0" / "2.jpg").write_text("2")
     store = Datastore.register_folder(catalogue, "many", root)
     dataset = Dataset.File.from_files((store, "all/*/1.jpg"))
     source = resolve_input(dataset.as_named_input("data").as_mount(), catalogue)
+    done = materialise(source, None, node, into=into, protection=JOB)
+    whole = {str(root / "all" / f"class{number}") for number in range(1, 20)}
+    assert set(done.read_only) == {str(root / "all" / "class0" / "1.jpg"), done.path, *whole}
+    monkeypatch.setattr("rayjobs.datastore.materialise.MOST_CLOSED", 10)
     done = materialise(source, None, node, into=into, protection=JOB)
     assert set(done.read_only) == {str(root / "all"), done.path}
 
