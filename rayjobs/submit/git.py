@@ -51,9 +51,24 @@ _DIFF = (
     *("--ignore-submodules=dirty", "--relative", "--src-prefix=a/", "--dst-prefix=b/", "--", "."),
 )
 _UNTRACKED = ("ls-files", "--others", "--exclude-standard", "--directory", "-z", "--", ".")
-_ASSIGNED = re.compile(
-    r"""(?P<name>[A-Za-z_][\w.-]*)(?P<between>["']?\s*[:=]\s*)(?P<quote>["'])(?P<value>[^"'\n]{4,})(?P=quote)"""
+# A name, and what stands between it and its value: password=, "token": , environ["API_KEY"] = ,
+# \"token\": of a notebook.
+_NAMED = re.compile(r"""(?<!\w)(?P<name>[A-Za-z_][\w.-]{0,60})\\?["']?\]?[ \t]*[:=][ \t]*""")
+_QUOTED = re.compile(
+    r"""[fFrRbBuU]{0,2}\\?(?P<quote>\"{3}|'{3}|["'])(?P<value>(?:\\.|(?!(?P=quote)).)*)"""
 )
+_ANNOTATION = re.compile(r"[\w.\[\]|, ]+=[ \t]*")
+# In these, what is not quoted is code and no value; elsewhere a value ends with its line.
+_CODE = frozenset(
+    {
+        *("py", "pyi", "pyx", "c", "cc", "cpp", "cxx", "cu", "cuh", "h", "hpp", "rs", "go"),
+        *("java", "js", "jsx", "ts", "tsx", "jl", "r", "scala", "lua"),
+    }
+)
+_SHORTEST = 4  # characters of a quoted secret
+# Not secrets whatever their name is, such as max_tokens: 512 or use_token: true.
+_PLAIN = re.compile(r"(?:true|false|yes|no|on|off|null|none|~|[\[{(|>]+)[,;]?", re.IGNORECASE)
+_COUNT = re.compile(r"[+-]?[\d_.]+(?:e[+-]?\d+)?[,;]?", re.IGNORECASE)
 _URL_USER = re.compile(r"([a-z][a-z0-9+.-]*://)[^/@\s\"']+@", re.IGNORECASE)
 
 
@@ -469,7 +484,9 @@ def without_credentials(url: str) -> str:
         return ""
     user, at, host = parts.netloc.rpartition("@")
     keeps = parts.scheme in ("ssh", "git+ssh") and at and ":" not in user
-    return urlunsplit((parts.scheme, f"{user}@{host}" if keeps else host, parts.path, "", ""))
+    # The address behind a helper, as of ext::https://…, is a part of the path.
+    path = _URL_USER.sub(r"\1", parts.path)
+    return urlunsplit((parts.scheme, f"{user}@{host}" if keeps else host, path, "", ""))
 
 
 def _text(path: Path, most: int = _SMALL_BYTES) -> str:
@@ -504,7 +521,7 @@ def filtered(diff: str, packed: frozenset[str] | None) -> tuple[str, tuple[str, 
         if reason:
             left_out.append(f"{path} ({reason})")
         else:
-            kept.append(_ASSIGNED.sub(_masked, _URL_USER.sub(r"\1", part)))
+            kept.append(_masked(_URL_USER.sub(r"\1", part), path))
     return "".join(kept), tuple(left_out[:100])
 
 
@@ -527,7 +544,34 @@ def _unquoted(name: str) -> str:
     return name
 
 
-def _masked(match: re.Match[str]) -> str:
-    if not is_sensitive_word(match["name"]):
-        return match[0]
-    return f"{match['name']}{match['between']}{match['quote']}…{match['quote']}"
+def _masked(part: str, path: str) -> str:
+    """Return a file's part of a diff with the values masked whose names are those of secrets."""
+    is_code = path.rpartition(".")[2].lower() in _CODE
+    head, mark, changes = part.partition("\n@@")
+    lines = (mark + changes).split("\n")  # the lines with @@ show one of the file's, too
+    return head + "\n".join(_masked_line(line, is_code) for line in lines)
+
+
+def _masked_line(line: str, is_code: bool) -> str:
+    shown, at = "", 0
+    for match in _NAMED.finditer(line):
+        if match.start() < at or not is_sensitive_word(match["name"]):
+            continue
+        start = match.end()
+        quoted = _QUOTED.match(line, start)
+        if quoted is None and is_code:
+            annotation = _ANNOTATION.match(line, start)
+            quoted = _QUOTED.match(line, annotation.end()) if annotation else None
+        if quoted is not None:
+            if len(quoted["value"]) >= _SHORTEST:
+                shown += line[at : quoted.start("value")] + "…"
+                at = quoted.end("value")
+        elif not is_code and _is_value(match["name"], line[start:].strip()):
+            return shown + line[at:start] + "…"
+    return shown + line[at:]
+
+
+def _is_value(name: str, text: str) -> bool:
+    """Return whether what follows a name to the end of its line may be a secret."""
+    is_count = name.lower().endswith(("token", "tokens")) and _COUNT.fullmatch(text)
+    return bool(text) and not is_count and not _PLAIN.fullmatch(text)

@@ -111,6 +111,32 @@ def test_secrets_do_not_leave_with_the_diff(source: Path) -> None:
     assert [one.partition(" ")[0] for one in found.diff_left_out] == [".env", "pkg/data.py"]
 
 
+@pytest.mark.parametrize(
+    ("name", "line", "shown"),
+    [
+        ("a.yaml", "password: hunter3horse # mine", "password: …"),
+        ("a.ini", "db_password = hunter3 horse", "db_password = …"),
+        ("Makefile", "export API_TOKEN=abcdefgh12345678", "export API_TOKEN=…"),
+        ("run.sh", "train --lr 0.1 --api-key=abcdefgh", "train --lr 0.1 --api-key=…"),
+        ("a.json", '"name": "n", "token": "it\'s", "x": 1', '"name": "n", "token": "…", "x": 1'),
+        ("a.ipynb", r'"token = \"abcdefgh\"\n",', r'"token = \"…",'),
+        ("a.py", 'token: str = "abcdefgh"', 'token: str = "…"'),
+        ("a.py", 'environ["API_TOKEN"] = f"abcdefgh"', 'environ["API_TOKEN"] = f"…"'),
+        ("a.py", "password = 'abcd\"efgh', 'x'", "password = '…', 'x'"),
+        ("a.py", "token = parts[0]  # the first", "token = parts[0]  # the first"),
+        ("a.yaml", "max_tokens: 512", "max_tokens: 512"),
+        ("a.yaml", "use_token: true", "use_token: true"),
+        ("a.yaml", "learning_rate: 0.1", "learning_rate: 0.1"),
+        ("a.yaml", "password: 12345678", "password: …"),
+    ],
+)
+def test_values_of_secrets_are_masked_quoted_or_not(name: str, line: str, shown: str) -> None:
+    """Off switch: mask quoted values alone."""
+    head = f"diff --git a/{name} b/{name}\n--- a/{name}\n+++ b/{name}\n"
+    part = f"{head}@@ -1,2 +1,2 @@ {{0}}\n-{{0}}\n+{{0}}\n {{0}}\n"
+    assert filtered(part.replace("{0}", line), None) == (part.replace("{0}", shown), ())
+
+
 def test_what_the_snapshot_leaves_out_the_diff_leaves_out(source: Path) -> None:
     (source / "train.py").write_text("1\n")
     (source / "pkg" / "data.py").write_text("2\n")
@@ -159,6 +185,7 @@ def test_a_detached_head_a_worktree_and_packed_references(source: Path, tmp_path
         ("git@github.com:team/x.git", "git@github.com:team/x.git"),
         ("ssh://git@h/x.git", "ssh://git@h/x.git"),
         ("ssh://u:p@h/x.git", "ssh://h/x.git"),
+        ("ext::https://u:p@h/x", "ext::https://h/x"),
         ("/srv/x.git", "/srv/x.git"),
         ("", ""),
     ],
