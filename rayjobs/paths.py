@@ -88,6 +88,11 @@ class TargetPaths:
         return self.root / "lock"
 
     @property
+    def stop(self) -> Path:
+        """The last stop that a user asked for (JSON); it outlives the target that was stopped."""
+        return self.root / "last-stop.json"
+
+    @property
     def head(self) -> Path:
         """The running head: ports, addresses, process identities (JSON)."""
         return self.root / "head.json"

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from rayjobs import ids
+from rayjobs.compute import localhead
 from rayjobs.compute.headstop import StopRefusedError
 from rayjobs.paths import TargetPaths
 from rayjobs.target import keeping
@@ -32,12 +33,9 @@ class Stop:
 
 
 def last(paths: TargetPaths) -> Stop:
-    """Return the last stop; one without id when there was none.
-
-    It stands in the file of the lock under which targets are started and stopped.
-    """
+    """Return the last stop; one without id when there was none."""
     try:
-        values = json.loads(paths.lock.read_text(encoding="utf-8"))
+        values = json.loads(paths.stop.read_text(encoding="utf-8"))
         return Stop(str(values["id"]), float(values["at"]), bool(values["is_in_force"]))
     except (OSError, ValueError, KeyError, TypeError):
         return Stop()
@@ -88,4 +86,5 @@ def lift(paths: TargetPaths) -> None:
 
 
 def _write(paths: TargetPaths, stop: Stop) -> None:
-    paths.lock.write_text(json.dumps(asdict(stop)), encoding="utf-8")
+    # Replaced at once: it is read without the lock, and a crash must not lose it.
+    localhead.write_private(paths.stop, json.dumps(asdict(stop)))

@@ -58,7 +58,7 @@ def nothing_is_left(home: Path) -> None:
     assert not folder.exists()
     assert not folder.parent.exists()
     left = {path.name for path in paths.root.iterdir()} - {"lock", "keeper.lock", "log"}
-    assert left <= {"starting.log", "workspaces"}
+    assert left <= {"starting.log", "workspaces", "last-stop.json"}
     assert not keeper.is_kept(paths)
 
 

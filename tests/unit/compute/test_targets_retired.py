@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -230,6 +232,28 @@ def test_a_stop_is_recorded_though_the_cluster_cannot_be_reached(
     with pytest.raises(TargetError, match=r"127\.0\.0\.1:1: Connection refused.*is recorded"):
         targets.stop_target("lab", force=True, home=lab.home)
     assert revive.look_after("lab", home=lab.home, workspace=tmp_path).is_stopped
+
+
+def test_a_record_that_cannot_be_written_keeps_the_one_before(place: Place) -> None:
+    """A crash, or a full disk, must not lose the stop that is in force."""
+    with starting.start_lock(place.paths):
+        stops.note(place.paths)
+    known = stops.last(place.paths)
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from rayjobs.paths import TargetPaths; from rayjobs.target import stops\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "stops.note(TargetPaths(Path(sys.argv[1])))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(place.paths.root)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "File too large" in done.stderr
+    assert known.is_in_force
+    assert stops.last(place.paths) == known
 
 
 def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
