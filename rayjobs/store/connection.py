@@ -48,6 +48,7 @@ class Database:
         self._file: tuple[int, int] | None = None  # device and inode of what was opened
         self._closed = False
         self._broken_by_fork = False
+        self._note_is_old = False  # the store that the open note tells of was replaced
         self._watchers = 0  # how many there have been
         self._renew()
         with self._errors():
@@ -149,11 +150,13 @@ class Database:
             yield
         finally:
             self._writing.release()
+            if self._note_is_old:
+                self._close_note()
 
     @contextmanager
     def _transaction(self, begin: str, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
         with self._errors():
-            connection = self._take()
+            connection = self._take(writes=begin != "BEGIN")
             healthy = False
             try:
                 if begin != "BEGIN":
@@ -167,7 +170,7 @@ class Database:
                     events = events_of(connection)
                 connection.execute("COMMIT")
                 healthy = True
-                if events and self._witness is not None:
+                if events and self._witness is not None and not self._note_is_old:
                     self._witness.note(events, synced=durable)
             finally:
                 try:
@@ -196,10 +199,13 @@ class Database:
                 f"new program"
             )
 
-    def _check_file(self) -> None:
+    def _check_file(self, *, writes: bool = False) -> None:
         """Let go of a file that was replaced; refuse one that was deleted.
 
         SQLite goes on in a file without a name, and what is written there is lost.
+
+        Args:
+            writes: The caller holds the lock of writers.
         """
         if self.path is None or self._file is None:
             return
@@ -217,12 +223,29 @@ class Database:
             with self._guard:
                 self._close_idle()
                 self._file = None
-            if self._witness is not None:
+            if self._witness is not None and writes:
                 self._witness.close()
+                self._note_is_old = False
+            else:
+                self._close_note()
 
-    def _take(self) -> sqlite3.Connection:
+    def _close_note(self) -> None:
+        """Close the note's file, or leave that to the writer that may be writing to it now.
+
+        The number of a closed file is given to the next one that is opened, such as the store.
+        """
+        self._note_is_old = True
+        if self._writing.acquire(blocking=False):  # else its holder does so after its release
+            try:
+                if self._witness is not None:
+                    self._witness.close()
+                self._note_is_old = False
+            finally:
+                self._writing.release()
+
+    def _take(self, *, writes: bool = False) -> sqlite3.Connection:
         self._check_process()
-        self._check_file()
+        self._check_file(writes=writes)
         with self._guard:
             self._users.append(threading.get_ident())
             if self._idle:
@@ -289,8 +312,7 @@ class Database:
         self._closed = True
         with self._guard:
             self._close_idle()
-        if self._witness is not None:
-            self._witness.close()
+        self._close_note()
 
     def _close_idle(self) -> None:
         while self._idle:

@@ -173,6 +173,44 @@ def test_a_torn_note_says_nothing(path: Path) -> None:
     assert note.newest == note.synced == 2
 
 
+@pytest.mark.parametrize("event", ["replaced", "closed"])
+def test_a_note_under_way_is_never_written_to_another_file(
+    path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch, event: str
+) -> None:
+    store = SqlStore(path)
+    submit(store)
+    is_writing, goes_on = threading.Event(), threading.Event()
+    noted, text = witness.Witness(path).path.stat(), witness._text
+    open_note = store._database._witness
+    assert open_note is not None
+    descriptor = open_note._descriptor
+    assert descriptor is not None
+
+    def late(note: witness.Note) -> bytes:
+        is_writing.set()
+        assert goes_on.wait(120)
+        return text(note)
+
+    monkeypatch.setattr(witness, "_text", late)
+    writer = threading.Thread(target=submit, args=(store,))
+    writer.start()
+    try:
+        assert is_writing.wait(120)
+        if event == "closed":
+            store.close()
+        else:
+            for end in ("-wal", "-shm", witness.ENDING):
+                path.with_name(path.name + end).unlink()
+            saved.replace(path)
+            assert len(store.jobs()) == 1
+        assert os.path.samestat(os.fstat(descriptor), noted)
+    finally:
+        goes_on.set()
+        writer.join(120)
+    assert open_note._descriptor is None  # the writer closed it
+    store.close()
+
+
 def test_what_is_no_backup_is_refused(path: Path, saved: Path) -> None:
     saved.write_text("not a database, and longer than a header" * 10)
     with pytest.raises(UsageError, match="cannot be restored"):
