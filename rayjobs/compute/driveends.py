@@ -122,13 +122,15 @@ class DriveEnds(DriveBase):
             try:
                 agent = await self.parts.cluster.agent(order["node_id"])
                 last = await agent.collect(order)
+                if last.get("stuck"):
+                    last = await self._until_it_moves(order, last)
             except AgentLostError:
+                if last.get("stuck"):  # it is not known to be stored
+                    last = {"tails": {}, "problems": ["the node's agent was lost meanwhile."]}
                 await asyncio.sleep(AGENT_PAUSE_S)
                 continue
             except RayjobsError as error:
                 last = {"tails": {}, "problems": [f"{error}."]}
-            if last.get("stuck"):
-                last = await self._until_it_moves(order, last)
             if not last["problems"] or last.get("gave_up"):
                 break
             if any(map(openfiles.is_exhausted, last["problems"])) and waited < OUT_OF_FILES_TRIES:
@@ -154,7 +156,11 @@ class DriveEnds(DriveBase):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.canceled.wait(), STUCK_LOOK_S)
             agent = await self.parts.cluster.agent(order["node_id"])
-            last = await agent.collect(order)
+            try:
+                last = await agent.collect(order)
+            except AgentLostError:
+                await self._standing_still("")  # the next agent begins again
+                raise
         await self._standing_still("")
         return last
 

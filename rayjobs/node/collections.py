@@ -8,17 +8,22 @@ attempts need, and the attempt's supervisor is told what the collection waits fo
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
+log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
 # A collection that reads or stores the same file for longer stands still, if it should not have
 # needed this long at the slowest rate that is taken for progress.
 STILL_S = 60.0
 SLOWEST_BYTES_PER_S = 1_000_000.0
+# The result of one that stood still is kept so long for its supervisor, which asks every 2 s.
+KEPT_S = 60.0
 
 
 async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
@@ -86,18 +91,34 @@ class Collections:
     ) -> dict[str, Any]:
         """Return what `work` returns; one that runs already for the attempt is waited for.
 
-        While it stands still, ``{"stuck": clause}`` is returned instead, and it goes on.
+        While it stands still, ``{"stuck": clause}`` is returned instead, and it goes on. Its result
+        is dropped after `KEPT_S` if it was given up meanwhile: asked for later, `work` runs again.
         """
         running = self._running.get(marker)
         if running is None:
             progress.watch("its beginning", 0)
             running = asyncio.ensure_future(on_own_thread(work)), progress
             self._running[marker] = running
+            running[0].add_done_callback(partial(self._drop_later, marker))
         doing, progress = running
         while not doing.done():
             wait_s = progress.still_in_s()
             if wait_s <= 0:
                 return {"tails": {}, "problems": [], "stuck": progress.stuck()}
             await asyncio.wait({doing}, timeout=wait_s)
-        self._running.pop(marker, None)
+        self._drop(marker, doing)
         return doing.result()
+
+    def _drop(self, marker: str, done: asyncio.Future[dict[str, Any]]) -> bool:
+        """Forget a collection that has ended; a newer one of the same attempt stays."""
+        if (running := self._running.get(marker)) is None or running[0] is not done:
+            return False
+        del self._running[marker]
+        return True
+
+    def _drop_later(self, marker: str, done: asyncio.Future[dict[str, Any]]) -> None:
+        def drop() -> None:
+            if self._drop(marker, done) and not done.cancelled() and (why := done.exception()):
+                log.warning("a collection that was given up failed: %s", why)
+
+        done.get_loop().call_later(KEPT_S, drop)
