@@ -7,17 +7,22 @@ when it has ended; only what looks different is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from rayjobs.datastore.backends.local import PARTIAL_MARK
-from rayjobs.datastore.digests import digest_of_file
+from rayjobs.datastore.digests import digest_of_stream
 
 Look = tuple[int, int, int]
 """Size in bytes, time of the last change in nanoseconds since 1970, inode."""
+
+Looking = Callable[[str, int], None]
+"""Is called with a path before that file is looked at, with 0, and before each part of it is read,
+with the part's size in bytes. What it raises, other than OSError, ends the comparison."""
 
 MOST_READ_BYTES = 4 << 30
 """So much is read at most to tell whether files that look different are the same."""
@@ -102,9 +107,10 @@ class Change:
     """A file that is not what it was.
 
     Attributes:
-        now: How it looks now; None: it is gone.
+        now: How it looks now; None: it is gone, or cannot be looked at.
         digest: Of its content before, "" if not known.
         digest_now: Of its content now, "" if it was not read.
+        trouble: Why it cannot be looked at, "" if it was: whether it changed is not known.
     """
 
     path: str
@@ -112,10 +118,13 @@ class Change:
     now: Look | None
     digest: str = ""
     digest_now: str = ""
+    trouble: str = ""
 
     @property
     def sentence(self) -> str:
         """What was there and what is there now, in words."""
+        if self.trouble:
+            return f"{self.path}: {self.trouble} ({what(self.before, self.digest)} before)"
         if self.now is None:
             return f"{self.path} is gone ({what(self.before, self.digest)} before)"
         before, now = what(self.before, self.digest), what(self.now, self.digest_now)
@@ -134,20 +143,31 @@ def when(time_ns: int) -> str:
     return datetime.fromtimestamp(time_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
-def changes(seen: Seen, *, most_read_bytes: int = MOST_READ_BYTES) -> Iterator[Change]:
+def changes(
+    seen: Seen,
+    *,
+    most_read_bytes: int = MOST_READ_BYTES,
+    looking: Looking = lambda _path, _size_bytes: None,
+) -> Iterator[Change]:
     """Yield the files that are not what they were; new ones are none of them.
 
     A file that looks different but has the digest that was known is the same. Whether one has that
-    cannot be read, or is too much to read, is not known: it is yielded, without a new digest.
+    cannot be read, or is too much to read, is not known: it is yielded, without a new digest. One
+    that cannot be looked at is yielded with its trouble.
     """
     left = most_read_bytes
     prefix = seen.root.rstrip("/") + "/"
     for path, before in seen.files.items():
         place = prefix + path if path else seen.root
+        looking(place, 0)
         try:
             status = os.stat(place)  # noqa: PTH116
         except (FileNotFoundError, NotADirectoryError):
             yield Change(place, before, None, seen.digests.get(path, ""))
+            continue
+        except OSError as error:  # a ring of links, no permission, a server that is gone
+            trouble = error.strerror or str(error)
+            yield Change(place, before, None, seen.digests.get(path, ""), trouble=trouble)
             continue
         now = (status.st_size, status.st_mtime_ns, status.st_ino)
         if now == before:
@@ -156,9 +176,42 @@ def changes(seen: Seen, *, most_read_bytes: int = MOST_READ_BYTES) -> Iterator[C
         if digest and now[0] <= left:
             left -= now[0]
             try:
-                digest_now = digest_of_file(Path(place))
+                digest_now = _digest_of(place, now[0], looking)
             except OSError:
                 digest_now = ""
             if digest_now == digest:
                 continue
         yield Change(place, before, now, digest, digest_now)
+
+
+class _Bounded:
+    """A file that ends where it ended when it was looked at, and tells of each part it reads."""
+
+    def __init__(self, descriptor: int, path: str, size_bytes: int, looking: Looking) -> None:
+        self._descriptor, self._path, self._looking = descriptor, path, looking
+        self._left = size_bytes
+
+    def read(self, size_bytes: int) -> bytes:
+        wanted = min(size_bytes, self._left)
+        self._looking(self._path, wanted)
+        data = os.read(self._descriptor, wanted)
+        self._left -= len(data)
+        return data
+
+
+def _digest_of(path: str, size_bytes: int, looking: Looking) -> str:
+    """Return the digest of a file's first `size_bytes`; "" for what is no regular file.
+
+    A job may have put anything in the file's place: opening it must not wait for a writer, and one
+    that grows must not be read for ever.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return ""
+        return digest_of_stream(cast("BinaryIO", _Bounded(descriptor, path, size_bytes, looking)))
+    finally:
+        os.close(descriptor)

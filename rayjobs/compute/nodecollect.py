@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,6 @@ from rayjobs.collectcheckpoints import CheckpointPublisher
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import record_of
 from rayjobs.compute.nodeworkspaces import Workspaces
-from rayjobs.datastore import looks
 from rayjobs.errors import RayjobsError, StoreError
 from rayjobs.node.collections import Collections, Progress, on_own_thread
 from rayjobs.paths import AttemptPaths
@@ -26,6 +26,12 @@ log = logging.getLogger(__name__)
 # How often metrics and files are read while an attempt runs.
 METRICS_EVERY_S = 0.25
 FILES_EVERY_S = 2.0
+# How often a comparison of many or large files of inputs looks for a cancel.
+CANCEL_EVERY_S = 2.0
+
+
+class _CanceledError(RayjobsError):
+    """The job's end was asked for while the files of its inputs were compared."""
 
 
 class Collecting:
@@ -81,8 +87,7 @@ class Collecting:
         problems += publisher.finish()
         left_out += publisher.left_out
         # Before outputs are stored, which may change the same folder.
-        watch("the files of its inputs", looks.MOST_READ_BYTES)
-        self._data.tell_changes(root, note=partial(self._workspaces.note, order))
+        left_out += self._compare_inputs(order)
         if record is not None and record["outcome"] == "completed" and self._is_current(order):
             note = partial(self._workspaces.note, order)
             watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
@@ -112,6 +117,34 @@ class Collecting:
             "data": facts,
             "models": requests,
         }
+
+    def _compare_inputs(self, order: Mapping[str, Any]) -> list[str]:
+        """Note which files of the inputs changed; return a sentence if they were not compared.
+
+        Whatever goes wrong with it is told in the history, and never keeps a job from its end.
+        """
+        watch = self._progress_of(order).watch
+        watch("the files of its inputs", 0)
+        looked_s: float | None = None
+
+        def looking(path: str, size_bytes: int) -> None:
+            nonlocal looked_s
+            if looked_s is None or time.monotonic() - looked_s >= CANCEL_EVERY_S:
+                job = self._workspaces.of(order).store.job(order["plan"]["job"])
+                if job.cancel_requested_at is not None:
+                    raise _CanceledError("the job was canceled")
+                looked_s = time.monotonic()
+            # Each part anew: a file system that does not answer is noticed within a minute.
+            watch(f"the input file {path}", size_bytes)
+
+        note = partial(self._workspaces.note, order)
+        try:
+            self._data.tell_changes(Path(order["plan"]["root"]), note=note, looking=looking)
+        except Exception as error:
+            if not isinstance(error, _CanceledError):
+                log.warning("inputs of %s", order["plan"]["job"], exc_info=error)
+            return [f"the files of its inputs were not compared with those at its start: {error}"]
+        return []
 
     def _is_current(self, order: Mapping[str, Any]) -> bool:
         """Whether what this attempt wrote may be stored: no newer one owns the job."""

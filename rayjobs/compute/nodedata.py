@@ -36,6 +36,7 @@ from rayjobs.paths import AttemptPaths
 
 if TYPE_CHECKING:
     from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.looks import Looking
     from rayjobs.datastore.materialise import Materialised
     from rayjobs.workspace_files import OpenWorkspace
 
@@ -318,10 +319,16 @@ class NodeData:
                 )
         return facts
 
-    def tell_changes(self, root: Path, *, note: Note) -> None:
-        """Note which files of the inputs changed since `bring`, once. Blocks while it looks."""
-        for sentence, facts in self._changes.compare(root):
-            note(jobdata.CHANGED_EVENT, sentence, facts)
+    def tell_changes(
+        self, root: Path, *, note: Note, looking: Looking = lambda _path, _size_bytes: None
+    ) -> None:
+        """Note which files of the inputs changed since `bring`, once. Blocks while it looks.
+
+        Args:
+            looking: See `rayjobs.datastore.looks.Looking`.
+        """
+        for sentence, facts in self._changes.compare(root, looking):
+            note(jobdata.CHANGED_EVENT if facts["count"] else "data", sentence, facts)
         self._changes.forget(root)
 
     def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayjobs.datastore.looks import Change, Seen, changes
+from rayjobs.datastore.looks import Change, Looking, Seen, changes
 
 NAMED = 5
 """So many changed files of an input are named one by one."""
@@ -42,10 +42,20 @@ class InputChanges:
         draft.write_text(json.dumps(inputs))
         draft.replace(path)
 
-    def compare(self, root: Path) -> list[tuple[str, dict[str, Any]]]:
+    def compare(
+        self, root: Path, looking: Looking = lambda _path, _size_bytes: None
+    ) -> list[tuple[str, dict[str, Any]]]:
         """Return a sentence and the facts for each input whose files changed since `keep`.
 
-        Nothing is returned for an attempt that `forget` was called for, or that has no local data.
+        An input with files that cannot be looked at is returned, too; its ``count`` of changed
+        files may be 0. Nothing is returned for an attempt that `forget` was called for, or that has
+        no local data.
+
+        Args:
+            looking: See `Looking`.
+
+        Raises:
+            OSError, ValueError: what `keep` wrote cannot be read.
         """
         try:
             kept = json.loads(self._file_of(root).read_text())
@@ -53,7 +63,11 @@ class InputChanges:
             return []
         told = []
         for name, one in kept.items():
-            found = [change for each in one["seen"] for change in changes(Seen.from_json(each))]
+            found = [
+                change
+                for each in one["seen"]
+                for change in changes(Seen.from_json(each), looking=looking)
+            ]
             if found:
                 told.append((_sentence(name, one, found), _facts(name, one, found)))
         return told
@@ -76,9 +90,24 @@ class InputChanges:
 
 
 def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str:
+    changed = [change for change in found if not change.trouble]
+    unknown = [change for change in found if change.trouble]
+    told = []
+    if changed:
+        told.append(f"{_listed(changed, 'changed while the job ran')}. {_who(one)}")
+    if unknown:
+        told.append(f"{_listed(unknown, 'cannot be compared with what was there before')}.")
+    return f"input {name!r}: {' '.join(told)}"
+
+
+def _listed(found: Sequence[Change], what: str) -> str:
     count = "1 file" if len(found) == 1 else f"{len(found)} files"
     shown = "; ".join(change.sentence for change in found[:NAMED])
     more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    return f"{count} {what}: {shown}{more}"
+
+
+def _who(one: Mapping[str, Any]) -> str:
     who = "Something else did it: for this job they were read-only"
     if one["why_open"]:
         who = (
@@ -88,15 +117,17 @@ def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str
     version = ""
     if ":" in one["version"] and not one["version"].startswith("sha256:"):
         version = f" {one['version']} is damaged; jobs that read it fail and say how to restore it."
-    return f"input {name!r}: {count} changed while the job ran: {shown}{more}. {who}.{version}"
+    return f"{who}.{version}"
 
 
 def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> dict[str, Any]:
+    changed = [change for change in found if not change.trouble]
+    unknown = [change for change in found if change.trouble]
     return {
         "name": name,
         "version": one["version"],
         "by_job": None if one["why_open"] else False,
-        "count": len(found),
+        "count": len(changed),
         "changed": [
             {
                 "path": change.path,
@@ -105,6 +136,8 @@ def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> dict[s
                 "digest": change.digest,
                 "digest_now": change.digest_now,
             }
-            for change in found[:NAMED]
+            for change in changed[:NAMED]
         ],
+        "unknown_count": len(unknown),
+        "unknown": [{"path": each.path, "why": each.trouble} for each in unknown[:NAMED]],
     }

@@ -16,14 +16,18 @@ import pytest
 from rayjobs import blobs
 from rayjobs.collect import MetricFollower
 from rayjobs.compute import driveends, nodecollect
+from rayjobs.compute.cluster import AgentLostError
 from rayjobs.compute.nodecollect import Collecting
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import host_of, record_of
 from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.datastore import looks
+from rayjobs.datastore.digests import digest_of
 from rayjobs.errors import NotFoundError
 from rayjobs.injob import exitrecord
 from rayjobs.logs import Logs
 from rayjobs.node import collections
+from rayjobs.node.inputchanges import InputChanges
 from rayjobs.paths import AttemptPaths
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
@@ -70,14 +74,26 @@ class Attempt:
         store.set_hosts(
             self.job.id, attempt=1, hosts=[{"node": 0, "root": str(folder), "marker": "m"}]
         )
-        self._collecting = Collecting(NodeData(cache), Workspaces())
+        self._cache = cache
+        self.collecting = Collecting(NodeData(cache), Workspaces())
+
+    def keep(self, file: Path) -> Path:
+        """Record how a file of an input looks, as at the attempt's start; return the record."""
+        digests = {file.name: digest_of(file.read_bytes())}
+        seen = looks.Seen(str(file.parent), {file.name: looks.look_at(file)}, digests)
+        one = {"seen": [seen.to_json()], "version": "", "why_open": ""}
+        InputChanges(self._cache / "seen").keep(self.paths.root, {"digits": one})
+        (kept,) = (self._cache / "seen").iterdir()
+        return kept
+
+    def told(self, kind: str) -> list[str]:
+        return [one.message for one in self.workspace.store.events(self.job.id) if one.kind == kind]
 
     def collect(self) -> dict[str, Any]:
-        return asyncio.run(self._collecting.collect(self.order))
+        return asyncio.run(self.collecting.collect(self.order))
 
     def left_out(self) -> list[str]:
-        events = self.workspace.store.events(self.job.id)
-        return [one.message for one in events if one.kind == "left_out"]
+        return self.told("left_out")
 
     def end(self) -> None:
         store = self.workspace.store
@@ -367,3 +383,152 @@ def test_a_step_that_hangs_is_named_by_the_collection(
         assert "slow.log" in told["stuck"] or LOG in told["stuck"]
     finally:
         go.set()
+
+
+# -- the files of its inputs ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def touched(attempt: Attempt, tmp_path: Path) -> Path:
+    """A file of the attempt's input that looks different at the end, and is the same."""
+    file = tmp_path / "stored" / "a"
+    file.parent.mkdir()
+    file.write_text("a")
+    attempt.keep(file)
+    os.utime(file, ns=(1, 1))
+    return file
+
+
+def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touched: Path) -> None:
+    touched.unlink()
+    touched.symlink_to(touched.name)
+    assert attempt.collect()["problems"] == []
+    (told,) = attempt.told("data")
+    assert "Too many levels of symbolic links" in told
+    assert attempt.stored()["outputs/x"] == b"x"
+
+
+def test_a_comparison_that_goes_wrong_fails_no_job(attempt: Attempt, touched: Path) -> None:
+    attempt.keep(touched).write_text("half a rec")
+    assert attempt.collect()["problems"] == []
+    (told,) = attempt.left_out()
+    assert told.startswith("the files of its inputs were not compared")
+    assert attempt.stored()["outputs/x"] == b"x"
+
+
+def test_an_input_on_storage_that_does_not_answer_is_named_within_a_minute(
+    attempt: Attempt, touched: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large its files are: what counts is the part that is read."""
+    go = threading.Event()
+    monkeypatch.setattr(collections, "STILL_S", 0.3)
+    with touched.open("wb") as file:
+        file.truncate(looks.MOST_READ_BYTES)
+    read = os.read
+
+    def hangs(descriptor: int, size_bytes: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(touched):
+            go.wait()
+            raise OSError("the storage answers again, with an error")
+        return read(descriptor, size_bytes)
+
+    monkeypatch.setattr(os, "read", hangs)
+
+    async def scene() -> dict[str, Any]:
+        collecting = attempt.collecting.collect(attempt.order)
+        return await asyncio.wait_for(collecting, STILL_S)
+
+    try:
+        assert str(touched) in asyncio.run(scene())["stuck"]
+    finally:
+        go.set()
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_cancel_ends_the_comparison_of_inputs(
+    attempt: Attempt, touched: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: bool
+) -> None:
+    monkeypatch.setattr(nodecollect, "CANCEL_EVERY_S", 0.0)
+    touched.write_bytes(b"changed")
+    read, store = os.read, attempt.workspace.store
+
+    def reads(descriptor: int, size_bytes: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{descriptor}") == str(touched):
+            assert meanwhile, "it is not read once the job is canceled"
+            store.request_cancel(attempt.job.id)
+        return read(descriptor, size_bytes)
+
+    monkeypatch.setattr(os, "read", reads)
+    if not meanwhile:
+        store.request_cancel(attempt.job.id)
+    assert attempt.collect()["problems"] == []
+    (told,) = attempt.left_out()
+    assert told.endswith("the job was canceled")
+    assert attempt.told("input_changed") == []
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_an_agent_that_is_lost_during_a_stuck_collection_runs_no_job_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
+) -> None:
+    """The next agent collects; where none comes, the files are not said to be stored."""
+    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
+    monkeypatch.setattr(driveends, "AGENT_PAUSE_S", 0.01)
+
+    async def scene(here: World) -> None:
+        collect, calls = here.agent.collect, 0
+
+        async def lost(order: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                return {"tails": {}, "problems": [], "stuck": "collecting x"}
+            if calls == 2 or not comes_back:
+                raise AgentLostError("killed while it collected")
+            return await collect(order)
+
+        job = here.submit(retries={"system": 5})
+        await here.launched(job)
+        here.agent.collect = lost  # type: ignore[method-assign]
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED if comes_back else JobState.FAILED)
+        assert done.attempt == 1
+        if not comes_back:
+            assert done.failure is not None and done.failure.failure_class == "storage"
+            assert "the node's agent was lost" in done.failure.message
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_collection_that_was_given_up_is_forgotten_once_it_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fails: bool
+) -> None:
+    """And while its result is asked for in time, `work` does not run a second time."""
+    monkeypatch.setattr(collections, "STILL_S", 0.1)
+    go = threading.Event()
+    runs: list[int] = []
+
+    def hangs() -> dict[str, Any]:
+        runs.append(1)
+        go.wait()
+        if fails:
+            raise OSError("the server answers again")
+        return {"tails": {}, "problems": []}
+
+    async def scene() -> None:
+        node = collections.Collections()
+        assert (await node.collect("m", hangs, collections.Progress()))["stuck"]
+        assert (await node.collect("m", hangs, collections.Progress()))["stuck"]
+        assert runs == [1]
+        monkeypatch.setattr(collections, "KEPT_S", 0.0)
+        go.set()
+        async with asyncio.timeout(STILL_S):
+            while node._running:
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(scene())
+    finally:
+        go.set()
+    assert ("a collection that was given up failed" in caplog.text) == fails

@@ -92,6 +92,25 @@ def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it
     assert node.told() == []
 
 
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
+    make: Callable[[Protection], Node], stored: Path, changes: bool
+) -> None:
+    node = make(PROTECTED)
+    node.bring("dataset:digits:1", "mount")
+    (stored / "train" / "a.txt").unlink()
+    (stored / "train" / "a.txt").symlink_to("a.txt")
+    if changes:
+        (stored / "train" / "b.txt").write_text("changed")
+    node.data.tell_changes(node.root, note=node.note)
+    ((kind, text, facts),) = node.notes
+    assert "1 file cannot be compared" in text and "Too many levels" in text
+    for said in ("1 file changed", "is damaged", "did it"):
+        assert (said in text) == changes
+    assert (kind == CHANGED_EVENT) == changes
+    assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
+
+
 def test_where_a_job_could_have_done_it_by_another_path_nobody_is_blamed(
     make: Callable[[Protection], Node], stored: Path
 ) -> None:

@@ -2,12 +2,13 @@
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 
-from rayjobs.datastore.digests import digest_of
-from rayjobs.datastore.looks import Seen, changes, look_below
+from rayjobs.datastore.digests import CHUNK_BYTES, digest_of
+from rayjobs.datastore.looks import Change, Seen, changes, look_below
 
 
 @pytest.fixture
@@ -54,6 +55,49 @@ def test_a_touched_file_with_the_known_content_is_the_same(folder: Path) -> None
     (change,) = changes(seen)
     assert (change.digest, change.digest_now) == (digest_of(b"d"), digest_of(b"D"))
     assert len(list(changes(seen, most_read_bytes=0))) == 2  # what is not read is not known
+
+
+def test_a_file_that_cannot_be_looked_at_is_named_and_the_others_are_compared(
+    folder: Path,
+) -> None:
+    seen = look(folder)
+    (folder / "a").unlink()
+    (folder / "a").symlink_to("a")
+    (folder / "d").write_text("longer")
+    found = {Path(change.path).name: change for change in changes(seen)}
+    assert sorted(found) == ["a", "d"]
+    assert found["a"].trouble == "Too many levels of symbolic links"
+    assert "is gone" not in found["a"].sentence and found["a"].trouble in found["a"].sentence
+    assert found["d"].trouble == ""
+
+
+def test_a_fifo_in_the_place_of_a_file_does_not_block(folder: Path) -> None:
+    seen = look(folder, a=digest_of(b"a"))
+    (folder / "a").unlink()
+    os.mkfifo(folder / "a")
+    found: list[Change] = []
+    comparing = threading.Thread(target=lambda: found.extend(changes(seen)), daemon=True)
+    comparing.start()
+    comparing.join(20.0)
+    assert [change.digest_now for change in found] == [""]
+
+
+def test_each_file_and_each_part_that_is_read_is_told_and_may_end_it(folder: Path) -> None:
+    content = b"x" * (CHUNK_BYTES + 1)
+    (folder / "a").write_bytes(content)
+    seen = look(folder, a=digest_of(content))
+    os.utime(folder / "a", ns=(1, 1))
+    told: list[tuple[str, int]] = []
+    assert list(changes(seen, looking=lambda path, size: told.append((path, size)))) == []
+    assert [size for path, size in told if path == str(folder / "a")] == [0, CHUNK_BYTES, 1, 0]
+    assert {path for path, _ in told} == {str(folder / path) for path in seen.files}
+
+    def ends(_path: str, size_bytes: int) -> None:
+        if size_bytes:
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        list(changes(seen, looking=ends))
 
 
 def test_a_folder_that_is_gone_is_every_file_gone(folder: Path) -> None:
