@@ -250,6 +250,8 @@ def register(
             raise DatasetExists(
                 f"dataset {name!r} is registered already; give --new-version for its next version."
             ) from None  # its sentence is for Python
+        if new_version:
+            _note_same_files(settings, catalogue, catalogue.dataset_by_id(dataset.id))
         if settings.as_json:
             print_json(_as_json(catalogue, catalogue.dataset_by_id(dataset.id)))
             return
@@ -259,6 +261,26 @@ def register(
     click.echo(f"dataset {name}:{dataset.version} {has} {files} ({size})")
     mode = ":direct" if form else ""
     settings.note(f"use it: rayjobs submit … --input data=dataset:{name}{mode}")
+
+
+def _note_same_files(settings: Settings, catalogue: Catalogue, made: DatasetRecord) -> None:
+    """Say that a version that was just made has the files of an earlier one, if it has."""
+
+    def contents(record: DatasetRecord) -> list[tuple[Any, ...]]:
+        # A file that was only touched has the same digest, and another etag.
+        files = _manifest(catalogue, record)
+        return [(one.path, one.size, one.digest or one.etag) for one in files]
+
+    earlier = [one for one in catalogue.dataset_versions(made.name) if one.version != made.version]
+    same = [one for one in earlier if one.manifest == made.manifest]
+    # Of others only the newest is read: a name may have hundreds of versions, each a long list.
+    if not same and earlier and contents(earlier[-1]) == contents(made):
+        same = earlier[-1:]
+    if same:
+        settings.note(
+            f"version {made.version} of {made.name!r} has the same files as "
+            f"version {same[-1].version}"
+        )
 
 
 @data.command(

@@ -102,6 +102,24 @@ def test_versions_are_registered_listed_and_fetched(
     assert (folder / "back" / "deep" / "b.txt").read_text() == "bb"
 
 
+def test_a_new_version_with_the_files_of_an_earlier_one_is_made_and_noted(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
+    register = ("data", "register", "src", "workspaceblobstore/src", "--new-version")
+    first = terminal.type(*register)
+    assert (first.code, "same files" in first.err) == (0, False)
+    other = terminal.type("data", "register", "src", "workspaceblobstore/src/a.txt", register[-1])
+    assert (other.code, "same files" in other.err) == (0, False)
+    again = terminal.type(*register)
+    assert (again.code, again.out) == (0, "dataset src:3 has 2 files (3 B)\n")
+    assert "version 3 of 'src' has the same files as version 1\n" in again.err
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q", "--overwrite")
+    written_again = terminal.type(*register)
+    assert "version 4 of 'src' has the same files as version 3\n" in written_again.err
+
+
 def test_datastores_are_added_checked_and_forgotten(
     terminal: Terminal,  # noqa: F811
     folder: Path,
