@@ -25,6 +25,8 @@ class Screen:
 
     Attributes:
         wrapped: How many lines were longer than the screen is wide.
+        scrolled: How many lines left at the top; the normal screen keeps them in its scrollback.
+        is_alternate: Whether the alternate screen is shown, which keeps none.
 
     Raises:
         AssertionError: a control sequence came that it does not know.
@@ -36,7 +38,9 @@ class Screen:
         self._cells = [[" "] * columns for _ in range(lines)]
         self._row = self._column = 0
         self._kept = ""
-        self.wrapped = 0
+        self._normal = (self._cells, 0, 0)
+        self.wrapped = self.scrolled = 0
+        self.is_alternate = False
 
     @property
     def text(self) -> str:
@@ -82,6 +86,7 @@ class Screen:
             self._row += 1
         else:
             self._cells = [*self._cells[1:], [" "] * self._columns]
+            self.scrolled += 1
 
     def _control(self, given: str, kind: str) -> None:
         count = int(given) if given.isdigit() else 1
@@ -94,9 +99,26 @@ class Screen:
             start = 0 if given in ("1", "2") else self._column
             end = self._column + 1 if given == "1" else self._columns
             row[start:end] = [" "] * (end - start)
+        elif kind == "H" and not given:
+            self._row = self._column = 0
+        elif kind == "J" and not given:
+            row[self._column :] = [" "] * (self._columns - self._column)
+            for below in self._cells[self._row + 1 :]:
+                below[:] = [" "] * self._columns
+        elif given == "?1049" and self.is_alternate != (kind == "h"):
+            self._switch()
         else:
             # Colours, and showing or hiding the cursor, change no character.
             assert kind == "m" or given == "?25", f"ESC[{given}{kind}"
+
+    def _switch(self) -> None:
+        """Go to the alternate screen, which is empty, or back to the normal one as it was left."""
+        self.is_alternate = not self.is_alternate
+        if self.is_alternate:
+            self._normal = (self._cells, self._row, self._column)
+            self._cells = [[" "] * self._columns for _ in range(self._lines)]
+        else:
+            self._cells, self._row, self._column = self._normal
 
 
 class Terminal:
@@ -113,8 +135,8 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            # Given, since readline puts COLUMNS into the environment that children inherit else.
-            env=dict(os.environ),
+            # Readline puts the size of another terminal into the environment that children inherit.
+            env={k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")},
             close_fds=True,
             preexec_fn=_take_terminal,
             start_new_session=True,
