@@ -153,9 +153,32 @@ class S3Settings:
                 region = self.region or session.get_config_variable("region")
                 if not region and self.endpoint:
                     region = "us-east-1"  # a name is needed to sign; one's own server ignores it
-                return session.create_client("s3", region_name=region, **options)
+                client = session.create_client("s3", region_name=region, **options)
+                proxies = _given_proxies(client.meta.endpoint_url)
+                if proxies:
+                    options["config"] = config.merge(Config(proxies=proxies))
+                    client = session.create_client("s3", region_name=region, **options)
+                return client
             except BotoCoreError as error:
                 raise AccessDenied(f"cannot open {self.where}: {error}") from error
+
+
+def _given_proxies(url: str) -> dict[str, str]:
+    """Return the proxies with a password that this process was given, unless `url` avoids them.
+
+    botocore finds those of the environment alone, which holds no password.
+    """
+    from botocore.utils import get_environ_proxies, should_bypass_proxies
+
+    given = credentials.given()
+    found = {}
+    for scheme in ("http", "https"):
+        value = given.get(f"{scheme}_proxy") or given.get(f"{scheme}_proxy".upper())
+        if value:
+            found[scheme] = value
+    if not found or should_bypass_proxies(url):
+        return {}
+    return {**get_environ_proxies(url), **found}
 
 
 @lru_cache(maxsize=16)

@@ -53,7 +53,10 @@ _PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
 # Of those, what belongs to one shell or one job, and what holds a secret.
 _DROPPED = frozenset({"RAYJOBS_WORKSPACE", "RAYJOBS_RUN_ID", "RAYJOBS_MARKER"})
 _PASSWORD = re.compile(r"://[^/@\s]+@")  # in the address of a package index
-_SECRET = re.compile(r"SECRET|PASSWORD|PASSWD|TOKEN(?!_FILE$)|CREDENTIAL(?!S_)|_KEY$|APIKEY")
+_SECRET = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS(?:$|[_\d])|PWD"
+    r"|TOKEN(?!_FILE$)|CREDENTIAL(?!S_)|_KEY$|APIKEY"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,10 +214,21 @@ def head_environment(
 
 def is_kept(name: str, value: str) -> bool:
     """Whether a target keeps a variable of the shell that starts it: known, and not a secret."""
-    if name in _KEPT or name.lower() in _PROXIES:
+    if name.lower() in _PROXIES:
+        return "@" not in value  # with a password or not, and also without http://
+    if name in _KEPT:
         return True
     is_ours = name.startswith(_KEPT_PREFIXES) and name not in _DROPPED
     return is_ours and not _SECRET.search(name.upper()) and not _PASSWORD.search(value)
+
+
+def proxies_with_password(environment: Mapping[str, str]) -> set[str]:
+    """Return the variables of proxies that a target does not keep, but jobs may need."""
+    return {
+        name
+        for name, value in environment.items()
+        if name.lower() in _PROXIES and not is_kept(name, value)
+    }
 
 
 def start_again(name: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rayjobs.compute.localhead import is_kept
+from rayjobs.compute.localhead import is_kept, proxies_with_password
 from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.errors import Problem, RayjobsError
 
@@ -53,7 +53,7 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
             name
             for name, value in os.environ.items()
             if name.startswith(("UV_", "PIP_")) and not is_kept(name, value)
-        }
+        } | proxies_with_password(os.environ)
     for name, one in spec.inputs.items():
         for record in _records(workspace, one.source):
             _of_datastore(record, f"inputs.{name}.source", needs)
@@ -87,6 +87,7 @@ def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
         settings = S3Settings.from_record(record)
     except DatastoreError:
         return
+    needs.optional |= proxies_with_password(os.environ)
     for name in settings.variables:
         needs.required.setdefault(name, (place, f"datastore {record.name!r}"))
     if settings.is_found_by_search:

@@ -121,3 +121,22 @@ def test_a_required_aws_key_next_to_others_that_a_user_set_is_refused(
     with pytest.raises(SpecError, match="rayjobs target secret set AWS_SECRET_ACCESS_KEY"):
         submit(workspace, spec("half"), wake=False)
     assert secrets.values() == {"AWS_ACCESS_KEY_ID": "k"}
+
+
+def test_a_proxy_with_a_password_is_handed_on_for_what_needs_the_network(
+    workspace: OpenWorkspace, secrets: TargetSecrets, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Off switch: leave out `proxies_with_password` in `needs_of`."""
+    for name in ("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://proxy:3128")  # the target keeps it
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:pass@proxy:3128")
+    submit(workspace, spec(outputs={}), wake=False)
+    assert not secrets.path.exists()
+    expected = {"HTTPS_PROXY": "http://user:pass@proxy:3128"}
+    submit(workspace, spec("found"), wake=False)
+    assert secrets.values() == expected
+    secrets.path.unlink()
+    packages = {"outputs": {}, "environment": {"pip": ["six"]}}
+    submit(workspace, spec(**packages), wake=False)
+    assert secrets.values() == expected

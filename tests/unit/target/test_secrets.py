@@ -215,6 +215,24 @@ def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.Mo
     assert found.client()._request_signer._credentials.access_key == "of the shell"
 
 
+def test_a_client_uses_the_proxy_that_the_process_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Off switch: return {} in `_given_proxies`."""
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("no_proxy", "inside.test")
+    proxy = "http://user:pass@proxy:3128"
+    credentials.give({"HTTPS_PROXY": proxy})
+
+    def proxy_of(url: str) -> object:
+        session = S3Settings("b", endpoint=url).client()._endpoint.http_session
+        return session._proxy_config.proxy_url_for(url)
+
+    assert proxy_of("https://outside.test") == proxy
+    assert proxy_of("https://inside.test") is None
+
+
 # --- what a target keeps of the shell -------------------------------------------------------------
 
 
@@ -223,6 +241,8 @@ def test_a_target_takes_no_secret_from_the_shell_that_starts_it(home: Path) -> N
     kept = {
         "PATH": "/bin",
         "HTTPS_PROXY": "http://proxy:3128",
+        "no_proxy": "localhost,.internal",
+        "RAYJOBS_BYPASSED": "0",
         "AWS_PROFILE": "lab",
         "AWS_WEB_IDENTITY_TOKEN_FILE": "/run/token",
         "LC_CTYPE": "C.UTF-8",
@@ -239,6 +259,10 @@ def test_a_target_takes_no_secret_from_the_shell_that_starts_it(home: Path) -> N
         "RAYJOBS_SECRET_X": "s",
         "DATABASE_URL": "postgresql://u:p@h/d",
         "UV_INDEX_LAB_PASSWORD": "s",
+        "DATASTORE_S3_PASS": "s",
+        "RAYJOBS_DB_PWD": "s",
+        "https_proxy": "http://user:pass@proxy:3128",
+        "ALL_PROXY": "user:pass@proxy:3128",
         "PIP_INDEX_URL": "https://user:pass@pypi.internal/simple",
     }
     found = localhead.head_environment(home, "/t/token", base={**kept, **left})
