@@ -101,15 +101,19 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
 def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
     """Put a backup in the place of a store that was deleted or damaged, or lacks records.
 
-    The old store is kept beside it. Stop its targets first (`rayjobs target stop`). What was
-    submitted after the backup was made is not in it.
+    The old store is kept beside it. Stop its targets first (`rayjobs target stop`): while a target
+    or another process uses the store, nothing is replaced. What was submitted after the backup was
+    made is not in it.
     """
+    from rayjobs.paths import home
     from rayjobs.store import care
+    from rayjobs.target.unfinished import check_not_served
     from rayjobs.workspace_files import WorkspaceFiles, locate
 
     if (file is None) != as_is:
         raise click.UsageError("give either a backup's FILE or --as-is.")
     store = WorkspaceFiles(locate(settings.workspace)).store
+    check_not_served(store.parent, home=home())
     source = None if file is None else file.expanduser().absolute()
     old = care.restore(store, source)
     if settings.as_json:

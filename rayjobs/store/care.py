@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,9 @@ from rayjobs.store.schema import VERSION, version_of
 from rayjobs.store.witness import Witness
 
 BUSY_TIMEOUT_S = 10.0
+POLL_S = 0.1
 _MOST_FAULTS = 10
+_BESIDE = ("-wal", "-shm", "-journal")  # SQLite would replay what stands in them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,14 +157,15 @@ def backup(path: Path, to: Path) -> None:
 def restore(path: Path, source: Path | None) -> Path | None:
     """Put a backup in the place of a store, or accept the store as it is; return the old one.
 
-    What was there is kept beside it under another name. Processes that have the old store open
-    go on with the new one at their next transaction.
+    What was there is kept beside it under another name. A process that opens the store meanwhile
+    is refused, also when this one is killed: a restore that is repeated finishes it.
 
     Args:
         source: The backup; None: the store as it is, or an empty one if it was deleted.
 
     Raises:
         UsageError: there is no such backup, or it is no store.
+        StoreBusyError: another process has the store open.
         StoreError: it cannot be written.
     """
     witness = Witness(path)
@@ -174,26 +178,32 @@ def restore(path: Path, source: Path | None) -> Path | None:
     if report.problems:
         raise UsageError(f"{source} cannot be restored: {report.problems[0]}")
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    old: Path | None = None
+    aside, was_there = _unused(path, f"{path.stem}-replaced"), path.exists()
     try:
         backup(source, draft)
-        # Without the note first: a restore that is cut short accuses nobody.
-        witness.path.unlink(missing_ok=True)
-        if path.exists():
-            old = _unused(path, f"{path.stem}-replaced")
-            os.link(path, old)
-        for end in ("-wal", "-shm"):
-            part = path.with_name(path.name + end)
-            if old is not None and part.exists():
-                part.replace(old.with_name(old.name + end))
-            part.unlink(missing_ok=True)
-        draft.replace(path)
-        sync_folder(path.parent)
+        with _alone(path):
+            # An absent store of which there is a note is refused to all who open it.
+            witness.note(1, synced=True)
+            witness.close()
+            note = witness.read()
+            if note is None or not note.expected:
+                raise StoreError(f"{witness.path} cannot be written", path=str(path))
+            if was_there:
+                path.rename(aside)
+            for end in _BESIDE:
+                part = path.with_name(path.name + end)
+                if part.exists():
+                    part.replace(aside.with_name(aside.name + end))
+            draft.replace(path)
+            sync_folder(path.parent)
+            witness.path.unlink(missing_ok=True)
+    except sqlite3.DatabaseError as error:
+        raise StoreError(f"{path} cannot be replaced: {error}", path=str(path)) from error
     except OSError as error:
         raise StoreError(f"{path} cannot be written: {error.strerror}", path=str(path)) from error
     finally:
         draft.unlink(missing_ok=True)
-    return old
+    return aside if was_there else None
 
 
 def upgrade(path: Path, *, keep_copy: bool = True) -> Upgrade:
@@ -234,10 +244,41 @@ def _free_name(path: Path, version: int) -> Path:
 def _unused(path: Path, stem: str) -> Path:
     number = 1
     found = path.with_name(f"{stem}.db")
-    while found.exists():
+    while any(found.with_name(found.name + end).exists() for end in ("", *_BESIDE)):
         number += 1
         found = path.with_name(f"{stem}-{number}.db")
     return found
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keep all others out of a store, and have all of it in its one file, as far as it is sound.
+
+    Raises:
+        StoreBusyError: another process has it open.
+    """
+    if not path.exists():
+        yield
+        return
+    deadline = time.monotonic() + BUSY_TIMEOUT_S
+    with _opened(path) as connection:
+        while True:
+            try:
+                connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+                connection.execute("PRAGMA journal_mode = DELETE")  # takes in the -wal file
+                connection.execute("BEGIN EXCLUSIVE")
+                break
+            except sqlite3.DatabaseError as error:
+                if not _is_busy(error):
+                    break  # it is damaged: nothing more is written to it
+                if time.monotonic() > deadline:
+                    raise StoreBusyError(
+                        f"another process has the store {path} open; see which (`fuser -v "
+                        f"{path}`), end it (a target: `rayjobs target stop`), then repeat",
+                        path=str(path),
+                    ) from error
+                time.sleep(POLL_S)
+        yield
 
 
 @contextlib.contextmanager
@@ -251,9 +292,13 @@ def _opened(path: Path, *, read_only: bool = False) -> Iterator[sqlite3.Connecti
         connection.close()
 
 
-def _raise_if_busy(error: sqlite3.DatabaseError, path: Path) -> None:
+def _is_busy(error: sqlite3.DatabaseError) -> bool:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+    return code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def _raise_if_busy(error: sqlite3.DatabaseError, path: Path) -> None:
+    if _is_busy(error):
         raise StoreBusyError(
             f"the store {path} is locked by another process for longer than "
             f"{BUSY_TIMEOUT_S:g} s; see who has it open (`fuser -v {path}`), then repeat",

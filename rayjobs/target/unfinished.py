@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rayjobs.compute import localhead, starting
+from rayjobs.compute import localhead, starting, wakeclient
 from rayjobs.compute.headstop import Place
+from rayjobs.compute.targetrecord import all_targets
 from rayjobs.errors import RayjobsError, TargetError
 from rayjobs.records import JobLine
 from rayjobs.states import FINAL, JobState
@@ -99,6 +100,21 @@ def served(place: Place) -> list[Path]:
     files = sorted(place.paths.workspaces.glob("*.json"))
     found = [(localhead.read_json(file) or {}).get("path") for file in files]
     return [Path(str(path)) for path in found if path]
+
+
+def check_not_served(workspace: Path, *, home: Path) -> None:
+    """Refuse while a target that runs may use the store of a workspace.
+
+    Raises:
+        TargetError: a target that was registered for it answers.
+    """
+    for record in all_targets(home=home):
+        place = Place(record.name, home)
+        if wakeclient.is_listening(place.socket) and starting.is_registered(place.paths, workspace):
+            raise TargetError(
+                f"target {record.name!r} runs and uses the workspace {workspace}: its store cannot "
+                f"be replaced now. Stop it first: `rayjobs target stop {record.name}`"
+            )
 
 
 def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]) -> list[str]:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayjobs.errors import StoreError, StoreLostError, UsageError
+from rayjobs.errors import StoreBusyError, StoreError, StoreLostError, UsageError
 from rayjobs.store import care, witness
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import submit
@@ -209,6 +212,126 @@ def test_a_note_under_way_is_never_written_to_another_file(
         writer.join(120)
     assert open_note._descriptor is None  # the writer closed it
     store.close()
+
+
+def at_each_step(monkeypatch: pytest.MonkeyPatch, path: Path, act: Callable[[str], None]) -> None:
+    """Call `act` before each change of a store's names."""
+    names = {path.name + end for end in ("", "-wal", "-shm", witness.ENDING)}
+
+    def with_act(name: str) -> None:
+        method = getattr(Path, name)
+
+        def acting(self: Path, *given: Any, **more: Any) -> Any:
+            target = Path(given[0]).name if given else ""
+            if self.name in names or target == path.name:
+                act(f"{name} {self.name}")
+            return method(self, *given, **more)
+
+        monkeypatch.setattr(Path, name, acting)
+
+    for name in ("rename", "replace", "unlink"):
+        with_act(name)
+
+
+def write_if_it_opens(path: Path, told: Connection) -> None:
+    try:
+        store = SqlStore(path, busy_timeout_s=0.3)
+        for _ in range(3):
+            submit(store)
+    except StoreError as error:
+        told.send(type(error).__name__)
+    else:
+        told.send("written")
+    threading.Event().wait()
+
+
+def test_no_process_gets_in_while_a_store_is_restored(
+    path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(path, 3)
+    answers = {}
+
+    def intrude(step: str) -> None:
+        here, there = FORK.Pipe()
+        process = FORK.Process(target=write_if_it_opens, args=(path, there))
+        process.start()
+        assert here.poll(120)
+        answers[step] = here.recv()
+        process.kill()  # what it wrote stays in its -wal file
+        process.join()
+
+    with monkeypatch.context() as patched:
+        at_each_step(patched, path, intrude)
+        old = care.restore(path, saved)
+    assert len(answers) >= 3
+    assert "written" not in answers.values(), answers
+    assert [len(jobs_of(one)) for one in (path, old)] == [1, 4]
+
+
+def jobs_of(path: Path | None) -> list[Any]:
+    assert path is not None
+    store = SqlStore(path)
+    try:
+        return store.jobs()
+    finally:
+        store.close()
+
+
+def restore_and_die(path: Path, saved: Path, at: int) -> None:
+    steps = []
+
+    def die(step: str) -> None:
+        if len(steps) == at:
+            os._exit(9)
+        steps.append(step)
+
+    at_each_step(pytest.MonkeyPatch(), path, die)
+    care.restore(path, saved)
+    os._exit(0)
+
+
+def test_a_restore_that_is_killed_is_reported_and_can_be_repeated(
+    path: Path, saved: Path, tmp_path: Path
+) -> None:
+    killed_after(path, 3)
+    codes, outcomes = [], []
+    while not codes or codes[-1] == 9:
+        folder = tmp_path / f"at-{len(codes)}"
+        folder.mkdir()
+        for one in tmp_path.glob("store.db*"):
+            shutil.copy2(one, folder)
+        mine = folder / path.name
+        process = FORK.Process(target=restore_and_die, args=(mine, saved, len(codes)))
+        process.start()
+        process.join(120)
+        codes.append(process.exitcode)
+        try:
+            outcomes.append(len(jobs_of(mine)))
+        except StoreLostError:
+            outcomes.append(-1)
+        care.restore(mine, saved)
+        assert len(jobs_of(mine)) == 1
+        kept = [len(jobs_of(one)) for one in folder.glob("store-replaced*.db")]
+        assert 4 in kept  # nothing of the old one is lost
+    assert codes[-1] == 0
+    assert outcomes == [4, *[-1] * (len(codes) - 2), 1]
+
+
+def test_a_store_that_another_process_has_open_is_not_replaced(
+    path: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = FORK.Pipe()
+    process = FORK.Process(target=write_on, args=(path, 2, there))
+    process.start()
+    try:
+        assert here.poll(120)
+        monkeypatch.setattr(care, "BUSY_TIMEOUT_S", 0.1)
+        with pytest.raises(StoreBusyError, match=r"has the store .* open"):
+            care.restore(path, saved)
+    finally:
+        process.kill()
+        process.join()
+    assert len(jobs_of(path)) == 3
 
 
 def test_what_is_no_backup_is_refused(path: Path, saved: Path) -> None:

@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.exits import Exit
+from rayjobs.compute import starting
+from rayjobs.compute.headstop import Place
 from rayjobs.errors import StoreError, UsageError
+from rayjobs.paths import home
 from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
 from tests.unit.cli.conftest import Queue, Terminal
+from tests.unit.cli.fake_target import target
 
 OLD_STORE = Path(__file__).parents[2] / "assets" / "stores" / "version-1.db"
 
@@ -150,6 +154,23 @@ def test_a_store_on_a_network_disk_is_warned_of(
     monkeypatch.setattr(care, "file_system_of", lambda _path: "nfs4")
     done = terminal.type("db", "check")
     assert done.code == 0 and "network file system (nfs4)" in done.out
+
+
+def test_a_store_that_a_target_uses_is_not_replaced(
+    queue: Queue, terminal: Terminal, tmp_path: Path
+) -> None:
+    copy, store = tmp_path / "copy.db", queue.workspace.path / "store.db"
+    queue.completed()
+    assert terminal.type("db", "backup", str(copy)).code == 0
+    starting.register_workspace(Place("local", home()).paths, queue.workspace.path)
+    inode = store.stat().st_ino
+    with target(None):
+        for what in (str(copy), "--as-is"):
+            done = terminal.type("db", "restore", what)
+            assert done.code == Exit.UNREACHABLE
+            assert "rayjobs target stop local" in done.err
+    assert store.stat().st_ino == inode
+    assert store.with_name("store.db-serial").exists()
 
 
 def test_a_deleted_store_comes_back_from_its_backup(
