@@ -231,10 +231,12 @@ def named_by_option(
     options: Mapping[str, Any],
     *,
     only_options: bool = False,
+    defaults: Mapping[str, str] | None = None,
 ) -> SpecError | CannotBePlacedError:
     """Return the error with its problems named by the options that were typed.
 
     Args:
+        defaults: Fields that a default filled, and what set it.
         only_options: There is no job file: everything that is wrong has an option.
     """
     typed = {
@@ -242,6 +244,7 @@ def named_by_option(
         for option, path in PLAIN.items()
         if only_options or options.get(option) is not None
     }
+    typed |= defaults or {}
     for short in ("max_duration", "grace", "stall_timeout"):
         if short in typed:
             typed[f"{short}_s"] = typed[short]

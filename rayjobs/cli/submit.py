@@ -132,9 +132,24 @@ def submit(
                 return stay(settings, workspace, done)
             tell(settings, done)
     except (SpecError, CannotBePlacedError) as error:
-        renamed = named_by_option(error, options, only_options=file is None)
+        renamed = named_by_option(
+            error,
+            options,
+            only_options=file is None and not project.job,
+            defaults=_target_default(project, options, file),
+        )
         raise renamed from error.__cause__
     return Exit.DONE
+
+
+def _target_default(project: Project, options: dict[str, Any], file: str | None) -> dict[str, str]:
+    """Return what set the default target, where neither an option nor a job file may have."""
+    from rayjobs.submit.project import default_target
+
+    if file is not None or options.get("target") is not None:
+        return {}
+    chosen = default_target(project)
+    return {"target": chosen.origin} if chosen.origin != "default" else {}
 
 
 def typed_spec(

@@ -161,7 +161,12 @@ def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     reason = remove_target(name, force=force, on_stage=settings.note)
     if reason:
         settings.note(f"the target's actor was not ended: {reason}")
-    settings.note(f"target {name} is forgotten")
+    settings.note(f"removed target {name}")
+    from rayjobs.submit.project import LOCAL, stored_choice, use_target
+
+    if stored_choice() == name:
+        use_target(LOCAL)
+        settings.note(f"{name} was the default target; it is {LOCAL} again")
 
 
 @target.command(epilog="\b\nExample:\n  rayjobs target ls --json\n")

@@ -169,7 +169,11 @@ class JobsPart(Part):
             rows = connection.execute(NAMED, values).fetchall()
             if rows and newest:
                 return job_of(rows[0])
-            rows = rows or connection.execute(BEGINNING, values).fetchall()
+            rows = rows or [
+                row
+                for row in connection.execute(BEGINNING, values).fetchall()
+                if _is_beginning(text, str(row["id"]))
+            ]
             if len(rows) == 1:
                 return job_of(rows[0])
             if rows:
@@ -490,6 +494,14 @@ def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:
                 job=job_id,
             )
     return to_json({**known, **new})
+
+
+def _is_beginning(text: str, job: str) -> bool:
+    """Whether `text` means a job by the beginning of its id: it has to cover the id's name.
+
+    The beginning of the name alone is another job's name: `exp1` never means `exp10_…`.
+    """
+    return not job.startswith(text) or len(text) >= len(job.rsplit("_", 2)[0])
 
 
 def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | None) -> str:

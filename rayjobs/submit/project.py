@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayjobs.errors import Problem, SpecError
+from rayjobs.errors import Problem, RayjobsError, SpecError
 from rayjobs.paths import home as default_home
 
 FILE = "rayjobs.yaml"
@@ -117,13 +117,18 @@ def default_target(project: Project | None = None) -> TargetChoice:
     found = load_project() if project is None else project
     if found.target:
         return TargetChoice(found.target, str(found.path))
-    try:
-        chosen = _choice_file().read_text(encoding="utf-8").strip()
-    except OSError:
-        chosen = ""
+    chosen = stored_choice()
     if chosen:
         return TargetChoice(chosen, "rayjobs target use")
     return TargetChoice(LOCAL, "default")
+
+
+def stored_choice() -> str:
+    """Return what `use_target` stored last; empty where nothing is."""
+    try:
+        return _choice_file().read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def use_target(name: str) -> None:
@@ -178,5 +183,9 @@ def _problems_of(job: Mapping[str, Any]) -> list[Problem]:
     try:
         build_spec(merge(job, {"script": "-", "name": "defaults"}))
     except SpecError as error:
-        return [Problem(f"job.{one.path}", one.message, one.remedy) for one in error.problems]
+        if error.problems:
+            return [Problem(f"job.{one.path}", one.message, one.remedy) for one in error.problems]
+        return [Problem("job", f"{error.message}.")]
+    except RayjobsError as error:  # a file that it names is not there
+        return [Problem("job", f"{error.message}.")]
     return []

@@ -236,6 +236,13 @@ class StoreContract:
         named = submit(store, JobSpec(script="a.py", name="mnist"), job_id="x_3_cc000000")
         assert store.find("mnist").id == named.id
 
+    def test_the_beginning_of_a_name_is_not_another_job(self, store: Store) -> None:
+        job = submit(store, JobSpec(script="a.py", name="exp10"), job_id="exp10_1_aa000000")
+        for text in ("exp1", "ex"):
+            with pytest.raises(NotFoundError):
+                store.find(text)
+        assert store.find("exp10_1").id == job.id
+
     @pytest.mark.parametrize("text", ["%", "_", "mnist_%", "'", "\\", "no such job", "\U0010ffff"])
     def test_text_is_taken_literally(self, store: Store, text: str) -> None:
         submit(store, job_id="mnist_1_aa000000")

@@ -79,3 +79,17 @@ def test_target_use(terminal: Terminal, folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("RAYJOBS_TARGET", "lab")
     shown = json.loads(terminal.type("target", "use", "--json").out)
     assert shown == {"target": "lab", "set_by": "RAYJOBS_TARGET"}
+
+
+def test_an_error_names_what_set_the_target(
+    terminal: Terminal, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "train.py").write_text("print(1)\n")
+    monkeypatch.setenv("RAYJOBS_TARGET", "lab")
+    done = terminal.type("submit", "-d", "train.py")
+    assert done.code == 2
+    assert "RAYJOBS_TARGET: there is no target 'lab'" in " ".join(done.err.split())
+    (folder / "rayjobs.yaml").write_text("job: {environment: missing.txt, priority: x}\n")
+    done = terminal.type("submit", "-d", "train.py")
+    assert done.code == 2
+    assert "rayjobs.yaml has" in " ".join(done.err.split())
