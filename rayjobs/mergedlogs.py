@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -32,28 +34,65 @@ def merged_lines(
     where their times are equal or unknown, which comes first says nothing.
     """
     waiting = {rank: _Lines(log) for rank, log in sorted(logs.items())}
-    while True:
-        heads: dict[bytes, list[int]] = {}
-        for rank, lines in waiting.items():
-            if lines:
-                heads.setdefault(lines.head, []).append(rank)
-        if not heads:
+    # In how many ranks' next lines each line stands; a head is ready when all of these show it.
+    windows: Counter[bytes] = Counter()
+    heads: dict[bytes, _Head] = {}
+    # By time, then by rank. What was ready once may not be so any more: looked at when taken.
+    ready: list[tuple[float, int, bytes]] = []
+
+    def show(rank: int) -> None:
+        lines = waiting[rank]
+        if not lines:
             return
+        head = heads.setdefault(lines.head, _Head())
+        head.add(rank, lines.at)
+        if len(head.ranks) == windows[lines.head]:
+            heapq.heappush(ready, (*head.key, lines.head))
+
+    def look_ahead(lines: _Lines) -> None:
+        for line in lines.fill():
+            windows[line] += 1
+
+    for lines in waiting.values():
+        look_ahead(lines)
+    for rank in waiting:
+        show(rank)
+    while heads:
         # A line that another rank is about to print waits for it, unless all lines do.
-        ready = [line for line in heads if _is_ready(line, waiting)]
-        times = {line: [waiting[rank].at for rank in heads[line]] for line in ready or heads}
-        chosen = min(times, key=lambda line: min(at or 0.0 for at in times[line]))
-        ranks = heads[chosen]
+        chosen: bytes | None = None
+        while ready and chosen is None:
+            at, first, line = heapq.heappop(ready)
+            head = heads.get(line)
+            if head and head.key == (at, first) and len(head.ranks) == windows[line]:
+                chosen = line
+        if chosen is None:
+            chosen = min(heads, key=lambda line: heads[line].key)
+        head = heads.pop(chosen)
+        ranks = sorted(head.ranks)
         for rank in ranks:
-            waiting[rank].drop()
-        known = [at for at in times[chosen] if at is not None]
-        yield tuple(ranks), chosen, min(known, default=None)
+            if waiting[rank].drop():
+                windows[chosen] -= 1
+            look_ahead(waiting[rank])
+        if not windows[chosen]:
+            del windows[chosen]
+        for rank in ranks:
+            show(rank)
+        yield tuple(ranks), chosen, head.at
 
 
-def _is_ready(line: bytes, waiting: Mapping[int, _Lines]) -> bool:
-    return not any(
-        lines and lines.head != line and lines.will_print(line) for lines in waiting.values()
-    )
+class _Head:
+    """A line that is next in the logs of some ranks."""
+
+    def __init__(self) -> None:
+        self.ranks: list[int] = []
+        self.at: float | None = None  # the earliest time that is known
+        self.key = (float("inf"), sys.maxsize)  # unknown times first, then by time and rank
+
+    def add(self, rank: int, at: float | None) -> None:
+        self.ranks.append(rank)
+        if at is not None and (self.at is None or at < self.at):
+            self.at = at
+        self.key = (min(self.key[0], at or 0.0), min(self.key[1], rank))
 
 
 def rank_set(ranks: Sequence[int]) -> str:
@@ -75,7 +114,6 @@ class _Lines:
         self._log = log
         self._next: deque[Timed] = deque()
         self._counts: Counter[bytes] = Counter()
-        self._fill()
 
     def __bool__(self) -> bool:
         return bool(self._next)
@@ -88,23 +126,27 @@ class _Lines:
     def at(self) -> float | None:
         return self._next[0][1]
 
-    def will_print(self, line: bytes) -> bool:
-        return self._counts[line] > 0
-
-    def drop(self) -> None:
+    def drop(self) -> bool:
+        """Take the first line away; return whether it was the only one of its kind."""
         line, _ = self._next.popleft()
         self._counts[line] -= 1
-        if not self._counts[line]:
-            del self._counts[line]
-        self._fill()
+        if self._counts[line]:
+            return False
+        del self._counts[line]
+        return True
 
-    def _fill(self) -> None:
+    def fill(self) -> list[bytes]:
+        """Read on as far as lines are looked at; return which are new among them."""
+        new: list[bytes] = []
         while len(self._next) < WINDOW_LINES:
             timed = next(self._log, None)
             if timed is None:
-                return
+                break
             self._next.append(timed)
             self._counts[timed[0]] += 1
+            if self._counts[timed[0]] == 1:
+                new.append(timed[0])
+        return new
 
 
 def split(chunks: Iterator[bytes]) -> Iterator[bytes]:

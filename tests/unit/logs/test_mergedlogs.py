@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 
 import pytest
 
-from rayjobs.mergedlogs import WINDOW_LINES, merged, rank_set
+from rayjobs.mergedlogs import WINDOW_LINES, Timed, merged, merged_lines, rank_set
 
 
 def together(*logs: str) -> list[str]:
@@ -62,6 +63,73 @@ def test_every_ranks_own_lines_are_all_there_and_in_order(seed: int) -> None:
             if rank in _ranks(line.decode())
         ]
         assert own == log
+
+
+class Counted(bytes):
+    """A line that counts how often it is looked up or compared."""
+
+    looks = 0
+
+    def __hash__(self) -> int:
+        Counted.looks += 1
+        return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Counted.looks += 1
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        Counted.looks += 1
+        return super().__ne__(other)
+
+
+@pytest.mark.parametrize("every", [1, 2, 10**6])
+def test_the_work_per_line_does_not_grow_with_the_ranks(every: int) -> None:
+    def log(rank: int) -> Iterator[Timed]:
+        for number in range(20):
+            own = b"" if number % every else b"rank %d " % rank
+            yield Counted(own + b"line %d" % number), float(number)
+
+    def looks_per_line(ranks: int) -> float:
+        Counted.looks = 0
+        lines = sum(len(shown) for shown, _, _ in merged_lines({n: log(n) for n in range(ranks)}))
+        assert lines == 20 * ranks
+        return Counted.looks / lines
+
+    assert looks_per_line(64) < 2 * looks_per_line(4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_first_line_that_no_other_rank_is_about_to_print_comes_next(seed: int) -> None:
+    chance = random.Random(seed)
+    logs: list[list[Timed]] = [
+        [
+            (chance.choice([b"a", b"b", b"c", b"%d" % rank]), chance.choice([None, 1.0, 2.0, 3.0]))
+            for _ in range(chance.randrange(WINDOW_LINES // 4))
+        ]
+        for rank in range(chance.randrange(1, 6))
+    ]
+    found = merged_lines({rank: iter(log) for rank, log in enumerate(logs)})
+    for ranks, line, at in found:
+        heads = {log[0][0] for log in logs if log}
+        ready = {
+            head
+            for head in heads
+            if not any(log[0][0] != head and head in dict(log) for log in logs if log)
+        }
+        firsts = {
+            head: [(log[0][1] or 0.0, n) for n, log in enumerate(logs) if log and log[0][0] == head]
+            for head in ready or heads
+        }
+        key = {
+            head: (min(at for at, _ in first), min(n for _, n in first))
+            for head, first in firsts.items()
+        }
+        assert line == min(key, key=key.__getitem__)
+        assert list(ranks) == [rank for rank, log in enumerate(logs) if log and log[0][0] == line]
+        times = [logs[rank].pop(0)[1] for rank in ranks]
+        assert at == min((time for time in times if time is not None), default=None)
+    assert not any(logs)
 
 
 def _ranks(line: str) -> set[int]:
