@@ -23,6 +23,7 @@ from rayjobs.paths import AttemptPaths
 
 SHORT_S = 2.0
 _MOST_BYTES = 64 << 20
+_LAST_TIME_S = 4_102_444_800.0  # the year 2100: every later step can compute with such a time
 
 Notes = dict[int, list[tuple[float, int]]]
 
@@ -55,6 +56,8 @@ def parse(data: bytes) -> Notes:
             at_text, rank_text, size_text = line.split()
             at, rank, size = float(at_text), int(rank_text), int(size_text)
         except ValueError:
+            continue
+        if not 0.0 <= at <= _LAST_TIME_S:  # NaN and infinity neither
             continue
         notes = found.setdefault(rank, [])
         if not notes or size > notes[-1][1]:

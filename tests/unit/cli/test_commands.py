@@ -372,7 +372,8 @@ def test_since_and_timestamps(queue: Queue, terminal: Terminal) -> None:
     job = queue.start(queue.submit())
     queue.store_file(job, "azureml-logs/70_driver_log.txt", b"early\nlate\nlater\n")
     now = time.time()
-    notes = f"{now - 7200:.2f} 0 6\nno note\n{now - 60:.2f} 0 11\n{now - 5:.2f} 0 17\n"
+    notes = f"{now - 7200:.2f} 0 6\nno note\nnan 0 10\n1e300 0 10\n"
+    notes += f"{now - 60:.2f} 0 11\n{now - 5:.2f} 0 17\n"
     queue.store_file(job, "azureml-setup/log_times.txt", notes.encode())
     queue.finish(job)
     assert terminal.type("logs", "--since", "10m", job.id).out == "late\nlater\n"

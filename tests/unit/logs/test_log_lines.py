@@ -135,6 +135,13 @@ def test_different_lines_come_in_the_order_of_their_times(
     assert [line.data for line in read_lines(found, Wanted(since=150.0))] == [b"late", b"later"]
 
 
+@pytest.mark.parametrize("at", [b"nan", b"inf", b"-inf", b"1e300", b"-1", b"1e11"])
+def test_a_note_with_an_impossible_time_is_left_out(at: bytes) -> None:
+    assert log_times.parse(b"100.00 0 5\n" + at + b" 0 10\n200.00 0 20\n") == {
+        0: [(100.0, 5), (200.0, 20)]
+    }
+
+
 def test_a_host_notes_when_logs_grow(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     paths = AttemptPaths(tmp_path)
