@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from rayjobs.driverlog import CHUNK_BYTES
 from rayjobs.logs import Logs, Part
 from rayjobs.mergedlogs import Timed, merged_lines, rank_set, split
 from rayjobs.results.log_times import RankTimes
@@ -18,6 +19,9 @@ TOGETHER_S = 0.2
 # A line without an end (a progress bar) is shown after so long as far as it has come.
 PARTIAL_S = 2.0
 NEW_SOURCES_S = 0.5
+# What was printed before has been read after so many polls without a full part, or so long.
+SHORT_POLLS = 20
+PAST_S = 30.0
 _MOST_BYTES = 4 << 20  # of what was printed before, so much is merged at a time
 
 
@@ -178,7 +182,7 @@ def follow_lines(
     """Yield what ranks print, in the order in which it comes, until their jobs have ended.
 
     An empty list comes at each poll without news, so that the caller keeps its hand on the loop.
-    What was printed before comes first.
+    What was printed before comes first, and an empty list after it, also where news never pauses.
 
     Args:
         sources: Returns the logs to follow that are new; asked now and then.
@@ -190,6 +194,7 @@ def follow_lines(
     attempts: dict[str, int] = {}
     asked_s = float("-inf")
     size, since_s = 0, 0.0
+    is_past, began_s, short_polls = True, time.monotonic(), 0
     while True:
         now_s = time.monotonic()
         was_over = is_over()
@@ -199,7 +204,7 @@ def follow_lines(
                 of_job[source.job] = source
                 for rank in source.ranks:
                     streams.append(_Stream(source, rank, source.logs.follow(rank, poll_s=0.0)))
-        is_news = False
+        is_news = is_full = False
         for stream in [*streams]:
             part = next(stream.parts, None)
             if part is None:
@@ -207,6 +212,7 @@ def follow_lines(
                 lines = stream.left()
             else:
                 is_news = is_news or bool(part.data)
+                is_full = is_full or len(part.data) >= CHUNK_BYTES
                 lines = stream.lines(part, now_s)
             lines = [one for one in lines if wanted.takes(*one)]
             if lines:
@@ -216,16 +222,22 @@ def follow_lines(
                 pending.setdefault(stream.source.job, {}).setdefault(stream.rank, []).extend(lines)
         is_end = not streams and was_over
         several = len(streams) > 1
-        waits = is_news or (several and now_s - since_s < TOGETHER_S)
-        if size and (is_end or size >= _MOST_BYTES or not waits):
+        waits = now_s - since_s < TOGETHER_S and (is_news or several)
+        short_polls = 0 if is_full else short_polls + 1
+        ends_past = is_past and (short_polls >= SHORT_POLLS or now_s - began_s >= PAST_S)
+        if size and (is_end or size >= _MOST_BYTES or ends_past or not waits):
             merged = [_merged(of_job[job], attempts[job], pending[job], fold) for job in pending]
             yield list(heapq.merge(*merged, key=lambda line: line.at or 0.0))
             pending, size = {}, 0
-        elif not is_news:
+            is_pause = ends_past
+        else:
+            is_pause = ends_past or not (is_news or size)
+        if is_pause:
+            is_past = False
             yield []
         if is_end:
             return
-        if not is_news:
+        if not is_full:
             pause(POLL_S)
 
 

@@ -7,17 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from rayjobs.collect import Publisher
 from rayjobs.driverlog import marker
 from rayjobs.injob.logtimes import LogTimes
-from rayjobs.logs import Logs
+from rayjobs.logs import Logs, Part
 from rayjobs.paths import LOG_TIMES, AttemptPaths
 from rayjobs.records import Job
 from rayjobs.results import log_times
 from rayjobs.results.log_lines import Line, Source, Wanted, follow_lines, read_lines
+from rayjobs.results.log_times import RankTimes
 from rayjobs.spec import JobSpec
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
 from tests.unit.logs.played import begin, end
@@ -133,6 +135,56 @@ def test_different_lines_come_in_the_order_of_their_times(
     assert shown(found, lines) == ["[rank 1] early", "[rank 0] late", "[rank 1] later"]
     assert [line.at for line in lines] == [100.0, 200.0, 300.0]
     assert [line.data for line in read_lines(found, Wanted(since=150.0))] == [b"late", b"later"]
+
+
+class Steady:
+    """The logs of a job whose ranks print at every poll, until `is_enough` or a deadline."""
+
+    job_id = "job"
+
+    def __init__(self) -> None:
+        self.is_enough = False
+        self.is_late = False
+
+    def times(self, rank: int, number: int | None = None) -> RankTimes:
+        return RankTimes()
+
+    def follow(self, rank: int, *, poll_s: float) -> Iterator[Part]:
+        deadline = time.monotonic() + 10
+        while not self.is_enough and not self.is_late:
+            self.is_late = time.monotonic() > deadline
+            yield Part("log", rank, 1, b"of rank %d\n" % rank)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lines_are_shown_while_news_never_pauses(ranks: int) -> None:
+    logs = Steady()
+    given = [Source(cast(Logs, logs), "", range(ranks), names_ranks=True)]
+
+    def sources() -> list[Source]:
+        return [given.pop()] if given else []
+
+    seen: list[bool] = []
+    for lines in follow_lines(sources, Wanted()):
+        seen.append(bool(lines))
+        # Lines, then the mark that what was printed before is over, then more lines.
+        logs.is_enough = logs.is_enough or (seen[0] and False in seen and seen[-1])
+    assert logs.is_enough and not logs.is_late
+
+
+def test_the_first_pause_comes_after_what_was_printed_before(
+    workspace: OpenWorkspace, job: Job, tmp_path: Path
+) -> None:
+    paths = begin(workspace, job, tmp_path / "a1")
+    for rank in (0, 1):
+        paths.driver_log(rank).write_bytes(b"loss %d\n" % rank)
+    given = [source(workspace, job)]
+    before: list[bytes] = []
+    for lines in follow_lines(lambda: [given.pop()] if given else [], Wanted()):
+        if not lines:
+            break
+        before += [line.data for line in lines]
+    assert sorted(before) == [b"loss 0", b"loss 1"]
 
 
 @pytest.mark.parametrize("at", [b"nan", b"inf", b"-inf", b"1e300", b"-1", b"1e11"])
