@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 DATASET = "dataset:"
 INPUT_EVENT = "input"
 CHANGED_EVENT = "input_changed"
+PROTECTED_EVENT = "input_protected"
 MOST_NAMES = 8
 # Set by `resume_from`, not by an input.
 _OTHERS = frozenset({"MODEL_LOCATION"})

@@ -83,6 +83,7 @@ class Collecting:
         except (StoreError, OSError) as error:
             problems.append(f"metrics: {error}.")
         left_out += self._metrics[_key(order)].left_out.values()
+        self._learn_protection(order)
         publisher = self._publisher(order)
         problems += publisher.finish()
         left_out += publisher.left_out
@@ -150,6 +151,14 @@ class Collecting:
         """Whether what this attempt wrote may be stored: no newer one owns the job."""
         job = self._workspaces.of(order).store.job(order["plan"]["job"])
         return not job.state.is_final and job.attempt == int(order["plan"]["attempt"])
+
+    def _learn_protection(self, order: Mapping[str, Any]) -> None:
+        """Ask the job's history how its other nodes kept it from changing its inputs."""
+        job = order["plan"]["job"]
+        try:
+            self._data.learn_protection(order, lambda: self._workspaces.of(order).store.events(job))
+        except Exception as error:  # it must not keep a finished job from its end
+            log.warning("how other nodes protected the inputs of %s", job, exc_info=error)
 
     def _bring_metrics(self, order: Mapping[str, Any]) -> None:
         key = _key(order)

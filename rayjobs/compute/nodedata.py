@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from rayjobs.datastore.inputs import DataInput
     from rayjobs.datastore.looks import Looking
     from rayjobs.datastore.materialise import Materialised
+    from rayjobs.records import Event
     from rayjobs.workspace_files import OpenWorkspace
 
 log = logging.getLogger(__name__)
@@ -163,12 +164,22 @@ class NodeData:
         record["inputs"][name] = entry
         datarecord.write(paths.data, record)
         took_s = time.monotonic() - began_s
-        if int(order["plan"].get("node", 0)) == 0:
+        why_open = _why_open(held, protection)
+        node = int(order["plan"].get("node", 0))
+        if node and held.seen:
+            # The first node compares the files for all: it has to know of each that left them open.
+            how = f"not read-only by their own path: {why_open}" if why_open else "read-only"
+            note(
+                jobdata.PROTECTED_EVENT,
+                f"input {name}: on node {node} its files are {how}",
+                {"name": name, "node": node, "why_open": why_open},
+            )
+        if node == 0:
             if held.seen:
                 looks[name] = {
                     "seen": [one.to_json() for one in held.seen],
                     "version": held.version,
-                    "why_open": _why_open(held, protection),
+                    "why_open": why_open,
                 }
             note(
                 jobdata.INPUT_EVENT,
@@ -318,6 +329,31 @@ class NodeData:
                     }
                 )
         return facts
+
+    def learn_protection(
+        self, order: Mapping[str, Any], history: Callable[[], list[Event]]
+    ) -> None:
+        """Add to what `tell_changes` says what the other nodes of the job told of themselves.
+
+        Args:
+            history: Returns the job's history; asked only if there are other nodes.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        plan = order["plan"]
+        node_count = int(plan.get("node_count", 1))
+        if node_count == 1 or int(plan.get("node", 0)):
+            return
+        nodes: dict[int, dict[str, str]] = {}
+        try:
+            for event in history():
+                if event.kind == jobdata.PROTECTED_EVENT and event.attempt == int(plan["attempt"]):
+                    of_node = nodes.setdefault(int(event.data["node"]), {})
+                    of_node[str(event.data["name"])] = str(event.data["why_open"])
+        finally:
+            # Also where the history cannot be read: then nothing is known of the others.
+            self._changes.learn(Path(plan["root"]), nodes, node_count=node_count)
 
     def tell_changes(
         self, root: Path, *, note: Note, looking: Looking = lambda _path, _size_bytes: None

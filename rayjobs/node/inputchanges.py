@@ -72,6 +72,27 @@ class InputChanges:
                 told.append((_sentence(name, one, found), _facts(name, one, found)))
         return told
 
+    def learn(self, root: Path, nodes: Mapping[int, Mapping[str, str]], *, node_count: int) -> None:
+        """Add what the other nodes of the attempt told of how they protected its inputs.
+
+        Args:
+            nodes: By number and by name of an input: ``why_open``, as in `keep`.
+            node_count: Of the attempt; one that told nothing may have protected nothing.
+        """
+        try:
+            kept = json.loads(self._file_of(root).read_text())
+        except FileNotFoundError:
+            return
+        was_learned = False
+        for name, one in kept.items():
+            for node in range(1, node_count):
+                why = nodes.get(node, {}).get(name, "how it protected its inputs is not known")
+                if why and not one["why_open"]:
+                    one["why_open"] = f"node {node}: {why}"
+                    was_learned = True
+        if was_learned:
+            self.keep(root, kept)
+
     def forget(self, root: Path) -> None:
         """Drop what was kept of an attempt. Doing it twice is harmless."""
         self._file_of(root).unlink(missing_ok=True)
@@ -112,7 +133,7 @@ def _who(one: Mapping[str, Any]) -> str:
     if one["why_open"]:
         who = (
             f"Through its input this job could not do it, by another path it could; who did it "
-            f"cannot be told on this node ({one['why_open']})"
+            f"cannot be told ({one['why_open']})"
         )
     version = ""
     if ":" in one["version"] and not one["version"].startswith("sha256:"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rayjobs.compute.nodedata import NodeData
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.protection import Protection
 from rayjobs.jobdata import CHANGED_EVENT
+from rayjobs.records import Event
 from rayjobs.rootcause import diagnose
 from tests.unit.collect.test_rootcause import rank_record, record
 
@@ -52,6 +54,16 @@ class Node:
         found = self.data.bring(self.order, self._workspace.opened, note=self.note)
         self.notes.clear()
         return Path(found["digits"])
+
+    def events_of_bringing(self, source: str, mode: str) -> list[Event]:
+        fields = {"source": source, "mode": mode, "path_on_compute": None}
+        self.order["inputs"] = {"digits": fields}
+        self.data.bring(self.order, self._workspace.opened, note=self.note)
+        now = datetime.now(UTC)
+        return [
+            Event(serial=serial, job="job", at=now, kind=kind, message=text, attempt=1, data=data)
+            for serial, (kind, text, data) in enumerate(self.notes, 1)
+        ]
 
     def told(self) -> list[tuple[str, Mapping[str, Any]]]:
         self.data.tell_changes(self.root, note=self.note)
@@ -123,6 +135,39 @@ def test_where_a_job_could_have_done_it_by_another_path_nobody_is_blamed(
     ((text, facts),) = node.told()
     assert facts["by_job"] is None and facts["count"] == 1
     assert "is gone" in text and "cannot be told" in text and "no namespaces here" in text
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({1: PROTECTED, 2: PROTECTED}, ""),
+        ({1: PROTECTED, 2: OPEN}, "node 2: no namespaces here"),
+        ({2: PROTECTED}, "node 1: how it protected its inputs is not known"),
+    ],
+    ids=["all", "not on one", "one said nothing"],
+)
+def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another_node(
+    workspace: Workspace,
+    stored: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[int, Protection],
+    said: str,
+) -> None:
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    history: list[Event] = []
+    first = Node(tmp_path / "node0", workspace, PROTECTED)
+    first.order["plan"]["node_count"] = 3
+    first.bring("dataset:digits:1", "mount")
+    for number, protection in told.items():
+        other = Node(tmp_path / f"node{number}", workspace, protection)
+        other.order["plan"] |= {"node": number, "node_count": 3}
+        history += other.events_of_bringing("dataset:digits:1", "mount")
+    (stored / "train" / "a.txt").write_text("changed")
+    first.data.learn_protection(first.order, lambda: history)
+    ((text, facts),) = first.told()
+    assert facts["by_job"] is (None if said else False)
+    assert said in text and ("Something else did it" in text) == (not said)
 
 
 def test_a_touched_file_of_a_version_has_not_changed(
