@@ -40,7 +40,9 @@ UNTRACKED_NAMED = 20
 _LIST_BYTES = 4 * 1024**2
 _SMALL_BYTES = 1024**2
 _HEX = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-# Nothing of the user's configuration may run a program or change what is printed.
+# Nothing of the user's configuration may run a program or change what is printed. The exception is
+# a clean filter, such as that of git-lfs, for a file whose times differ from the index, as with any
+# `git status`: without its filter an unchanged file would be reported as changed. It ends with git.
 _SAFE = (
     *("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
     *("-c", "core.quotePath=false", "-c", "diff.mnemonicPrefix=false", "-c", "diff.noprefix=false"),
@@ -65,6 +67,7 @@ _CODE = frozenset(
         *("java", "js", "jsx", "ts", "tsx", "jl", "r", "scala", "lua"),
     }
 )
+_FORM = 2  # raised when more is masked: what an earlier look kept is not used again
 _SHORTEST = 4  # characters of a quoted secret
 # Not secrets whatever their name is, such as max_tokens: 512 or use_token: true.
 _PLAIN = re.compile(r"(?:true|false|yes|no|on|off|null|none|~|[\[{(|>]+)[,;]?", re.IGNORECASE)
@@ -195,7 +198,7 @@ class LastLook:
             repository = _find(Path(root))
             if repository is not None:
                 index = (repository[0] / "index").stat()
-                seen = (*_read(*repository), index.st_mtime_ns, index.st_size, index.st_ino)
+                seen = (_FORM, *_read(*repository), index.st_mtime_ns, index.st_size, index.st_ino)
                 self._key = hashlib.sha256(repr(seen).encode(errors="replace")).hexdigest()
                 known = json.loads(self._path.read_bytes())
                 self._known = known if known["key"] == self._key else {}

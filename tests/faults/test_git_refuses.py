@@ -105,6 +105,41 @@ def test_no_program_of_the_repository_is_run(source: Path, tmp_path: Path, key: 
     assert not (tmp_path / "it-ran").exists()
 
 
+def test_a_file_that_its_clean_filter_leaves_unchanged_is_not_reported(source: Path) -> None:
+    """Off switch: run git with `-c filter.x.clean=`."""
+    (source / ".git" / "info" / "attributes").write_text("*.bin filter=x\n")
+    call(source, "config", "filter.x.clean", "tr a-z A-Z")
+    (source / "a.bin").write_text("content\n")
+    call(source, "add", "a.bin")
+    call(source, "commit", "-qm", "filtered")
+    assert call(source, "show", "HEAD:a.bin") == "CONTENT"
+    os.utime(source / "a.bin", (1, 1))  # so that git reads it again
+    assert look(source).dirty is False
+    (source / "a.bin").write_text("changed\n")
+    assert "-CONTENT\n+CHANGED\n" in look(source).diff
+
+
+def test_a_clean_filter_that_hangs_delays_nothing_and_is_ended(
+    source: Path, tmp_path: Path
+) -> None:
+    """Off switch: kill git alone."""
+    pids = tmp_path / "pids"
+    program(tmp_path / "clean", f"#!/bin/sh\nsleep 600 &\necho $$ $! >> {pids}\nwait\n")
+    (source / ".git" / "info" / "attributes").write_text("train.py filter=x\n")
+    call(source, "config", "filter.x.clean", str(tmp_path / "clean"))
+    os.utime(source / "train.py", (1, 1))
+    with GitLook(source) as looking:
+        deadline = time.monotonic() + 30
+        while not pids.exists() or len(pids.read_text().split()) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        found = looking.result()
+    assert found.dirty is None
+    assert "was not done when the job was ready" in found.why
+    for pid in pids.read_text().split():
+        _wait_until_gone(int(pid))
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to somebody else")
 def test_a_repository_of_somebody_else_is_refused_by_git_in_its_own_words(
     source: Path, tmp_path: Path

@@ -299,3 +299,6 @@ def test_an_unchanged_source_is_not_looked_at_again(
             kept.write_text("{")
         submit(workspace, spec, wake=False)
         assert len(starts) == 4
+        monkeypatch.setattr(git, "_FORM", 0)  # kept by other rules of what is masked
+        submit(workspace, spec, wake=False)
+        assert len(starts) == 5
