@@ -1,11 +1,13 @@
 """Starts a target from a process of its own: ``-m rayjobs.targetstart HOME NAME WORKSPACE``.
 
 A submit that found no target must not wait for one; this process does. With ``--revive`` it brings
-a target back that died. What fails stands in the target's log and in its `revival.json`.
+a target back that died. ``--stop-seen=ID`` names the last stop that this start comes after: a newer
+one wins over it. What fails stands in the target's log and in its `revival.json`.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -18,13 +20,22 @@ def main(arguments: list[str]) -> int:
     from rayjobs.compute.starting import ensure_target
     from rayjobs.target import revive
 
-    revives = "--revive" in arguments
-    home, name, workspace = [one for one in arguments if one != "--revive"]
-    place = Place(name, Path(home))
+    parser = argparse.ArgumentParser(prog="rayjobs.targetstart")
+    for name in ("home", "name", "workspace"):
+        parser.add_argument(name)
+    parser.add_argument("--revive", action="store_true")
+    parser.add_argument("--stop-seen")
+    options = parser.parse_args(arguments)
+    place = Place(options.name, Path(options.home))
     failures = revive.started(place)
     try:
         ensure_target(
-            name, home=place.home, workspace=Path(workspace), is_patient=True, revives=revives
+            place.name,
+            home=place.home,
+            workspace=Path(options.workspace),
+            is_patient=True,
+            revives=options.revive,
+            stop_seen=options.stop_seen,
         )
     except RayjobsError as error:
         sys.stderr.write(f"{error}\n")

@@ -354,6 +354,7 @@ class Keeper:
         return self._stop(force=False, request="idle")
 
     def _stop(self, *, force: bool, request: str) -> bool:
+        stop = stops.last(self.paths)
         try:
             with headstop.retired(self.place, force=force):
                 headstop.stop_head(self.place, say=self._say)
@@ -362,7 +363,9 @@ class Keeper:
             is_refused = isinstance(exc, headstop.StopRefusedError)
             self._answer(request, error=exc.message, is_refused=is_refused)
             if is_refused and request != "idle":
-                stops.lift_if_free(self.paths)  # where the client is gone; else it does so itself
+                stops.lift_if_free(
+                    self.paths, stop.id
+                )  # where the client is gone; else it does so itself
             return False
         self._answer(request, error="")
         return True

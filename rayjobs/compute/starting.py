@@ -91,6 +91,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     if registers:
         with _files_written(place):
             register_workspace(place.paths, workspace)
+    stop_seen = stops.last(place.paths).id
     try:
         answer = _answer(place, workspace, WAKE_ANSWER_S)
     except TimeoutError:
@@ -98,7 +99,9 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     except BeingStoppedError:
         return False
     if answer is not None and registers:
-        stops.lift_if_free(place.paths)  # of a stop that did not happen, and was not taken back
+        stops.lift_if_free(
+            place.paths, stop_seen
+        )  # of a stop that did not happen, and was not taken back
     return answer is not None and not must_replace(
         str(answer.get("version", "")), rayjobs.__version__
     )
@@ -113,6 +116,7 @@ def ensure_target(
     timeout_s: float = START_TIMEOUT_S,
     is_patient: bool = False,
     revives: bool = False,
+    stop_seen: str | None = None,
 ) -> TargetStatus:
     """Return once the target answers; start it when it does not run.
 
@@ -124,14 +128,21 @@ def ensure_target(
         is_patient: A local target's keeper stays when the start fails, and tries again with
             growing pauses: for a start in the background, whose failure a user does not see.
         revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
+        stop_seen: The id of the last stop (`stops.last`) when this start was asked for; a newer
+            stop wins over it. None: it is asked for now.
 
     Raises:
         UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
         TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
-            stopped the target (with `revives`), or the home cannot be written (its disk is full).
+            stopped the target (with `revives`, or since it was asked for), or the home cannot be
+            written (its disk is full).
     """
-    with _files_written(Place(name, home)):
-        return _ensure(name, home, workspace, on_stage, timeout_s, _Manner(is_patient, revives))
+    place = Place(name, home)
+    with _files_written(place):
+        if stop_seen is None:
+            stop_seen = stops.last(place.paths).id
+        manner = _Manner(is_patient, revives, stop_seen)
+        return _ensure(name, home, workspace, on_stage, timeout_s, manner)
 
 
 @dataclass(frozen=True)
@@ -140,6 +151,7 @@ class _Manner:
 
     is_patient: bool
     revives: bool
+    stop_seen: str
 
 
 def _ensure(
@@ -158,19 +170,22 @@ def _ensure(
     answer = _patient_answer(place, workspace, deadline, on_stage)
     was_started = answer is None
     if answer is not None and not manner.revives:
-        stops.lift_if_free(place.paths)
+        stops.lift_if_free(place.paths, manner.stop_seen)
     if answer is None:
         with start_lock(place.paths):  # a user's stop holds it until nothing of the target is left
             _check_stop(place, manner)
         if record.is_local:
             answer = _start_local(place, workspace, on_stage, timeout_s, manner)
         else:
-            answer = _start_attached(place, workspace, on_stage, timeout_s)
+            answer = _start_attached(place, workspace, on_stage, timeout_s, manner)
     elif must_replace(str(answer.get("version", "")), rayjobs.__version__):
-        answer = _replace(place, workspace, on_stage, timeout_s)
+        answer = _replace(place, workspace, on_stage, timeout_s, manner)
         was_started = True
     elif record.is_local and lost_its_keeper(place):
-        spawn(place, ids.token(4), is_patient=True)
+        with start_lock(place.paths):  # a stop may have ended the head since
+            _check_stop(place, manner)
+            if lost_its_keeper(place):
+                spawn(place, ids.token(4), is_patient=True)
     place.paths.revival.unlink(missing_ok=True)
     check_client(str(answer.get("version", "")), rayjobs.__version__)
     return TargetStatus(
@@ -191,13 +206,26 @@ def lost_its_keeper(place: Place) -> bool:
 
 
 def _check_stop(place: Place, manner: _Manner) -> None:
-    """Lift the record of a user's stop; what only brings a dead target back respects it."""
-    if not manner.revives:
-        stops.lift(place.paths)
-    elif stops.last(place.paths).is_in_force:
+    """Lift the record of a user's stop that this start comes after; the caller holds `start_lock`.
+
+    Each section that starts something checks it for itself: a stop may come between two of them.
+
+    Raises:
+        TargetError: the stop is newer than this start, or it only brings a dead target back.
+    """
+    stop = stops.last(place.paths)
+    if not stop.is_in_force:
+        return
+    if manner.revives:
         raise TargetError(
             f"target {place.name!r} was stopped. Start it with `rayjobs target start {place.name}`."
         )
+    if stop.id != manner.stop_seen:
+        raise TargetError(
+            f"target {place.name!r} was stopped while it was starting. Start it again with "
+            f"`rayjobs target start {place.name}`."
+        )
+    stops.lift(place.paths)
 
 
 def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
@@ -292,7 +320,6 @@ def _start_local(
     NodeSettings.read(localhead.LOCAL)
     localhead.ray_folder(place.home)
     follower = Follower(place, on_stage)
-    stop = stops.last(place.paths).id
     deadline = time.monotonic() + timeout_s
     spawned = 0
     while time.monotonic() < deadline:
@@ -314,11 +341,7 @@ def _start_local(
             if spawned and follower.failure:
                 raise TargetError(follower.failure)
             with start_lock(place.paths):
-                if stops.last(place.paths).id != stop:
-                    raise TargetError(
-                        f"target {place.name!r} was stopped while it was starting. Start it again "
-                        f"with `rayjobs target start {place.name}`."
-                    )
+                _check_stop(place, manner)
                 if not keeper.is_kept(place.paths):
                     if spawned >= SPAWN_LIMIT:
                         raise TargetError(
@@ -341,9 +364,11 @@ def _start_attached(
     workspace: Path | str | None,
     on_stage: Callable[[str], None],
     timeout_s: float,
+    manner: _Manner,
 ) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     with start_lock(place.paths):
+        _check_stop(place, manner)
         answer = _patient_answer(place, workspace, deadline)
         if answer is None:
             run_starter(place, "actor", on_stage=on_stage, timeout_s=timeout_s)
@@ -361,9 +386,11 @@ def _replace(
     workspace: Path | str | None,
     on_stage: Callable[[str], None],
     timeout_s: float,
+    manner: _Manner,
 ) -> dict[str, Any]:
     deadline = time.monotonic() + timeout_s
     with start_lock(place.paths):
+        _check_stop(place, manner)
         answer = _patient_answer(place, workspace, deadline)
         old = str(answer.get("version", "")) if answer else ""
         if answer is None or must_replace(old, rayjobs.__version__):

@@ -116,9 +116,11 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
     place = Place(name, home)
     place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
     command = [sys.executable, "-P", "-m", "rayjobs.targetstart"]
+    # A stop that a user asks for from now on is newer than this start, and wins over it.
+    options = [f"--stop-seen={stops.last(place.paths).id}", *(["--revive"] if revives else [])]
     with (place.paths.log / "background-start.log").open("ab") as output:
         child = subprocess.Popen(
-            [*command, str(home), name, str(workspace), *(["--revive"] if revives else [])],
+            [*command, str(home), name, str(workspace), *options],
             env=localhead.head_environment(home, place.paths.token),
             stdin=subprocess.DEVNULL,
             stdout=output,

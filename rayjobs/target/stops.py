@@ -63,8 +63,8 @@ def noted(paths: TargetPaths) -> Iterator[None]:
         raise
 
 
-def lift_if_free(paths: TargetPaths) -> None:
-    """Do as `lift`, unless a client starts or stops the target at this moment; does not wait.
+def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
+    """Lift that stop, unless a client starts or stops the target at this moment; does not wait.
 
     For a target that goes on: its stop was refused, and the client that asked for it was killed.
     """
@@ -72,7 +72,7 @@ def lift_if_free(paths: TargetPaths) -> None:
         return
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        if keeping.lock(descriptor, fcntl.LOCK_EX):
+        if keeping.lock(descriptor, fcntl.LOCK_EX) and last(paths).id == stop_id:
             lift(paths)
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -13,15 +14,17 @@ from typing import IO, Any
 import pytest
 
 import rayjobs
+from rayjobs import targetstart
 from rayjobs.compute import engine, headstop, keeper, localhead, starting, targets, wakeclient
 from rayjobs.compute.actor import TargetActor
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.targetrecord import TargetRecord, save_target
 from rayjobs.errors import TargetError
 from rayjobs.injob.identity import Identity
-from rayjobs.paths import runtime_dir
+from rayjobs.paths import TargetPaths, runtime_dir
 from rayjobs.states import JobState
 from rayjobs.target import reach, revive, stops
+from rayjobs.target.revive import in_background  # a fixture replaces it where it is called
 from tests.fakes.world import World, play
 from tests.unit.compute.actor_double import answering
 
@@ -254,6 +257,96 @@ def test_a_record_that_cannot_be_written_keeps_the_one_before(place: Place) -> N
     assert "File too large" in done.stderr
     assert known.is_in_force
     assert stops.last(place.paths) == known
+
+
+def test_a_start_in_the_background_loses_to_a_stop_that_came_after_it(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`submit -d`, and `target stop --force` before the process of its start is up."""
+    place.paths.root.mkdir(mode=0o700, parents=True)
+    asked: list[list[str]] = []
+
+    class Recorded:
+        def __init__(self, command: list[str], **_: Any) -> None:
+            asked.append(command[command.index("rayjobs.targetstart") + 1 :])
+
+        def wait(self) -> None:
+            return
+
+    monkeypatch.setattr(revive.subprocess, "Popen", Recorded)
+    monkeypatch.setattr(starting, "spawn", _spawns_nothing)
+    for stop_comes_first in (False, True):
+        if stop_comes_first:
+            targets.stop_target("local", force=True, home=place.home)
+        in_background("local", home=place.home, workspace=tmp_path)
+        if not stop_comes_first:
+            targets.stop_target("local", force=True, home=place.home)
+            assert targetstart.main(asked.pop()) == 1
+            assert stops.last(place.paths).is_in_force
+    # A start that was asked for after the stop lifts it, and begins.
+    with pytest.raises(_SpawnedError):
+        targetstart.main(asked.pop())
+    assert not stops.last(place.paths).is_in_force
+
+
+class _SpawnedError(Exception):
+    """Something was started."""
+
+
+def _spawns_nothing(*_: Any, **__: Any) -> None:
+    raise _SpawnedError
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_stop_between_the_look_and_the_start_of_an_attached_target_wins(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, is_old: bool
+) -> None:
+    """Both the first start and the replacement of an older version take the lock a second time."""
+    lab = Place("lab", short_path / "h")
+    save_target(TargetRecord("lab", address="10.0.0.1:6379", token_file="t"), home=lab.home)
+    answers = iter([{"ok": True, "version": "0.0.1"} if is_old else None])
+    locked = starting.start_lock
+
+    @contextlib.contextmanager
+    def stopped_before_the_lock(paths: TargetPaths) -> Iterator[None]:
+        monkeypatch.setattr(starting, "start_lock", locked)
+        with locked(paths):
+            yield
+        if not is_old:
+            stops.note(paths)
+
+    def ask(*_: Any, **__: Any) -> dict[str, Any] | None:
+        if is_old:
+            stops.note(lab.paths)
+        return next(answers, None)
+
+    if not is_old:
+        monkeypatch.setattr(starting, "start_lock", stopped_before_the_lock)
+    monkeypatch.setattr(wakeclient, "ask", ask)
+    monkeypatch.setattr(starting, "run_starter", _spawns_nothing)
+    with pytest.raises(TargetError, match="was stopped while it was starting"):
+        starting.ensure_target("lab", home=lab.home)
+    assert stops.last(lab.paths).is_in_force
+
+
+def test_a_keeper_is_not_replaced_after_a_stop(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target answered before the stop, and its keeper was gone."""
+
+    def lost_its_keeper(_place: Place) -> bool:
+        with starting.start_lock(place.paths):
+            stops.note(place.paths)
+        return True
+
+    monkeypatch.setattr(starting, "spawn", _spawns_nothing)
+    monkeypatch.setattr(starting, "lost_its_keeper", lost_its_keeper)
+    with (
+        answering(place.socket, lambda _: SERVING),
+        pytest.raises(TargetError, match="was stopped while it was starting"),
+    ):
+        starting.ensure_target("local", home=place.home)
+    assert stops.last(place.paths).is_in_force
 
 
 def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
