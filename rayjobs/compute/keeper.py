@@ -8,7 +8,8 @@ another keeper that takes over.
 
 What dies is started again: at once for the first `RESTARTS` deaths within `RESTARTS_WITHIN_S`, and
 from then on after pauses that grow from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. A start that fails is
-tried again in the same way, as long as there are unfinished jobs.
+tried again in the same way, as long as there are unfinished jobs; at the end of each pause they are
+looked for.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ __all__ = ["Keeper", "is_kept", "keeper_lock", "keeper_of", "lock_path"]
 
 START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
 START_TRIES = 3
+JOBS_LIMIT_S = 60.0  # of a look into the stores
+NO_JOBS = 20  # the exit code of `rayjobs.target.unfinished`; no failure of Python's has it
 WATCH_EVERY_S = 1.0
 ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
 RESTARTS = 3  # at once; then with pauses
@@ -163,6 +166,10 @@ class Keeper:
                 if _now_s() < self._paused_until_s:
                     continue
                 self._end_pause()
+                if not self._has_jobs():
+                    self._say("no job waits for the target any more: stopping")
+                    self._stop(force=True, request="idle")  # clients do not wait for an answer
+                    return 0
                 if not self._tries(self._bring_up):
                     return 1
             elif self._stop_if_idle():
@@ -198,6 +205,14 @@ class Keeper:
         self._paused_until_s = None
         self.paths.progress.unlink(missing_ok=True)  # clients follow the new try
         pause_path(self.paths).unlink(missing_ok=True)
+
+    def _has_jobs(self) -> bool:
+        """Whether a job waits for the target: by now all may be canceled. True if unknown.
+
+        The stores need libraries that the keeper must not hold, so a child reads them.
+        """
+        code = self._run_child("rayjobs.target.unfinished", [], JOBS_LIMIT_S, "jobs.log")
+        return code != NO_JOBS
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -247,29 +262,10 @@ class Keeper:
             LateError: a head was not up in time; the clients are not told of a failure.
             TargetError: it failed otherwise; the clients are told.
         """
-        self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = self.paths.log / "start.log"
-        _shorten(log)
-        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            # A session of its own: Ray's processes stay in it, apart from the keeper's.
-            child = os.posix_spawn(
-                sys.executable,
-                [
-                    *(sys.executable, "-P", "-m", "rayjobs.compute.raylaunch"),
-                    *(str(self.place.home), self.place.name, self.progress.start, what),
-                ],
-                self._environment,
-                file_actions=[
-                    (os.POSIX_SPAWN_DUP2, descriptor, 1),
-                    (os.POSIX_SPAWN_DUP2, descriptor, 2),
-                ],
-                setsid=True,
-                setsigmask=[],
-            )
-        finally:
-            os.close(descriptor)
-        code = _wait(child, START_LIMIT_S)
+        code = self._run_child(
+            "rayjobs.compute.raylaunch", [self.progress.start, what], START_LIMIT_S, log.name
+        )
         if what == "head" and code in (None, localhead.EXIT_LATE):
             said = self._last_of("late") or f"the starter was not done after {START_LIMIT_S:g} s"
             raise LateError(
@@ -286,6 +282,34 @@ class Keeper:
             if not said:
                 self.progress.failed(message)
             raise RayjobsError(said or message)
+
+    def _run_child(
+        self, module: str, arguments: list[str], limit_s: float, log_name: str
+    ) -> int | None:
+        """Run a module for this target; return its exit code, None when it took too long."""
+        self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = self.paths.log / log_name
+        _shorten(log)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            # A session of its own: Ray's processes stay in it, apart from the keeper's.
+            child = os.posix_spawn(
+                sys.executable,
+                [
+                    *(sys.executable, "-P", "-m", module),
+                    *(str(self.place.home), self.place.name, *arguments),
+                ],
+                self._environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, descriptor, 1),
+                    (os.POSIX_SPAWN_DUP2, descriptor, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+            )
+        finally:
+            os.close(descriptor)
+        return _wait(child, limit_s)
 
     def _last_of(self, kind: str) -> str:
         """Return what this start said last, if that was of the kind."""

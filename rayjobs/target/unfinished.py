@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rayjobs.compute import localhead, starting, wakeclient
+from rayjobs.compute import keeper, localhead, starting, wakeclient
 from rayjobs.compute.headstop import Place
 from rayjobs.compute.targetrecord import all_targets
 from rayjobs.errors import RayjobsError, TargetError
@@ -195,3 +196,18 @@ def check_none(name: str, jobs: Unfinished, *, command: str) -> None:
         f"--cancel`. With --force they are kept: {kept}.",
         jobs=[job.id for _path, job in jobs.all],
     )
+
+
+def main(arguments: list[str]) -> int:
+    """Look for unfinished jobs of a target: ``-m rayjobs.target.unfinished HOME NAME``.
+
+    Returns:
+        `keeper.NO_JOBS` when there is none; 0 when there is one, or a store cannot be read.
+    """
+    home, name = arguments
+    jobs = of_target(name, home=Path(home))
+    return 0 if jobs or jobs.unreadable else keeper.NO_JOBS
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import headstop, starting, targets
+from rayjobs.compute import headstop, keeper, starting, targets
 from rayjobs.compute.headstop import Place
 from rayjobs.errors import TargetError
 from rayjobs.paths import home
@@ -149,3 +149,35 @@ def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) 
     with pytest.raises(TargetError, match="1 waiting job"):
         targets.remove_target("lab", home=lab.home)
     assert "Connection refused" in targets.remove_target("lab", force=True, home=lab.home)
+
+
+def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
+    workspace: OpenWorkspace, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All jobs were canceled while it paused after a start that failed."""
+    job = Queue(workspace).submit()
+    tries: list[str] = []
+
+    def fail(_keeper: keeper.Keeper) -> None:
+        tries.append("start")
+        assert len(tries) < 3, "it tries again without a job"
+        if len(tries) == 2:
+            workspace.store.request_cancel(job.id, by="u")
+        raise TargetError("Ray does not start")
+
+    monkeypatch.setattr(keeper.Keeper, "_bring_up", fail)
+    monkeypatch.setattr(keeper, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(keeper, "WATCH_EVERY_S", 0.01)
+    assert keeper.Keeper(place, "s1", is_patient=True).run() == 0
+    assert len(tries) == 2
+    assert "no job waits" in (place.paths.log / "keeper.log").read_text()
+    assert keeper.pause_of(place.paths) is None
+
+
+def test_a_store_that_cannot_be_read_may_have_jobs(workspace: OpenWorkspace, place: Place) -> None:
+    arguments = [str(place.home), place.name]
+    assert unfinished.main(arguments) == keeper.NO_JOBS
+    workspace.store.close()
+    for file in workspace.path.glob("store.db*"):
+        file.write_bytes(b"no database" * 1000)
+    assert unfinished.main(arguments) == 0
