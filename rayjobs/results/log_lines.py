@@ -55,11 +55,21 @@ class Source:
     label: str
     ranks: Sequence[int]
     names_ranks: bool
+    _times: dict[tuple[int, int], RankTimes] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @property
     def job(self) -> str:
         """The job's id."""
         return self.logs.job_id
+
+    def times(self, rank: int) -> RankTimes:
+        """Return when a rank of the newest attempt printed its lines, as first asked."""
+        key = (self.logs.attempt, rank)
+        if key not in self._times:
+            self._times[key] = self.logs.times(rank)
+        return self._times[key]
 
     def prefix(self, ranks: Sequence[int]) -> bytes:
         """Return what stands before a line, such as ``[train-3 ranks 0-3] ``."""
@@ -99,7 +109,7 @@ def read_lines(source: Source, wanted: Wanted, *, fold: bool = True) -> Iterator
     for rank in source.ranks:
         name = source.logs.driver_name(rank)
         if name in names or len(source.ranks) == 1:
-            lines[rank] = _timed(source.logs, name, rank, wanted)
+            lines[rank] = _timed(source, name, rank, wanted)
     if not lines:
         source.logs.read()  # says why there is none
     attempt = source.logs.attempt
@@ -112,13 +122,13 @@ def read_lines(source: Source, wanted: Wanted, *, fold: bool = True) -> Iterator
             yield Line(source.job, (rank,), attempt, at, data)
 
 
-def _timed(logs: Logs, name: str, rank: int, wanted: Wanted) -> Iterator[Timed]:
-    times = logs.times(rank)
-    ended_at = logs.ended_at(rank)
+def _timed(source: Source, name: str, rank: int, wanted: Wanted) -> Iterator[Timed]:
+    times = source.times(rank)
+    ended_at = source.logs.ended_at(rank)
     if wanted.since is not None and ended_at is not None and ended_at < wanted.since:
         return
     end = 0
-    for data in split(logs.chunks(name)):
+    for data in split(source.logs.chunks(name)):
         end += len(data)
         at = times.at(end)
         end += 1  # its newline
@@ -128,7 +138,7 @@ def _timed(logs: Logs, name: str, rank: int, wanted: Wanted) -> Iterator[Timed]:
 
 def has_unknown_times(source: Source) -> bool:
     """Return whether a job's newest attempt has printed lines whose times are unknown."""
-    return any(source.logs.times(rank).at(1 << 62) is None for rank in source.ranks)
+    return any(source.times(rank).at(1 << 62) is None for rank in source.ranks)
 
 
 @dataclass

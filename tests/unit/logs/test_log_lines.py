@@ -18,7 +18,14 @@ from rayjobs.logs import Logs, Part
 from rayjobs.paths import LOG_TIMES, AttemptPaths
 from rayjobs.records import Job
 from rayjobs.results import log_times
-from rayjobs.results.log_lines import Line, Source, Wanted, follow_lines, read_lines
+from rayjobs.results.log_lines import (
+    Line,
+    Source,
+    Wanted,
+    follow_lines,
+    has_unknown_times,
+    read_lines,
+)
 from rayjobs.results.log_times import RankTimes
 from rayjobs.spec import JobSpec
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
@@ -135,6 +142,22 @@ def test_different_lines_come_in_the_order_of_their_times(
     assert shown(found, lines) == ["[rank 1] early", "[rank 0] late", "[rank 1] later"]
     assert [line.at for line in lines] == [100.0, 200.0, 300.0]
     assert [line.data for line in read_lines(found, Wanted(since=150.0))] == [b"late", b"later"]
+
+
+def test_the_times_of_a_rank_are_read_once(
+    workspace: OpenWorkspace, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = begin(workspace, job, tmp_path / "a1")
+    for rank in (0, 1):
+        paths.driver_log(rank).write_bytes(b"line\n")
+    paths.log_times.write_bytes(b"100.00 0 5\n100.00 1 5\n")
+    found = source(workspace, job)
+    asked: list[int] = []
+    times = found.logs.times
+    monkeypatch.setattr(found.logs, "times", lambda rank: asked.append(rank) or times(rank))
+    assert not has_unknown_times(found)
+    assert [line.at for line in read_lines(found, Wanted())] == [100.0]
+    assert asked == [0, 1]
 
 
 class Steady:
