@@ -100,6 +100,12 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
     """
     below = canonical(base)
     above = canonical(overrides)
+    for part, keys in SHORT_KEYS.items():
+        over, under = (above, below) if not part else (above.get(part), below.get(part))
+        if isinstance(over, dict) and isinstance(under, dict):
+            for short, field in keys.items():
+                if short in over:  # left for a later check to report: it replaces the field too
+                    under.pop(field, None)
     if above.get("script") is not None:
         below.pop("command", None)
     if above.get("command") is not None:

@@ -76,6 +76,15 @@ def test_wrong_settings_name_what_to_write(workspace: OpenWorkspace, source: Pat
     assert len(workspace.store.jobs()) == 1
 
 
+def test_a_setting_that_cannot_be_read_is_one_problem(
+    workspace: OpenWorkspace, source: Path
+) -> None:
+    job = first(workspace, source, max_duration_s=60.0)
+    with pytest.raises(SpecError) as raised:
+        rerun(workspace, job.id, settings=["max_duration=12hh"], wake=False)
+    assert [one.path for one in raised.value.problems] == ["max_duration"]
+
+
 def test_a_member_of_an_array_runs_again_alone(workspace: OpenWorkspace, source: Path) -> None:
     array = first(workspace, source, array={"indices": "0-3"})
     again = rerun(workspace, f"{array.id}[2]", wake=False).job
