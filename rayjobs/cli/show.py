@@ -22,6 +22,7 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.summary import left_out
 from rayjobs.failures import signal_name
 from rayjobs.jobdata import inputs_read
 from rayjobs.mergedlogs import rank_set
@@ -72,8 +73,9 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
             print_json(_as_json(workspace, found, outlook, attempts, earlier_s))
             return
         inputs = inputs_read(workspace.store, found)
+        lost = left_out(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
-        head = _head(settings, found, outlook, attempts, inputs, earlier_s)
+        head = _head(settings, found, outlook, attempts, inputs, earlier_s, lost)
         click.echo(facts([*head, *revision]))
         sections = [
             _failure(found),
@@ -147,6 +149,7 @@ def _head(
     attempts: list[Attempt],
     inputs: list[dict[str, Any]],
     earlier_s: float | None,
+    lost: list[str],
 ) -> list[tuple[str, str]]:
     state = settings.style(outlook.state, state_colour(outlook.state))
     place = f" (number {outlook.position} in the queue)" if outlook.position else ""
@@ -163,6 +166,7 @@ def _head(
         ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
         *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[("Changed", str(one["changed"])) for one in inputs if one.get("changed")],
+        *[("Left out", sentence) for sentence in lost],
         ("Resumes from", job.spec.resume_from or ""),
         ("Array", _array_text(job)),
         ("After", ", ".join(f"{one.job} ({one.when})" for one in job.spec.depends_on)),

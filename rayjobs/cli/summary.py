@@ -8,10 +8,27 @@ from rayjobs.cli.settings import Settings
 from rayjobs.metrics import number_text, summaries
 from rayjobs.records import Job
 from rayjobs.states import JobState
+from rayjobs.store.base import Store
 from rayjobs.terminal import plain_text
 from rayjobs.workspace_files import OpenWorkspace
 
 METRICS_SHOWN = 8
+
+
+LEFT_OUT_SHOWN = 5
+
+
+def left_out(store: Store, job: Job) -> list[str]:
+    """Return what of a job's newest attempt could not be stored, a sentence each."""
+    found = [
+        plain_text(event.message)
+        for event in store.events(job.id)
+        if event.kind == "left_out" and event.attempt == job.attempt
+    ]
+    more = len(found) - LEFT_OUT_SHOWN
+    return found[:LEFT_OUT_SHOWN] + (
+        [f"and {more} more: rayjobs events {short_id(job)}"] if more > 0 else []
+    )
 
 
 def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> list[str]:
@@ -26,6 +43,8 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     if job.attempt > 1:
         times += f", {job.attempt} attempts"
     lines = [head, f"  {times}"]
+    for sentence in left_out(store, job):
+        lines.append(f"  {settings.style('left out', 'yellow', err=True)}: {sentence}")
     measured = summaries(store.metrics(job.id), width=20)
     for one in measured[:METRICS_SHOWN]:
         lines.append(f"  {one.name} {number_text(one.last)}  {one.line}".rstrip())

@@ -13,6 +13,7 @@ import rayjobs
 import rayjobs.cli.ls as ls_module
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import stay
+from rayjobs.cli.summary import summary_lines
 from rayjobs.failures import Failure, FailureClass
 from rayjobs.records import Job, MetricPoint
 from rayjobs.states import JobState
@@ -696,3 +697,15 @@ def test_the_end_of_a_long_log_is_followed(
     assert terminal.type("logs", "-f", "-n", "3", job.id).out == "\n".join(
         [*text.splitlines()[-3:], ""]
     )
+
+
+def test_what_could_not_be_stored_is_shown_with_the_job(queue: Queue, terminal: Terminal) -> None:
+    job = queue.completed()
+    lost = "metrics of rank 0: metrics/rank-0.jsonl is a named pipe\x1b[2J"
+    queue.workspace.store.add_event(job.id, "left_out", lost, attempt=job.attempt)
+    shown = terminal.type("show", job.id).out
+    assert "Left out" in shown
+    assert "metrics/rank-0.jsonl is a named pipe" in shown
+    assert "\x1b" not in shown
+    lines = summary_lines(Settings(), queue.workspace, job)
+    assert any(line.startswith("  left out: metrics of rank 0") for line in lines)
