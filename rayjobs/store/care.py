@@ -20,7 +20,7 @@ from rayjobs.errors import (
 )
 from rayjobs.store.filesystem import SHARED, file_system_of
 from rayjobs.store.schema import VERSION, version_of
-from rayjobs.store.witness import Witness
+from rayjobs.store.witness import Witness, events_of
 
 BUSY_TIMEOUT_S = 10.0
 POLL_S = 0.1
@@ -181,6 +181,8 @@ def restore(path: Path, source: Path | None) -> Path | None:
     aside, was_there = _unused(path, f"{path.stem}-replaced"), path.exists()
     try:
         backup(source, draft)
+        with _opened(draft, read_only=True) as connection:
+            events = events_of(connection)
         with _alone(path):
             # An absent store of which there is a note is refused to all who open it.
             witness.note(1, synced=True)
@@ -197,6 +199,8 @@ def restore(path: Path, source: Path | None) -> Path | None:
             draft.replace(path)
             sync_folder(path.parent)
             witness.path.unlink(missing_ok=True)
+            witness.note(events, synced=True)
+            witness.close()
     except sqlite3.DatabaseError as error:
         raise StoreError(f"{path} cannot be replaced: {error}", path=str(path)) from error
     except OSError as error:
@@ -266,7 +270,11 @@ def _alone(path: Path) -> Iterator[None]:
             try:
                 connection.execute("PRAGMA locking_mode = EXCLUSIVE")
                 connection.execute("PRAGMA journal_mode = DELETE")  # takes in the -wal file
+                connection.execute("PRAGMA journal_mode = MEMORY")
                 connection.execute("BEGIN EXCLUSIVE")
+                # The store is one whole file: what a lock that is kept leaves is of no use.
+                for end in ("-journal", "-shm"):
+                    path.with_name(path.name + end).unlink(missing_ok=True)
                 break
             except sqlite3.DatabaseError as error:
                 if not _is_busy(error):

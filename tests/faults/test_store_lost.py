@@ -68,7 +68,15 @@ def test_a_removed_wal_is_told_and_a_restore_puts_it_right(path: Path, saved: Pa
     assert any("lacks its newest" in problem for problem in care.check(path).problems)
     old = care.restore(path, saved)
     assert old is not None
-    assert old.exists()
+    assert sorted(one.name for one in path.parent.glob("store*")) == [
+        "store-replaced.db",
+        "store.db",
+        "store.db-serial",
+    ]
+    path.unlink()  # the note knows the restored store from the start
+    with pytest.raises(StoreLostError, match="was deleted"):
+        SqlStore(path)
+    care.restore(path, saved)
     store = SqlStore(path)
     assert len(store.jobs()) == 1
     submit(store)
@@ -314,7 +322,9 @@ def test_a_restore_that_is_killed_is_reported_and_can_be_repeated(
         kept = [len(jobs_of(one)) for one in folder.glob("store-replaced*.db")]
         assert 4 in kept  # nothing of the old one is lost
     assert codes[-1] == 0
-    assert outcomes == [4, *[-1] * (len(codes) - 2), 1]
+    before, refused = outcomes.count(4), outcomes.count(-1)
+    assert min(before, refused) >= 1
+    assert outcomes == [*[4] * before, *[-1] * refused, 1]
 
 
 def test_a_store_that_another_process_has_open_is_not_replaced(
