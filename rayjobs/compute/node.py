@@ -19,7 +19,7 @@ from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodeends import KEEP_S, Ends
 from rayjobs.compute.nodeenvironments import NodeEnvironments
 from rayjobs.compute.nodehold import NodeHold
-from rayjobs.compute.nodehosts import host_of, read_secrets
+from rayjobs.compute.nodehosts import host_of_plan, read_secrets
 from rayjobs.compute.nodeleases import Launching, require
 from rayjobs.compute.nodeprepare import Preparing
 from rayjobs.compute.nodescratch import Scratch
@@ -172,12 +172,11 @@ class Node:
     # -- follow ----------------------------------------------------------------------------------
     async def follow(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the end; store metrics and files meanwhile. Return the exit record."""
-        root = str(order["plan"]["root"])
         # Another agent may have brought its data.
-        await asyncio.to_thread(self._data.take_over, Path(root))
+        await asyncio.to_thread(self._data.take_over, Path(str(order["plan"]["root"])))
         watching = asyncio.ensure_future(self._collecting.watch(order))
         try:
-            connection = await asyncio.to_thread(host_of, root)
+            connection = await asyncio.to_thread(host_of_plan, order["plan"])
             if connection is None:
                 return await self._ends.ended_unheard(order)
             keeping = asyncio.ensure_future(self._stopped.watch(order, connection))
@@ -200,7 +199,7 @@ class Node:
         """
         self._environments.stop(order)
         self._data.stop(order)
-        connection = host_of(order["plan"]["root"])
+        connection = host_of_plan(order["plan"])
         if connection is None:
             return
         try:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodefence import Fence
-from rayjobs.compute.nodehosts import host_of, record_of, record_of_dead_host
+from rayjobs.compute.nodehosts import host_of, host_of_plan, record_of, record_of_dead_host
 from rayjobs.compute.nodescratch import Scratch, remove_if_empty
 from rayjobs.errors import RayjobsError
 from rayjobs.injob import exitrecord, recordfiles
@@ -54,7 +54,7 @@ class Ends:
         plan = order["plan"]
         if end:
             await self.fence.end(plan["marker"])
-        connection = host_of(plan["root"])
+        connection = host_of_plan(plan)
         record = await asyncio.to_thread(record_of, plan["root"])
         if record is None and connection is not None and hostclient.is_alive(connection.identity):
             if not end:

@@ -109,6 +109,22 @@ def host_of(root: str) -> hostclient.HostConnection | None:
         return None
 
 
+def host_of_plan(plan: Mapping[str, Any]) -> hostclient.HostConnection | None:
+    """Return the connection to the host of a plan's attempt; None where none was started.
+
+    A script may have removed what its host wrote: then the one that listens at the attempt's
+    socket, which is not below the attempt's folder, is its host.
+
+    Raises:
+        OSError: no more files can be opened.
+    """
+    root, socket = str(plan["root"]), plan.get("socket")
+    found = host_of(root)
+    if found is not None or socket is None:
+        return found
+    return openfiles.patiently(lambda: hostclient.HostConnection.listening_at(str(socket), root))
+
+
 def record_of(root: str) -> dict[str, Any] | None:
     """Return an attempt's exit record; None while there is none that can be read.
 

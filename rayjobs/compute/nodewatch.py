@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from rayjobs.compute.nodehosts import host_of
+from rayjobs.compute.nodehosts import host_of_plan
 from rayjobs.injob.identity import identity_of, stat_of
 from rayjobs.launch import hostclient
 
@@ -62,7 +62,7 @@ async def _ask(
     order: Mapping[str, Any], request: Mapping[str, Any], *, timeout_s: float = 10.0
 ) -> dict[str, Any] | None:
     """Return the host's answer; None where it has ended, does not answer, or does not know."""
-    connection = host_of(order["plan"]["root"])
+    connection = host_of_plan(order["plan"])
     if connection is None:
         return None
     try:

@@ -8,12 +8,14 @@ HostGone         a host is dead; whoever asks must read its exit record, or prov
 from __future__ import annotations
 
 import asyncio
+import socket as sockets
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.errors import TargetError
 from rayjobs.injob import exitrecord, recordfiles
-from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.identity import Identity, identity_of, is_alive
 from rayjobs.launch.hoststart import (
     DEFAULT_PRELOAD,
     LINE_LIMIT,
@@ -48,6 +50,8 @@ __all__ = [
     "start_cold",
     "stop_warm",
 ]
+
+_PEER = struct.Struct("iII")  # struct ucred of Linux: pid, user, group
 
 
 class HostUnreachable(TargetError):
@@ -92,6 +96,26 @@ class HostConnection:
             return HostConnection(str(values["socket"]), root, Identity.from_dict(values))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{root}/host.json names no host: {error!r}") from error
+
+    @staticmethod
+    def listening_at(socket: str, root: str) -> HostConnection | None:
+        """Return the connection to the host that listens at `socket`; None where none does.
+
+        The kernel names the process, a stopped one too, so that this needs no file below `root`.
+
+        Raises:
+            OSError: no more files can be opened.
+        """
+        with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM) as stream:
+            stream.setblocking(False)  # connecting is done at once, or refused
+            try:
+                stream.connect(socket)
+            except OSError:
+                return None
+            peer = stream.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _PEER.size)
+        pid, _user, _group = _PEER.unpack(peer)
+        identity = identity_of(pid) if pid > 0 else None
+        return None if identity is None else HostConnection(socket, root, identity)
 
     async def status(self, *, timeout_s: float = 10.0) -> dict[str, Any]:
         """Return what the host says about its ranks.

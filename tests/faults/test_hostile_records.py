@@ -6,6 +6,7 @@ import asyncio
 import io
 import os
 import shutil
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +16,9 @@ import pytest
 
 from rayjobs import blobs
 from rayjobs.collect import MetricFollower
-from rayjobs.compute import driveends, nodecollect
+from rayjobs.compute import driveends, nodecollect, nodewatch
 from rayjobs.compute.cluster import AgentLostError
+from rayjobs.compute.node import Node
 from rayjobs.compute.nodecollect import Collecting
 from rayjobs.compute.nodedata import NodeData
 from rayjobs.compute.nodehosts import host_of, record_of
@@ -25,6 +27,8 @@ from rayjobs.datastore import looks
 from rayjobs.datastore.digests import digest_of
 from rayjobs.errors import NotFoundError
 from rayjobs.injob import exitrecord
+from rayjobs.launch import hostclient
+from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.logs import Logs
 from rayjobs.node import collections
 from rayjobs.node.inputchanges import InputChanges
@@ -32,7 +36,11 @@ from rayjobs.paths import AttemptPaths
 from rayjobs.spec import JobSpec
 from rayjobs.states import JobState
 from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from tests.conformance import hosts
+from tests.conformance.hosts import warm
 from tests.fakes.world import World, play
+
+__all__ = ["warm"]
 
 STILL_S = 20.0  # a collection that stands still for so long fails its test
 LOG = "azureml-logs/70_driver_log.txt"
@@ -232,6 +240,72 @@ def test_a_removed_attempt_folder_is_told(attempt: Attempt) -> None:
     attempt.end()
     with pytest.raises(NotFoundError, match="the attempt's folder was gone at its end"):
         Logs(attempt.workspace, attempt.job.id).read()
+
+
+REMOVES = """
+import os, pathlib, shutil, time
+root = pathlib.Path(os.environ["GONE"])
+if os.environ["WHAT"] == "folder":
+    shutil.rmtree(root)
+else:
+    (root / "host.json").unlink()
+(root.parent / "removed").touch()
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("way", ["warm", "cold"])
+@pytest.mark.parametrize("what", ["folder", "host.json"])
+@pytest.mark.parametrize("ends", ["cancel", "settle"])
+def test_an_attempt_whose_host_record_is_removed_can_be_ended(
+    short_path: Path,
+    warm: str,
+    monkeypatch: pytest.MonkeyPatch,
+    way: str,
+    what: str,
+    ends: str,
+) -> None:
+    """By a cancel, a preemption or a stop, and by a target or an agent that was started again."""
+    root = short_path / "a"
+    env = {"GONE": str(root), "WHAT": what}
+    started = hosts.Attempt.make(short_path, REMOVES, root=root, env=env, grace_s=2.0)
+    started = started.start(warm) if way == "warm" else started.start_cold()
+    hosts.until((short_path / "removed").exists, "the removal")
+    with open_workspace(short_path / "w"):
+        pass
+    order = {"workspace": str(short_path / "w"), "plan": started.plan}
+
+    waits, wait_once = asyncio.Event(), hostclient.HostConnection._wait_once
+
+    async def heard(host: hostclient.HostConnection) -> dict[str, Any] | None:
+        waits.set()
+        return await wait_once(host)
+
+    monkeypatch.setattr(hostclient.HostConnection, "_wait_once", heard)
+
+    async def scene() -> Any:
+        node = Node("local", short_path / "home")
+        assert await nodewatch.renew(order, None) is not None
+        if ends == "settle":
+            assert (await node.settle(order, end=False))["state"] == "running"
+            return await node.settle(order, end=True)
+        following = asyncio.ensure_future(node.follow(order))
+        await asyncio.wait_for(waits.wait(), STILL_S)  # else its record is asked for too late
+        await node.stop(order, reason="canceled", grace_s=2.0)
+        return await asyncio.wait_for(following, STILL_S)
+
+    try:
+        record = asyncio.run(scene())
+        hosts.until(lambda: not find_leftovers(started.marker), "the end of the host")
+    finally:
+        end_leftovers(started.marker, None, 0.0)
+    if ends == "settle":
+        # Its record has no place without the folder, and reaches only who waits for it.
+        assert record["proven"] and record["ended_now"]
+        return
+    assert record["outcome"] == "canceled"
+    assert record["leftovers"]["proven_dead"]
+    assert record["ranks"][0]["signal"] == signal.SIGTERM
 
 
 def test_a_log_that_was_removed_is_told(attempt: Attempt) -> None:
