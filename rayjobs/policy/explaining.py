@@ -180,7 +180,15 @@ def advice_for(plan: Plan, job: Waiting, rule: Rule) -> Advice:
         case Rule.NEVER_FITS:
             return Advice("submit it with less per node, or add a node that is large enough")
         case Rule.ARRAY_LIMIT:
-            return Advice("submit with a higher limit after the % of --array")
+            # A higher limit helps only where it is all that the job waits for.
+            advice = iter(
+                [
+                    (
+                        replace(job, group_limit=None),
+                        Advice("submit with a higher limit after the % of --array"),
+                    )
+                ]
+            )
         case Rule.USER_GPUS if (
             limits.gpus_per_user is not None and job.gpus > limits.gpus_per_user + SLACK
         ):

@@ -500,6 +500,16 @@ def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
     assert decide(full).explain("long").remedy == ""
 
 
+def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job() -> None:
+    first = runs("arr:0", "n0", cpus=1, group="arr")
+    waiting = [job("arr:1", at=1, cpus=1, group="arr", group_limit=1)]
+    has_room = Situation(waiting=waiting, running=[first], rooms=[less(room(cpus=4), first)])
+    assert "higher limit after the %" in decide(has_room).explain("arr:1").remedy
+    full = replace(has_room, rooms=[less(room(cpus=1), first)])
+    told = decide(full).explain("arr:1")
+    assert (told.rule, told.remedy) == (Rule.ARRAY_LIMIT, "")
+
+
 def test_who_asks_for_more_gpus_than_its_user_may_ever_hold_is_told_so() -> None:
     situation = Situation(
         waiting=[job("big", gpus=4)], rooms=[room(gpus=8)], limits=Limits(gpus_per_user=2)
