@@ -9,8 +9,8 @@
     usage                      the size of all objects; counted anew whenever room is made
 
 Users get copies of their own (`copy`), or hard links where something keeps writes away from
-them (`link`). An object with a second link is in use and never removed, whoever made the link and
-however its process ended; a removed one lives on for those who have it open.
+them (`link`). An object with a second link is in use and never removed, no matter who made the
+link and how that process ended; a removed object lives on for processes that have it open.
 """
 
 from __future__ import annotations

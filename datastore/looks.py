@@ -132,7 +132,7 @@ class Change:
 
 
 def what(look: Look, digest: str = "") -> str:
-    """Return what people are told of a file: its size, content and time of the last change."""
+    """Return what is reported about a file: its size, content and time of the last change."""
     size = f"{look[0]} byte{'' if look[0] == 1 else 's'}"
     content = f", {digest[:19]}…" if digest else ""
     return f"{size}{content}, last changed {when(look[1])}"
@@ -200,7 +200,7 @@ class _Bounded:
 
 
 def _digest_of(path: str, size_bytes: int, looking: Looking) -> str:
-    """Return the digest of a file's first `size_bytes`; "" for what is no regular file.
+    """Return the digest of a file's first `size_bytes`; "" for anything but a regular file.
 
     A job may have put anything in the file's place: opening it must not wait for a writer, and one
     that grows must not be read for ever.

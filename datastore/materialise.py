@@ -59,7 +59,7 @@ class Materialised:
     `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None where
     nobody counted. `said` is what the user should read in the job's log.
 
-    Whoever starts the job has to make `read_only` so for it, and to put a layer over the folder of
+    The job's launcher has to make `read_only` so for it, and to put a layer over the folder of
     each of `overlays` (folder, upper, work) first. Each of `shown` (folder, place) has to appear
     read-only at a place, because the folder itself has to stay writable. `why_open` says why what
     the input comes from can be changed by another path in spite of `read_only`, or is "".
@@ -302,7 +302,7 @@ class _Job:
         is_local: bool,
         mode: str,
     ) -> Materialised:
-        """Give the job files that nobody else reads."""
+        """Give the job files that no other process reads."""
         if is_local or not self.protection.overlay:
             self._build(manifest, backends, looks, _copy if mode == "download" else _copy_shut)
             return self._counted(manifest, "copied" if is_local else "downloaded")

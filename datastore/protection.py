@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Protection:
-    """What whoever starts a job can do in the job's own mount namespace.
+    """What a job's launcher can do in the job's own mount namespace.
 
     Attributes:
         read_only: Make files and folders read-only for the job, by whatever path.

@@ -53,7 +53,7 @@ def problem_of(path: Path) -> str:
 
 
 def first_gap(path: Path) -> int | None:
-    """Return where a log has a hole that nobody noted; None without one.
+    """Return where a log has a hole without a note; None without one.
 
     Ranks append, which makes no holes: such a file was made by hand, and may seem to have
     terabytes.
@@ -190,7 +190,7 @@ def last_lines(data: Iterator[bytes] | bytes, count: int) -> bytes:
 def compact(path: Path) -> Iterator[Path]:
     """Give a file that holds the log as it is to be stored: without zeros where a hole is.
 
-    A log that grows meanwhile, or that has a hole nobody noted, is cut there.
+    A log that grows meanwhile, or that has a hole without a note, is cut there.
     """
     gap = first_gap(path)
     if gap is None and not holes(path):

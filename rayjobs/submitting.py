@@ -468,7 +468,7 @@ def _older_jobs(job: Job) -> str:
     from rayjobs.target import keeping, unfinished
 
     if keeping.is_kept(Place(job.target, default_home()).paths):
-        return ""  # whoever began the start has been told
+        return ""  # the process that began the start has the message
     return unfinished.older(job.target, home=default_home(), than=job.id)
 
 

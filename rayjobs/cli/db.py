@@ -101,7 +101,7 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
 def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
     """Put a backup in the place of a store that was deleted or damaged, or lacks records.
 
-    The old store is kept beside it. Stop its targets first (`rayjobs target stop`): while a target
+    The old store is kept next to it. Stop its targets first (`rayjobs target stop`): while a target
     or another process uses the store, nothing is replaced. What was submitted after the backup was
     made is not in it.
     """

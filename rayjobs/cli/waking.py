@@ -11,7 +11,7 @@ from rayjobs.target.revive import Condition, Standing, look_after
 
 
 def wake_quietly(target: str, workspace: Path) -> Condition:
-    """Return how the target stands once it was told; one that died is brought back meanwhile.
+    """Return the target's state once it has the message; one that died is brought back meanwhile.
 
     Never waits long, never fails.
     """

@@ -135,7 +135,7 @@ class Collecting:
                 if job.cancel_requested_at is not None:
                     raise _CanceledError("the job was canceled")
                 looked_s = time.monotonic()
-            # Each part anew: a file system that does not answer is noticed within a minute.
+            # Each part separately: a file system that does not answer is noticed within a minute.
             watch(f"the input file {path}", size_bytes)
 
         note = partial(self._workspaces.note, order)

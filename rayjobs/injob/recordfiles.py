@@ -1,7 +1,7 @@
 """Opens files of an attempt that its own script may have replaced: never blocks, follows no link.
 
 A script owns its attempt's folder, and may leave a FIFO, a link to a device or a sparse file of
-64 GiB where a record is expected. Whoever reads such a file (attempt host, node agent, command
+64 GiB where a record is expected. A reader of such a file (attempt host, node agent, command
 line) opens it here.
 """
 

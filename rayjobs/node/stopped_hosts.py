@@ -77,7 +77,7 @@ class StoppedHosts:
             await asyncio.to_thread(self._note, order, "host_stopped", text)
         except RayjobsError as error:
             log.warning("%s: %s", order["plan"]["job"], error)
-        # First, so that whoever finds the host dead knows why.
+        # First, so that the process that finds the host dead knows why.
         await asyncio.to_thread(
             exitrecord.write_outcome,
             str(order["plan"]["root"]),

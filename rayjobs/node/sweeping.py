@@ -97,7 +97,7 @@ class Sweeping:
 
 
 def remove_dead_sockets(folder: Path, kinds: tuple[str, ...] = ("host", "mpi")) -> list[Path]:
-    """Remove sockets of hosts that were killed: nobody listens there; return their paths."""
+    """Remove sockets of hosts that were killed: no process listens there; return their paths."""
     removed = []
     for kind in kinds:
         for path in folder.glob(f"{kind}-*.sock"):

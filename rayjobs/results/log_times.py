@@ -1,4 +1,4 @@
-"""When a log's lines were printed: from the notes that attempt hosts write beside the logs.
+"""When a log's lines were printed: from the notes that attempt hosts write next to the logs.
 
 Ranks write straight to their logs, so no byte carries a time. Every half second the host of an
 attempt notes which logs have grown (`injob.logtimes`). A line's time is that of the first note

@@ -157,14 +157,14 @@ def backup(path: Path, to: Path) -> None:
 def restore(path: Path, source: Path | None) -> Path | None:
     """Put a backup in the place of a store, or accept the store as it is; return the old one.
 
-    What was there is kept beside it under another name. A process that opens the store meanwhile
+    What was there is kept next to it under another name. A process that opens the store meanwhile
     is refused, also when this one is killed: a restore that is repeated finishes it.
 
     Args:
         source: The backup; None: the store as it is, or an empty one if it was deleted.
 
     Raises:
-        UsageError: there is no such backup, or it is no store.
+        UsageError: there is no such backup, or it is not a store.
         StoreBusyError: another process has the store open.
         StoreError: it cannot be written.
     """
