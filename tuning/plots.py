@@ -148,6 +148,11 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
     for number, value, _ in data.points:
         if number == best:
             _mark_best(axes, number, value, best)
+    # The marks on the base line do not count for Matplotlib's own limits.
+    numbers = [*(number for number, _, _ in data.points), *data.without]
+    if numbers:
+        margin = max(0.6, 0.03 * (max(numbers) - min(numbers)))
+        axes.set_xlim(min(numbers) - margin, max(numbers) + margin)
     axes.set_xlabel("trial (in the order of their start)")
     axes.set_ylabel(f"best {_plain(metric)}")
     axes.xaxis.get_major_locator().set_params(integer=True)

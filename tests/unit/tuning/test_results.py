@@ -254,3 +254,20 @@ def test_nothing_to_draw_is_said(trials: list[TrialRecord], tmp_path: Path) -> N
             goal=MAX,
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_trials_that_failed_first_are_inside_the_history() -> None:
+    from matplotlib.figure import Figure
+
+    from rayjobs.tuning.plots import _history
+
+    trials = [
+        *(trial(number, TrialState.FAILED) for number in (0, 1, 2, 9)),
+        trial(3, TrialState.COMPLETED, 0.5),
+        trial(4, TrialState.COMPLETED, 0.7),
+    ]
+    figure = Figure()
+    _history(figure, plot_data.history(trials, PrimaryMetricGoal.MAXIMIZE), "accuracy", 4)
+    low, high = figure.axes[0].get_xlim()
+    assert low < 0
+    assert high > 9
