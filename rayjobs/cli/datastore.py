@@ -160,15 +160,19 @@ def ls(settings: Settings) -> None:
 def rm(settings: Settings, name: str, *, force: bool) -> None:
     """Forget a datastore; its data stays where it is.
 
-    Not while a registered dataset has its files there (--force), and never `workspaceblobstore`.
+    Refused while an unfinished job reads from it or writes to it, or (without --force) while a
+    registered dataset has its files there. `workspaceblobstore` always stays.
     """
     from rayjobs.datastore.errors import DatastoreInUse
     from rayjobs.datastore.stores import Datastore
+    from rayjobs.housekeeping.deletion import refuse_while_used
 
     with settings.open() as workspace:
+        found = Datastore.get(workspace, name)
+        refuse_while_used(workspace.store, name)
         before = workspace.catalogue.default_datastore()
         try:
-            Datastore.get(workspace, name).unregister(force=force)
+            found.unregister(force=force)
         except DatastoreInUse as error:
             # The sentence ends as Python says it; here these are an option and another command.
             text = str(error).replace("force it.", "give --force.")
@@ -178,7 +182,7 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
                 )
             ) from None
         after = workspace.catalogue.default_datastore()
-    settings.note(f"datastore {name} is forgotten; its data stays")
+    settings.note(f"removed datastore {name}; its data stays")
     if after != before:
         settings.note(f"the default datastore is {after} again")
 

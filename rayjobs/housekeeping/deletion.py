@@ -1,4 +1,4 @@
-"""Delete registered models and dataset versions, unless something still refers to them."""
+"""Delete models, dataset versions and datastores, unless something still refers to them."""
 
 from __future__ import annotations
 
@@ -82,6 +82,26 @@ def dataset_uses(store: Store, name: str, version: int) -> DatasetUses:
     )
     models = tuple(f"{one.name}:{one.version}" for one in _reading(store.models(), wanted))
     return DatasetUses(jobs, models)
+
+
+def refuse_while_used(store: Store, datastore: str) -> None:
+    """Return if no unfinished job names a path in a datastore as its input or output.
+
+    Raises:
+        StillUsedError: some do; it names them.
+    """
+    place = f"{datastore}/"
+    jobs = [
+        job.id
+        for job in store.jobs(states=_UNFINISHED, newest_first=False)
+        if any(one.source.startswith(place) for one in job.spec.inputs.values())
+        or any(one.destination.startswith(place) for one in job.spec.outputs.values())
+    ]
+    if jobs:
+        raise StillUsedError(
+            f"datastore {datastore!r} is used by unfinished jobs: {_listed(jobs)}. Wait for their "
+            f"end, or cancel them; nothing was removed"
+        )
 
 
 def delete_model(

@@ -92,3 +92,16 @@ def test_the_commands_need_a_version(
     assert run(["model", "rm", "best:1", "--json", *at]) == 0
     assert '"deleted": "best:1"' in capsys.readouterr().out
     assert run(["model", "rm", "best:1", *at]) == 3
+
+
+def test_a_datastore_that_an_unfinished_job_uses_stays(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = ("--workspace", str(runs.workspace.opened.path))
+    (tmp_path / "files").mkdir()
+    assert run(["datastore", "add", "mine", str(tmp_path / "files"), *at]) == 0
+    job = runs.begin(inputs={"a": Input(source="mine/x")})
+    assert run(["datastore", "rm", "mine", "--force", *at]) == 2
+    assert job.id in " ".join(capsys.readouterr().err.split())
+    runs.end(job)
+    assert run(["datastore", "rm", "mine", *at]) == 0
