@@ -57,7 +57,7 @@ class Materialised:
     """An input on this node. Plain values, so that another process can release it.
 
     `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None where
-    nobody counted. `said` is what the user should read in the job's log.
+    they were not counted. `said` is what the user should read in the job's log.
 
     The job's launcher has to make `read_only` so for it, and to put a layer over the folder of
     each of `overlays` (folder, upper, work) first. Each of `shown` (folder, place) has to appear
