@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick check format bench soak prove clean
+.PHONY: help setup demo test quick coverage check docs format bench soak prove clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,8 +30,18 @@ quick: check ## the checks and the tests that start neither Ray nor a server: fo
 	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \
 		-m "not slow and not ray and not storage and not conformance" $(PYTEST_ARGS)
 
-check: setup ## format, lint, types, layers, texts, links
+coverage: setup ## branch coverage of the quick tests: a table, and pages in build/coverage
+	@$(PYTHON) -m pytest -n $(WORKERS) --dist loadgroup tests/unit tests/contract \
+		-m "not slow and not ray and not storage and not conformance" \
+		--cov --cov-report=term --cov-report=html $(PYTEST_ARGS)
+
+check: setup ## format, lint, types, layers, texts, links, the site
 	@tools/check.sh
+	@$(MAKE) --no-print-directory docs
+
+docs: setup ## the documents and the API as a site, in build/site
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --quiet
+	@echo "site: build/site/index.html"
 
 format: setup ## put the code in order
 	@.venv/bin/ruff format .

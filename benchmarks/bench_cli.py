@@ -1,4 +1,4 @@
-"""`rayjobs submit -d` as a command, beside `ray job submit --no-wait`."""
+"""`rayjobs submit -d` as a command: next to `ray job submit --no-wait`, and what git adds to it."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ def measure(head: Head, *, rounds: int) -> list[Figure]:
         program = [sys.executable, "-m", "ray.scripts.scripts", "job", "submit"]
         entry = [sys.executable, str(source / "train.py")]
         peers.append(_run([*program, "--address", url, "--no-wait", "--", *entry], source))
+    unchanged, changed = _git_adds(head, rounds=rounds, files=100 if rounds == 1 else 10_000)
     head.wait(list(head.workspace.store.jobs()))
     return [
         Figure(
@@ -31,8 +32,44 @@ def measure(head: Head, *, rounds: int) -> list[Figure]:
             median(peers),
             "ray job submit --no-wait",
             most=0.5,
-        )
+        ),
+        Figure("git adds to submit -d, 10,000 files, tree unchanged", "s", unchanged, most=0.02),
+        Figure("git adds to submit -d, 10,000 files, one file changed", "s", changed),
     ]
+
+
+def _git_adds(head: Head, *, rounds: int, files: int) -> tuple[float, float]:
+    """Return the seconds that a repository adds to a submit of its tree: unchanged, and changed.
+
+    The same tree is submitted with its `.git` and without it, in turn; medians are compared.
+    """
+    source = head.source(TRIVIAL)
+    for number in range(files):
+        path = source / f"part{number // 500}" / f"module{number}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"VALUE = {number}\n")
+    away = source.parent / f"{source.name}.git"
+    who = ["-c", "user.name=ada", "-c", "user.email=ada@example.org"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-q", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=source, check=True)
+    submit = [sys.executable, "-m", "rayjobs", "submit", "-d", "train.py"]
+    times: dict[tuple[bool, bool], list[float]] = {}
+    for turn in range(-1, 2 * rounds):
+        is_changed = turn >= rounds  # first all rounds without a change, then those with one
+        for has_git in (True, False):
+            if not has_git:
+                (source / ".git").rename(away)
+            if is_changed:
+                (source / "train.py").write_text(f"{TRIVIAL}# {turn}{has_git}\n")
+            seconds = _run(submit, source)
+            if not has_git:
+                away.rename(source / ".git")
+            if turn >= 0:  # the first turn fills caches
+                times.setdefault((is_changed, has_git), []).append(seconds)
+    return (
+        median(times[False, True]) - median(times[False, False]),
+        median(times[True, True]) - median(times[True, False]),
+    )
 
 
 def _run(command: list[str], folder: Path) -> float:

@@ -13,11 +13,11 @@ from typing import Any
 
 from benchmarks.figures import Figure, median
 from benchmarks.head import own_folder, until
-from rayjobs.compute.localhead import command_of
 from rayjobs.datastore import Datastore, MemoryCatalogue
 from rayjobs.datastore.inputs import DataInput, resolve_input
 from rayjobs.datastore.materialise import materialise, release
 from rayjobs.injob.processes import all_pids
+from rayjobs.target.local_head import command_of
 from tests.storage import server as s3
 from tests.storage.proxy import Proxy
 

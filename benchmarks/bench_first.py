@@ -11,13 +11,13 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, median
 from benchmarks.head import IMPORTS_TORCH, make_source, own_folder, until, written_time
-from rayjobs.compute import localhead, starting, targets
-from rayjobs.compute.machine import LocalSettings
+from rayjobs.core.paths import runtime_dir
 from rayjobs.injob.identity import is_alive, send_signal
-from rayjobs.paths import runtime_dir
-from rayjobs.spec import JobSpec
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.target import local_head, starting, targets
+from rayjobs.target.machine import LocalSettings
+from rayjobs.workspace.folder import open_workspace
 
 
 def measure(*, rounds: int) -> list[Figure]:
@@ -57,19 +57,19 @@ def _first_line() -> float:
 def _ray_start() -> float:
     """Start a bare head with the very options of ours; end it by its processes."""
     with own_folder() as folder:
-        ray_folder = localhead.ray_folder(folder / "h")
+        ray_folder = local_head.ray_folder(folder / "h")
         token = folder / "token"
         token.write_text("0" * 64)
         token.chmod(0o600)
-        arguments = localhead.head_arguments(
-            LocalSettings.read(), ip=localhead.node_ip(folder / "h"), folder=ray_folder
+        arguments = local_head.head_arguments(
+            LocalSettings.read(), ip=local_head.node_ip(folder / "h"), folder=ray_folder
         )
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
         try:
             began = time.monotonic()
             done = subprocess.run(
                 command,
-                env=localhead.head_environment(folder / "h", token, base=os.environ),
+                env=local_head.head_environment(folder / "h", token, base=os.environ),
                 capture_output=True,
                 text=True,
             )
@@ -84,13 +84,13 @@ def _ray_start() -> float:
 
 def _end(ray_folder: Path) -> None:
     for number in (signal.SIGTERM, signal.SIGKILL):
-        found = list(localhead.processes_of(ray_folder))
+        found = list(local_head.processes_of(ray_folder))
         for identity in found:
             send_signal(identity, number)
         deadline = time.monotonic() + 10.0
         while any(map(is_alive, found)) and time.monotonic() < deadline:
             time.sleep(0.05)
-    until(lambda: not list(localhead.processes_of(ray_folder)), "the bare head ends")
+    until(lambda: not list(local_head.processes_of(ray_folder)), "the bare head ends")
 
 
 def _remove(folder: Path) -> None:

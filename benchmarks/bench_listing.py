@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Figure, median
-from rayjobs.spec import JobSpec
-from rayjobs.workspace_files import open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import open_workspace
 
 
 def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
@@ -63,13 +63,15 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
 
 @contextmanager
 def _answering(answer: dict[str, Any]) -> Iterator[None]:
-    """Listen where the target's actor would, and say the same to everybody."""
-    from rayjobs.compute.wakeclient import socket_of
-    from rayjobs.paths import home
+    """Listen where the target's actor would, and give every client the same answer."""
+    from rayjobs.core.paths import home
+    from rayjobs.target.wake_client import socket_of
 
     text = json.dumps(answer).encode() + b"\n"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        listening.bind(str(socket_of("local", home())))
+        address = socket_of("local", home())
+        address.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        listening.bind(str(address))
         listening.listen(16)
 
         def serve() -> None:

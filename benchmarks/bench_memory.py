@@ -12,7 +12,7 @@ from rayjobs.injob.memory import proportional_bytes
 
 # What stands in a process's command line → what it is called here.
 KINDS = {
-    b"rayjobs.compute.keeper": "keeper",
+    b"rayjobs.target.keeper": "keeper",
     b"ray::TargetActor": "target actor",
     b"ray::NodeAgent": "node agent",
     b"warm.py": "warm interpreter",

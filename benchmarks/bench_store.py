@@ -8,9 +8,9 @@ from pathlib import Path
 
 from benchmarks.figures import Figure, median
 from benchmarks.head import TRIVIAL, make_source, own_folder
-from rayjobs.spec import JobSpec
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.workspace.folder import open_workspace
 
 SYNCS = 50
 

@@ -43,10 +43,10 @@ run.log("took_s", time.monotonic() - began)
 def ours(folder: Path, trials: int, at_once: int, rounds: int) -> dict[str, Any]:
     """Run our sweep on a new local target, a first one unmeasured; return the medians."""
     os.environ["RAYJOBS_HOME"] = str(folder / "h")
-    from rayjobs.compute import targets
+    from rayjobs.target import targets
     from rayjobs.tuning.spec import parse_sweep
     from rayjobs.tuning.submitter import submit_sweep
-    from rayjobs.workspace_files import open_workspace
+    from rayjobs.workspace.folder import open_workspace
 
     source = folder / "source"
     source.mkdir()

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 DEADLINE_S = 300.0
 WRITES_TIME = "import sys, time\nopen(sys.argv[1], 'w').write(repr(time.time()))\n"
@@ -58,7 +58,7 @@ class Head:
 
     def submit(self, source: Path, *arguments: str, **more: Any) -> Job:
         """Submit a source folder's train.py; `more` goes into its spec."""
-        from rayjobs.submitting import submit
+        from rayjobs.submit.submitting import submit
 
         values = {"name": "bench", "script": "train.py", "arguments": arguments, **more}
         spec = JobSpec.model_validate(values)
@@ -74,13 +74,13 @@ class Head:
 
     def peer(self) -> Any:
         """Return Ray Jobs' client on this very head."""
-        from rayjobs.compute import localhead
-        from rayjobs.paths import TargetPaths
+        from rayjobs.core.paths import TargetPaths
+        from rayjobs.target import local_head
 
         paths = TargetPaths.of("local", under=self.folder / "h")
-        record = localhead.load_record(paths)
+        record = local_head.load_record(paths)
         assert record is not None
-        os.environ.update(localhead.auth_environment(paths.token))
+        os.environ.update(local_head.auth_environment(paths.token))
         from ray.job_submission import JobSubmissionClient
 
         return JobSubmissionClient(record.dashboard_url)
@@ -89,7 +89,7 @@ class Head:
 @contextlib.contextmanager
 def running_head() -> Iterator[Head]:
     """A head that runs and has run a job; stopped at the end."""
-    from rayjobs.compute import targets
+    from rayjobs.target import targets
 
     with own_folder() as folder:
         home = folder / "h"

@@ -6,8 +6,9 @@ This package holds no database: `rayjobs` implements `Catalogue` in its store, a
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import MappingProxyType
@@ -18,11 +19,13 @@ from rayjobs.datastore.errors import (
     DatasetExists,
     DatasetNotFound,
     DatastoreExists,
+    DatastoreInUse,
     DatastoreNotFound,
     InvalidReference,
 )
 
 DEFAULT_DATASTORE = "workspaceblobstore"
+NAMES_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,12 @@ class Catalogue(Protocol):
     def datastores(self) -> list[DatastoreRecord]:
         """Return all records, by name."""
 
-    def remove_datastore(self, name: str) -> None:
-        """Forget the record; the data stays. Raises DatastoreNotFound."""
+    def remove_datastore(self, name: str, *, force: bool = False) -> None:
+        """Forget the record; the data stays. Raises DatastoreNotFound.
+
+        Raises DatastoreInUse if it is `workspaceblobstore`, if (unless `force`) a registered
+        dataset has its files there, or if an unfinished job uses it, where jobs are known.
+        """
 
     def default_datastore(self) -> str:
         """Return the default datastore's name (`workspaceblobstore` unless set)."""
@@ -127,8 +134,14 @@ class Catalogue(Protocol):
     def set_dataset_tags(self, id: str, tags: Mapping[str, str]) -> DatasetRecord:
         """Replace the tags of one version. Raises DatasetNotFound."""
 
-    def remove_dataset(self, name: str, version: int | None = None) -> None:
-        """Remove one version, or all for None; the data stays. Numbers are not used again."""
+    def remove_dataset(
+        self, name: str, version: int | None = None, *, force: bool = False
+    ) -> tuple[str, ...]:
+        """Remove one version, or all for None; the data stays. Numbers are not used again.
+
+        Where jobs and models are known, raises DatasetInUse if an unfinished job reads it, or
+        (unless `force`) if models were made of it; returns these models (`name:version`).
+        """
 
 
 class MemoryCatalogue:
@@ -162,10 +175,12 @@ class MemoryCatalogue:
         with self._lock:
             return [self._datastores[name] for name in sorted(self._datastores)]
 
-    def remove_datastore(self, name: str) -> None:
+    def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """See `Catalogue`."""
         self.datastore(name)
         with self._lock:
+            kept = [record for versions in self._datasets.values() for record in versions]
+            check_unused(name, kept, force=force)
             self._datastores.pop(name, None)
             if self._default == name:
                 self._default = DEFAULT_DATASTORE
@@ -249,14 +264,17 @@ class MemoryCatalogue:
             versions[versions.index(before)] = after
         return after
 
-    def remove_dataset(self, name: str, version: int | None = None) -> None:
-        """See `Catalogue`."""
+    def remove_dataset(
+        self, name: str, version: int | None = None, *, force: bool = False
+    ) -> tuple[str, ...]:
+        """See `Catalogue`; it knows of no jobs or models."""
         with self._lock:
             if version is None:
                 self._datasets.pop(name, None)
-                return
+                return ()
             versions = self._datasets.get(name, [])
             versions[:] = [record for record in versions if record.version != version]
+            return ()
 
 
 def datastore_exists(name: str) -> DatastoreExists:
@@ -290,9 +308,40 @@ def dataset_not_found(
     if versions:
         listed = ", ".join(str(number) for number in versions)
         return DatasetNotFound(f"dataset {name!r} has no version {version}; it has: {listed}.")
+    if not known:
+        return DatasetNotFound(
+            f"there is no dataset {name!r}: there are no datasets in this workspace."
+        )
     return DatasetNotFound(
-        f"no dataset is called {name!r} in this workspace; it has: {', '.join(known) or 'none'}."
+        f"there is no dataset {name!r} in this workspace; its datasets are: {', '.join(known)}."
     )
+
+
+def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bool = False) -> None:
+    """Refuse to forget a datastore that is needed; `force` allows it for one with datasets.
+
+    Args:
+        datasets: All registered versions.
+
+    Raises:
+        DatastoreInUse: it is `workspaceblobstore`, or datasets have their files there.
+    """
+    if datastore == DEFAULT_DATASTORE:
+        raise DatastoreInUse(
+            f"{DEFAULT_DATASTORE} belongs to every workspace and cannot be forgotten. To work with "
+            "another one by default, make that the default datastore."
+        )
+    users = [
+        f"{record.name}:{record.version}"
+        for record in (() if force else datasets)
+        if datastore in {place[0] for place in json.loads(record.definition).get("sources", ())}
+    ]
+    if users:
+        more = f" and {len(users) - NAMES_SHOWN} more" if len(users) > NAMES_SHOWN else ""
+        raise DatastoreInUse(
+            f"datastore {datastore!r} has the files of {', '.join(users[:NAMES_SHOWN])}{more}, "
+            "which could no longer be read. To remove it anyway, force it."
+        )
 
 
 def parse_version(version: int | str | None) -> int | None:

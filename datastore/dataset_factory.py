@@ -35,10 +35,11 @@ class FileDatasetFactory:
         partition_format: str | None = None,
         is_file: bool = False,
     ) -> FileDataset:
-        """Return the dataset of the files at `path`: a URL, local path or glob, a DataPath, a
-        DataReference, a tuple (datastore, path), or a list of these.
+        """Return the dataset of the files at `path`.
 
-        With `validate` the files are listed now, else when they are first needed.
+        `path` is a URL, a local path or glob, a DataPath, a DataReference, a tuple (datastore,
+        path), or a list of these. With `validate` the files are listed now, else when they are
+        first needed.
 
         Raises:
             DataNotFound: there is nothing at one of the paths (with `validate`).
@@ -63,8 +64,10 @@ class FileDatasetFactory:
         *,
         progress: ProgressCallback | None = None,
     ) -> FileDataset:
-        """Store a local folder at `target` (a DataPath or a tuple with the Datastore itself) and
-        return the dataset of it. `pattern` is a glob for the files' paths below `src_dir`.
+        """Store a local folder at `target` and return the dataset of its files.
+
+        `target` is a DataPath or a tuple with the Datastore itself; `pattern` is a glob for the
+        files' paths below `src_dir`.
         """
         store, path = target_of(target)
         folder = Path(src_dir).expanduser()

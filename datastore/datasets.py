@@ -28,7 +28,7 @@ from rayjobs.datastore.local_mount import LocalMount
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import ProgressCallback, callback_for
 from rayjobs.datastore.reading import Version, check_local, with_digests
-from rayjobs.datastore.refs import DataPath, DataReference
+from rayjobs.datastore.refs import DataPath, DataReference, check_dataset_name
 from rayjobs.datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
 from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
 from rayjobs.datastore.transfer import Download, download
@@ -155,11 +155,9 @@ class AbstractDataset(ABC):
         Raises:
             DatasetExists: the name is taken by other files, and `create_new_version` is False.
             DataNotFound: there are no files.
+            InvalidReference: a dataset cannot have this name.
         """
-        if not name.strip() or "/" in name or ":" in name:
-            raise InvalidReference(
-                f"dataset name {name!r} must not be empty and may hold neither '/' nor ':'."
-            )
+        check_dataset_name(name)
         catalogue = catalogue_of(workspace)
         manifest = with_digests(self.manifest, self._record, progress)
         draft = DatasetRecord(
@@ -181,8 +179,12 @@ class AbstractDataset(ABC):
         return self._again(manifest, registered=kept)
 
     def unregister_all_versions(self, workspace: Catalogue | HasCatalogue) -> None:
-        """Forget every version of this dataset's name; the data stays."""
-        catalogue_of(workspace).remove_dataset(self.name)
+        """Forget every version of this dataset's name; the data stays.
+
+        Raises:
+            DatasetInUse: an unfinished job reads one of them.
+        """
+        catalogue_of(workspace).remove_dataset(self.name, force=True)
 
     def add_tags(self, workspace: Catalogue | HasCatalogue, tags: Mapping[str, str]) -> Self:
         """Return the dataset with `tags` added to those of the registered version."""
@@ -239,8 +241,10 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
         show_progress: bool = True,
         progress: ProgressCallback | None = None,
     ) -> list[str]:
-        """Fetch every file below `target_path` (default: a new temporary folder) and return their
-        local paths. Files that exist are kept unless `overwrite`; of those that differ it warns.
+        """Fetch every file below `target_path` and return the local paths.
+
+        The default of `target_path` is a new temporary folder. Files that exist are kept unless
+        `overwrite`, with a warning if one differs.
 
         Raises:
             DatastoreError: a file could not be fetched.
@@ -255,8 +259,9 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
         return [str(target / entry.path) for entry in self.manifest]
 
     def fetch(self, target: Path, *, overwrite: bool, progress: ProgressCallback | None) -> Tally:
-        """Do what `download` does, and return how many files were fetched or kept, and how many of
-        the kept ones differ.
+        """Do what `download` does, and return the counts.
+
+        They say how many files were fetched or kept, and how many of the kept ones differ.
 
         Raises:
             DataChanged: a local file is not the one of this version.
@@ -290,8 +295,10 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
         return f"input_{self.manifest.digest[7:15]}"
 
     def mount(self, mount_point: str | Path | None = None) -> LocalMount:
-        """Return a context in which the files are below `mount_point` (default: a new temporary
-        folder) on this machine: `with dataset.mount() as where: …`."""
+        """Return a context in which the files are below `mount_point` on this machine.
+
+        The default of `mount_point` is a new temporary folder: `with dataset.mount() as where: …`.
+        """
         return LocalMount(self, mount_point)
 
     # --- parts ---

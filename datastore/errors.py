@@ -5,12 +5,15 @@
     ├── DatastoreNotFound       no datastore of that name is registered
     ├── DatastoreExists         the name is taken and overwrite was not asked for
     ├── DatastoreInUse          it cannot be forgotten: the workspace or a dataset needs it
+    │   └── DatastoreUsedByJobs an unfinished job needs it
     ├── DatasetNotFound         no dataset, or no such version of it
     ├── DatasetExists           the name is taken and create_new_version was not asked for
+    ├── DatasetInUse            it cannot be forgotten: a job or a model needs it
     ├── DataExists              other bytes are there already and overwrite was not asked for
     ├── NotSupported            Azure ML has it, this package has not (also NotImplementedError)
     ├── DataNotFound            the storage answered: no such path, bucket or folder
     ├── AccessDenied            the storage answered: not with these credentials
+    │   └── CredentialNotSet    a variable with a credential is not set in this process
     ├── DatastoreUnavailable    the storage refused, hung, broke off or answered 5xx
     ├── DataIntegrityError      bytes that are not the bytes of the version
     │   └── DataChanged         the source is no longer what the version recorded
@@ -53,7 +56,11 @@ class DatastoreExists(DatastoreError):
 
 
 class DatastoreInUse(DatastoreError):
-    """A datastore cannot be forgotten: the workspace or a registered dataset needs it."""
+    """A datastore cannot be forgotten: the workspace, a dataset or an unfinished job needs it."""
+
+
+class DatastoreUsedByJobs(DatastoreInUse):
+    """A datastore cannot be forgotten: an unfinished job reads from it or writes to it."""
 
 
 class DatasetNotFound(DatastoreError, LookupError):
@@ -64,6 +71,10 @@ class DatasetNotFound(DatastoreError, LookupError):
 
 class DatasetExists(DatastoreError):
     """A dataset of that name is registered already."""
+
+
+class DatasetInUse(DatastoreError):
+    """A dataset cannot be forgotten: an unfinished job reads it, or a model was made of it."""
 
 
 class DataExists(DatastoreError):
@@ -88,6 +99,18 @@ class AccessDenied(DatastoreError):
     """The storage answered, and refuses these credentials."""
 
     is_permanent = True
+
+
+class CredentialNotSet(AccessDenied):
+    """A variable that holds a credential is not set in this process; nothing was contacted.
+
+    Attributes:
+        variable: Its name.
+    """
+
+    def __init__(self, message: str, variable: str = "") -> None:
+        super().__init__(message)
+        self.variable = variable
 
 
 class DatastoreUnavailable(DatastoreError):

@@ -57,8 +57,11 @@ class DataInput:
 
     @property
     def environment_variables(self) -> tuple[str, ...]:
-        """The variables that hold the local path in a job: as in Azure ML, a dataset's plain name
-        is one too (whoever sets it should not let it replace one that the system needs)."""
+        """The variables that hold the local path in a job.
+
+        As in Azure ML, a dataset's plain name is one too. The caller that sets it must not let it
+        replace a variable that the system needs.
+        """
         reference = f"AZUREML_DATAREFERENCE_{self.name}"
         return (reference, self.name) if self.definition else (reference,)
 
@@ -199,7 +202,7 @@ def _of_reference(
     elif not local.exists():
         raise DataNotFound(
             f"{source.path or '/'!r} does not exist in datastore {record.name!r} "
-            f"({backend.where}). rayjobs data ls shows what is there; put data there first."
+            f"({backend.where}). `rayjobs data ls` lists existing data; upload data there first."
         )
     else:
         manifest = None

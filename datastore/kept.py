@@ -20,6 +20,10 @@ class KeptOtherFile(UserWarning):
     """A transfer without `overwrite` kept a file that differs from the one it was to bring."""
 
 
+class LeftOut(UserWarning):
+    """Broken links, links to a folder above, sockets or pipes of a folder were not stored."""
+
+
 @dataclass(frozen=True)
 class Tally:
     """What became of the files of a transfer.

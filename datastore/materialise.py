@@ -555,8 +555,7 @@ def _outermost(folders: Iterable[str]) -> list[str]:
 
 
 def _is_broad(folder: str, place: Path) -> bool:
-    """Whether a folder holds the user's home or the attempt itself, so that writing there must go
-    on."""
+    """Whether a folder holds the user's home or the attempt, and so must stay writable."""
     top = os.path.realpath(folder).rstrip("/")
     inside = (str(Path.home()), str(place.parent), tempfile.gettempdir())
     return any(f"{os.path.realpath(one)}/".startswith(f"{top}/") for one in inside)
@@ -616,8 +615,8 @@ def _at_path_on_compute(source: DataInput, done: Materialised, relative_to: Path
         wanted.rmdir()
     if wanted.exists() or wanted.is_symlink():
         raise InvalidReference(
-            f"input {source.name!r} should appear at {wanted}, but something is there. Choose "
-            "another path_on_compute; what is there was not touched."
+            f"input {source.name!r} should appear at {wanted}, but that path exists already. "
+            "Choose another path_on_compute. It was not changed."
         )
     place = Path(done.made[0])
     wanted.parent.mkdir(parents=True, exist_ok=True)

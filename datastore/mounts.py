@@ -123,8 +123,9 @@ def hold(folder: Path, token: str, owner: ProcessIdentity) -> None:
 
 
 def release(folder: Path, token: str) -> None:
-    """Give up one user's hold (and those that `hold` made of it, `<token>-…`); the last one
-    unmounts. Doing it twice changes nothing.
+    """Give up one user's hold; giving up the last one unmounts.
+
+    The holds that `hold` made of it (`<token>-…`) end with it. Doing it twice changes nothing.
     """
     mount = MountFolder(folder)
     if not folder.is_dir():
@@ -153,8 +154,10 @@ def trouble(folder: Path) -> errors.DatastoreError | None:
 
 
 def reap(mounts_root: Path) -> list[Path]:
-    """Take away every mount below `mounts_root` that no living process answers for; call it when a
-    node's service starts. Return the mount points that are gone."""
+    """Remove every mount below `mounts_root` that no living process answers for.
+
+    Call it when a node's service starts. Returns the mount points that are gone.
+    """
     gone: list[Path] = []
     if not mounts_root.is_dir():
         return gone
@@ -207,7 +210,7 @@ def _start(folder: MountFolder) -> None:
         time.sleep(_LOOK_S)
     said = folder.log.read_text(errors="replace").strip().splitlines()
     raise MountUnavailable(
-        f"the mount at {folder.point} did not come up; its process said: "
+        f"the mount at {folder.point} did not come up; its process printed: "
         f"{said[-1] if said else 'nothing'}"
     )
 

@@ -20,7 +20,14 @@ from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
 from rayjobs.datastore.errors import DataExists, InvalidReference
 from rayjobs.datastore.kept import is_same
 from rayjobs.datastore.progress import ProgressCallback
-from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, clean_path
+from rayjobs.datastore.refs import (
+    DataPath,
+    DataReference,
+    check_dataset_name,
+    check_mode,
+    check_name,
+    clean_path,
+)
 from rayjobs.datastore.sources import glob_pattern
 from rayjobs.datastore.stores import Datastore
 from rayjobs.datastore.transfer import Moved, Upload, files_below, for_each, upload
@@ -94,8 +101,8 @@ def prepare(output: DataOutput, into: Path) -> Path:
     folder = into / output.name
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise InvalidReference(
-            f"output {output.name!r} should be written to {folder}, but something is there. What "
-            "is there was not touched."
+            f"output {output.name!r} should be written to {folder}, but that path exists already. "
+            "It was not changed."
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -140,8 +147,9 @@ def show(
         is_private = wanted.resolve().is_relative_to(working_directory.resolve())
         if not (is_private and wanted.is_dir() and not any(wanted.iterdir())):
             raise InvalidReference(
-                f"output {output.name!r} should be written to {wanted}, but something is there. "
-                "Choose another path_on_compute, or move it away; what is there was not touched."
+                f"output {output.name!r} should be written to {wanted}, but that path "
+                "exists already. It was not changed. Choose another path_on_compute, or "
+                "move the path away."
             )
         wanted.rmdir()
     wanted.parent.mkdir(parents=True, exist_ok=True)
@@ -291,7 +299,12 @@ class OutputFileDatasetConfig(AbsentOfOutput):
     def register_on_complete(
         self, name: str, description: str | None = None, tags: Mapping[str, str] | None = None
     ) -> OutputFileDatasetConfig:
-        """Return this output, to be registered as dataset `name` when the job has completed."""
+        """Return this output, to be registered as dataset `name` when the job has completed.
+
+        Raises:
+            InvalidReference: a dataset cannot have this name.
+        """
+        check_dataset_name(name)
         return replace(self, register_as=(name, description, tuple(sorted((tags or {}).items()))))
 
     def output_for(self, run_id: str, record: DatastoreRecord) -> DataOutput:

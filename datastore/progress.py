@@ -98,6 +98,7 @@ class ProgressLine:
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
+        """Write the line; calls that come too soon after the last line write nothing."""
         terminal = self._stream.isatty()
         now = time.monotonic()
         if not progress.finished and (not terminal or now - self._told_at < self._every_s):

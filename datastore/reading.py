@@ -172,5 +172,5 @@ def _damage(entry: FileEntry, local: Path, look: Look | None, digest: str, versi
         restore += " (any copy with the recorded content is accepted)"
     return (
         f"{local} is not the file that {name} recorded{since}. Recorded: {before}. Now: {there}. "
-        f"To restore it, {restore}. To use what is there now, {register}."
+        f"To restore it, {restore}. To use the current file, {register}."
     )

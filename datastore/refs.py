@@ -16,6 +16,7 @@ from rayjobs.datastore.errors import InvalidReference
 
 MODES = ("mount", "download", "upload")
 _NAME = re.compile(r"[A-Za-z0-9_]+\Z")
+_DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 _DATASTORE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,254}\Z")
 _INPUT = re.compile(
     r"(?:(?P<name>[^=/:]*)=)?(?P<store>[^=/:]+)(?:/(?P<path>.*?))?(?::(?P<mode>[^:/]*))?\Z"
@@ -27,7 +28,9 @@ class Named(Protocol):
     """Anything that has a name: here, a datastore."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name alone, without a path."""
+        ...
 
 
 def datastore_name_of(datastore: Named | str | None) -> str:
@@ -67,6 +70,20 @@ def check_name(name: str, what: str) -> str:
         raise InvalidReference(
             f"{what} {name!r} may hold only letters, digits and underscores, since it becomes part "
             f"of an environment variable; {suggestion!r} would do."
+        )
+    return name
+
+
+def check_dataset_name(name: str) -> str:
+    """Return `name` if a dataset can have it; models are named by the same rule.
+
+    Raises:
+        InvalidReference: it cannot.
+    """
+    if not isinstance(name, str) or not _DATASET_NAME.match(name):
+        raise InvalidReference(
+            f"a dataset cannot be called {name!r}; use letters, digits, '.', '_' and '-', and "
+            "begin with a letter or digit."
         )
     return name
 

@@ -51,8 +51,10 @@ def record_of_url_root(root: str) -> DatastoreRecord:
 
 
 def parse_sources(path: Any) -> tuple[Source, ...]:
-    """Return the sources that `path` means: one of, or a list of, `str`, `pathlib.Path`, DataPath,
-    DataReference, Datastore and (datastore, path).
+    """Return the sources that `path` means.
+
+    It is one of, or a list of, `str`, `pathlib.Path`, DataPath, DataReference, Datastore and
+    (datastore, path).
 
     Raises:
         InvalidReference: an item is none of these, or there is none.
@@ -197,7 +199,7 @@ def resolve(
         if not here.files and must_exist:
             raise DataNotFound(
                 f"there is nothing at {source.path or '/'!r} in datastore {source.datastore!r} "
-                f"({backend.where}). Check the path; rayjobs data ls shows what is there."
+                f"({backend.where}). Check the path; `rayjobs data ls` lists existing data."
             )
         found.append(here)
     single = len(found) == 1 and found[0].is_file

@@ -5,6 +5,7 @@ Source: Azure ML SDK v1, `azureml.core.Datastore`.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -13,11 +14,19 @@ from rayjobs.datastore.absent import AbsentOfDatastore
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.kept import LeftOut
 from rayjobs.datastore.nosecrets import check_settings
 from rayjobs.datastore.progress import ProgressCallback, callback_for
 from rayjobs.datastore.refs import DataReference, check_datastore_name, clean_path
-from rayjobs.datastore.transfer import Download, Moved, Upload, download, files_below, upload
-from rayjobs.datastore.usage import check_unused
+from rayjobs.datastore.transfer import (
+    Download,
+    Moved,
+    Upload,
+    download,
+    files_below,
+    left_out_text,
+    upload,
+)
 
 
 @runtime_checkable
@@ -25,7 +34,9 @@ class HasCatalogue(Protocol):
     """A workspace, as far as this package needs one."""
 
     @property
-    def catalogue(self) -> Catalogue: ...
+    def catalogue(self) -> Catalogue:
+        """Where the workspace keeps its datastores and datasets."""
+        ...
 
 
 def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
@@ -207,11 +218,10 @@ class Datastore(AbsentOfDatastore):
         """Forget this datastore; the data stays.
 
         Raises:
-            DatastoreInUse: it is `workspaceblobstore`, or (unless `force`) a registered dataset
-                has its files here.
+            DatastoreInUse: it is `workspaceblobstore`, an unfinished job uses it, or (unless
+                `force`) a registered dataset has its files here.
         """
-        check_unused(self.catalogue, self.name, force=force)
-        self.catalogue.remove_datastore(self.name)
+        self.catalogue.remove_datastore(self.name, force=force)
 
     @property
     def backend(self) -> Backend:
@@ -266,15 +276,22 @@ class Datastore(AbsentOfDatastore):
         *,
         progress: ProgressCallback | None = None,
     ) -> DataReference:
-        """Store a folder below `target_path`; files that are there already are kept unless
-        `overwrite`, with a warning if one differs. Return a reference to `target_path`.
+        """Store a folder below `target_path` and return a reference to `target_path`.
+
+        Files that are there already are kept unless `overwrite`, with a warning if one differs.
+        Broken links and the like are left out, with a warning.
 
         Raises:
+            InvalidReference: `target_path`, or a part of it, is a file.
             DatastoreError: a file could not be stored.
         """
         folder = Path(src_dir).expanduser()
         callback = callback_for(progress, show_progress=show_progress)
-        self.put(files_below(folder), folder, target_path, overwrite, callback).tally.warn("stored")
+        left_out: list[str] = []
+        files = files_below(folder, left_out)
+        self.put(files, folder, target_path, overwrite, callback).tally.warn("stored")
+        if left_out:
+            warnings.warn(f"{folder}: {left_out_text(left_out)}", LeftOut, stacklevel=2)
         return self.path(target_path)
 
     def upload_files(
@@ -287,11 +304,13 @@ class Datastore(AbsentOfDatastore):
         *,
         progress: ProgressCallback | None = None,
     ) -> DataReference:
-        """Store files below `target_path`, with their path from `relative_root` (without it, their
-        name alone). Return a reference to `target_path`.
+        """Store files below `target_path` and return a reference to `target_path`.
+
+        A file keeps its path from `relative_root`; without `relative_root`, its name alone.
 
         Raises:
-            InvalidReference: a file does not exist or lies outside `relative_root`.
+            InvalidReference: a file does not exist or lies outside `relative_root`, or
+                `target_path`, or a part of it, is a file.
             DatastoreError: a file could not be stored.
         """
         callback = callback_for(progress, show_progress=show_progress)
@@ -309,7 +328,8 @@ class Datastore(AbsentOfDatastore):
         """Do what `upload_files` does, and return which files were stored or kept.
 
         Raises:
-            InvalidReference: a file does not exist or lies outside `relative_root`.
+            InvalidReference: a file does not exist or lies outside `relative_root`, or
+                `target_path`, or a part of it, is a file.
             DatastoreError: a file could not be stored.
         """
         paths = [Path(file).expanduser() for file in files]
@@ -325,7 +345,19 @@ class Datastore(AbsentOfDatastore):
             except ValueError as error:
                 raise InvalidReference(f"{path} does not lie below {root}.") from error
             uploads.append(Upload(path, f"{target}/{shown.as_posix()}".lstrip("/")))
+        if uploads:
+            self._check_is_folder(target)
         return upload(self.backend, uploads, overwrite=overwrite, progress=progress, compared=True)
+
+    def _check_is_folder(self, target: str) -> None:
+        """Refuse `target` if it, or (in a folder) what it lies in, is a file."""
+        parts = target.split("/")
+        # A bucket has no folders, and each look costs a request.
+        first = len(parts) if self.backend.local_path(target) is None else 1
+        for count in range(first, len(parts) + 1):
+            path = "/".join(parts[:count])
+            if self.backend.stat(path) is not None:
+                raise InvalidReference(f"{self.name}/{path} is a file; give a folder.")
 
     def download(
         self,
@@ -336,9 +368,10 @@ class Datastore(AbsentOfDatastore):
         *,
         progress: ProgressCallback | None = None,
     ) -> int:
-        """Fetch every file below `prefix` (or the file `prefix`) to `target_path`, each under its
-        path in the datastore. Return how many files were fetched; a file that exists is kept
-        unless `overwrite`, with a warning if it differs.
+        """Fetch every file below `prefix` (or the file `prefix`) to `target_path`.
+
+        Each file keeps its path in the datastore. A file that exists is kept unless `overwrite`,
+        with a warning if it differs. Returns how many files were fetched.
 
         Raises:
             DataNotFound: there is nothing at `prefix`.

@@ -140,8 +140,9 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
     # --- rows ---
 
     def to_arrow_table(self, *, cache_root: Path | None = None) -> pyarrow.Table:
-        """Read the table. Remote files are fetched through the cache at `cache_root` (default: the
-        user's).
+        """Read the table.
+
+        Remote files are fetched through the cache at `cache_root` (default: the user's).
 
         Raises:
             TableUnreadable: a file is not such a table, or the files' columns differ in type.
@@ -284,8 +285,10 @@ class TabularDatasetFactory(AbsentOfTables):
         *,
         create_new_version: bool = True,
     ) -> TabularDataset:
-        """Store a data frame as Parquet at `target` (datastore, path) and register it in the
-        datastore's workspace."""
+        """Store a data frame as Parquet at `target` and register it in the datastore's workspace.
+
+        `target` is a tuple (datastore, path).
+        """
         import tempfile
         import uuid
 

@@ -17,6 +17,7 @@ from rayjobs.datastore.kept import Tally, compare, tally
 from rayjobs.datastore.progress import Meter, ProgressCallback
 
 THREADS = 8
+LEFT_OUT_SHOWN = 3
 Item = TypeVar("Item")
 
 
@@ -79,30 +80,64 @@ class Moved:
         return len(self.files) - len(self.kept)
 
 
-def files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path, left_out: list[str] | None = None) -> list[Path]:
     """Return every regular file below `folder`, links followed, in order.
 
+    Args:
+        folder: Where to look.
+        left_out: Gets a line for each thing that is not in the result: links that are broken or
+            lead back up, sockets, pipes and devices.
+
     Raises:
-        InvalidReference: `folder` is no folder.
+        InvalidReference: `folder` is not a folder.
+        AccessDenied: a folder in it cannot be listed.
     """
     if not folder.is_dir():
         raise InvalidReference(f"{folder} is not a folder; name a folder, or use upload_files.")
     found: list[Path] = []
+    others: list[str] = []
     pending: list[tuple[Path, frozenset[str]]] = [(folder, frozenset())]
     while pending:
         here, above = pending.pop()
         real = os.path.realpath(here)
-        if real in above:  # a link that leads back up
+        if real in above:
+            others.append(f"{here} (a link that leads back to a folder above it)")
             continue
         try:
             for item in os.scandir(here):
-                if item.is_dir():
+                kind = _kind(item)
+                if kind == "folder":
                     pending.append((Path(item.path), above | {real}))
-                elif item.is_file():
+                elif kind == "file":
                     found.append(Path(item.path))
+                else:
+                    others.append(f"{item.path} ({kind})")
         except PermissionError as error:
             raise AccessDenied(f"{here} cannot be listed: {error.strerror}.") from error
+    if left_out is not None:
+        left_out.extend(sorted(others))
     return sorted(found)
+
+
+def _kind(item: os.DirEntry[str]) -> str:
+    try:
+        if item.is_dir():
+            return "folder"
+        if item.is_file():
+            return "file"
+    except PermissionError:
+        raise
+    except OSError as error:  # links that lead to each other
+        return f"a broken link: {error.strerror}" if item.is_symlink() else str(error.strerror)
+    return "a broken link" if item.is_symlink() else "a socket, a pipe or a device"
+
+
+def left_out_text(left_out: Sequence[str]) -> str:
+    """Return, say, `2 entries left out: a/x (a broken link), a/up (a link that leads back …)`."""
+    count = len(left_out)
+    more = f" and {count - LEFT_OUT_SHOWN} more" if count > LEFT_OUT_SHOWN else ""
+    entries = "1 entry" if count == 1 else f"{count} entries"
+    return f"{entries} left out: {', '.join(left_out[:LEFT_OUT_SHOWN])}{more}"
 
 
 def upload(
@@ -114,8 +149,10 @@ def upload(
     threads: int = THREADS,
     compared: bool = False,
 ) -> Moved:
-    """Store every file. Without `overwrite` a file that is there already is kept as it is; its
-    bytes are looked at for the tally only if it is to be `compared`.
+    """Store every file.
+
+    Without `overwrite` a file that is there already is kept as it is; its bytes are read for the
+    tally only if it is to be `compared`.
 
     Raises:
         InvalidReference: two files go to one place.

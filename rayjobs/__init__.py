@@ -7,28 +7,28 @@ needs nothing but the standard library.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
-
-__version__ = "0.1.0"
 
 # name → module that defines it. Inside a job only `rayjobs.injob` is ever imported.
 _LAZY = {
-    "Run": "rayjobs.run_context",
-    "Workspace": "rayjobs.workspace",
-    "Experiment": "rayjobs.experiment",
-    "ScriptRunConfig": "rayjobs.configs",
-    "RunConfiguration": "rayjobs.configs",
-    "MpiConfiguration": "rayjobs.configs",
-    "PyTorchConfiguration": "rayjobs.configs",
-    "CondaDependencies": "rayjobs.environments.definitions",
-    "Environment": "rayjobs.environments.definitions",
-    "PyTorch": "rayjobs.estimators",
-    "Estimator": "rayjobs.estimators",
-    "Gloo": "rayjobs.estimators",
-    "Mpi": "rayjobs.estimators",
-    "Nccl": "rayjobs.estimators",
-    "JobSpec": "rayjobs.spec",
-    "Model": "rayjobs.models",
+    "__version__": "rayjobs.core.version",
+    "Run": "rayjobs.api.run_context",
+    "Workspace": "rayjobs.api.workspace",
+    "Experiment": "rayjobs.api.experiment",
+    "ScriptRunConfig": "rayjobs.api.configs",
+    "RunConfiguration": "rayjobs.api.configs",
+    "MpiConfiguration": "rayjobs.api.configs",
+    "PyTorchConfiguration": "rayjobs.api.configs",
+    "CondaDependencies": "rayjobs.api.environment",
+    "Environment": "rayjobs.api.environment",
+    "PyTorch": "rayjobs.api.estimators",
+    "Estimator": "rayjobs.api.estimators",
+    "Gloo": "rayjobs.api.estimators",
+    "Mpi": "rayjobs.api.estimators",
+    "Nccl": "rayjobs.api.estimators",
+    "JobSpec": "rayjobs.spec.model",
+    "Model": "rayjobs.api.model",
     "checkpoint": "rayjobs.injob",
     "DataPath": "rayjobs.datastore",
     "DataPathComputeBinding": "rayjobs.datastore",
@@ -63,11 +63,57 @@ _LAZY = {
     "uniform": "rayjobs.tuning",
 }
 
+_TARGETS = "a compute target is a name, such as compute_target='local'; `rayjobs target` makes them"
+_STEPS = "submit a job for each step, and join them by --after or JobSpec(depends_on=...)"
+_SERVING = "rayjobs trains and registers models; download one with Model.download and serve it"
+_LOGIN = "a workspace is a folder, which needs no login; leave `auth` out"
+# Names of azureml.core and azureml.train that have no class here → what to use, in one sentence.
+_INSTEAD = {
+    "AciWebservice": _SERVING,
+    "AksWebservice": _SERVING,
+    "AmlCompute": _TARGETS,
+    "AutoMLConfig": "write the script, and sweep its parameters with HyperDriveConfig",
+    "ComputeInstance": _TARGETS,
+    "ComputeTarget": _TARGETS,
+    "ContainerRegistry": "jobs run without containers; name packages in an Environment",
+    "DockerConfiguration": "jobs run without containers; leave it out",
+    "HyperDriveStep": _STEPS,
+    "Image": _SERVING,
+    "InferenceConfig": _SERVING,
+    "InteractiveLoginAuthentication": _LOGIN,
+    "Keyvault": "use `rayjobs target secret set`, and name the secret in JobSpec(secrets=...)",
+    "LocalWebservice": _SERVING,
+    "MsiAuthentication": _LOGIN,
+    "ParallelRunStep": "submit a job array: `rayjobs submit --array 0-15`, or JobSpec(array=...)",
+    "Pipeline": _STEPS,
+    "PipelineData": "use OutputFileDatasetConfig, and give its dataset to the next job",
+    "PythonScriptStep": _STEPS,
+    "RemoteCompute": _TARGETS,
+    "SKLearn": "use Estimator or ScriptRunConfig, with scikit-learn in the Environment",
+    "ScriptRun": "Experiment.submit returns a Run",
+    "ServicePrincipalAuthentication": _LOGIN,
+    "TensorFlow": "use Estimator or ScriptRunConfig, with tensorflow in the Environment",
+    "TensorflowConfiguration": "use ScriptRunConfig with MpiConfiguration",
+    "Webservice": _SERVING,
+}
+
 if TYPE_CHECKING:
-    from rayjobs.configs import MpiConfiguration as MpiConfiguration
-    from rayjobs.configs import PyTorchConfiguration as PyTorchConfiguration
-    from rayjobs.configs import RunConfiguration as RunConfiguration
-    from rayjobs.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.api.configs import MpiConfiguration as MpiConfiguration
+    from rayjobs.api.configs import PyTorchConfiguration as PyTorchConfiguration
+    from rayjobs.api.configs import RunConfiguration as RunConfiguration
+    from rayjobs.api.configs import ScriptRunConfig as ScriptRunConfig
+    from rayjobs.api.environment import CondaDependencies as CondaDependencies
+    from rayjobs.api.environment import Environment as Environment
+    from rayjobs.api.estimators import Estimator as Estimator
+    from rayjobs.api.estimators import Gloo as Gloo
+    from rayjobs.api.estimators import Mpi as Mpi
+    from rayjobs.api.estimators import Nccl as Nccl
+    from rayjobs.api.estimators import PyTorch as PyTorch
+    from rayjobs.api.experiment import Experiment as Experiment
+    from rayjobs.api.model import Model as Model
+    from rayjobs.api.run_context import Run as Run
+    from rayjobs.api.workspace import Workspace as Workspace
+    from rayjobs.core.version import __version__ as __version__
     from rayjobs.datastore import DataPath as DataPath
     from rayjobs.datastore import DataPathComputeBinding as DataPathComputeBinding
     from rayjobs.datastore import DataReference as DataReference
@@ -77,24 +123,13 @@ if TYPE_CHECKING:
     from rayjobs.datastore import FileDataset as FileDataset
     from rayjobs.datastore import OutputFileDatasetConfig as OutputFileDatasetConfig
     from rayjobs.datastore import TabularDataset as TabularDataset
-    from rayjobs.environments.definitions import CondaDependencies as CondaDependencies
-    from rayjobs.environments.definitions import Environment as Environment
-    from rayjobs.estimators import Estimator as Estimator
-    from rayjobs.estimators import Gloo as Gloo
-    from rayjobs.estimators import Mpi as Mpi
-    from rayjobs.estimators import Nccl as Nccl
-    from rayjobs.estimators import PyTorch as PyTorch
-    from rayjobs.experiment import Experiment as Experiment
-    from rayjobs.models import Model as Model
-    from rayjobs.run_context import Run as Run
-    from rayjobs.spec import JobSpec as JobSpec
-    from rayjobs.workspace import Workspace as Workspace
+    from rayjobs.spec.model import JobSpec as JobSpec
 
 
 def __getattr__(name: str) -> Any:
     where = _LAZY.get(name)
     if where is None:
-        raise AttributeError(f"module 'rayjobs' has no attribute {name!r}")
+        raise AttributeError(_why_absent(name))
     if name == "checkpoint":
         return importlib.import_module("rayjobs.injob.checkpoint")
     value = getattr(importlib.import_module(where), name)
@@ -102,5 +137,33 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def _why_absent(name: str) -> str:
+    instead = _INSTEAD.get(name)
+    if instead is not None:
+        return f"rayjobs has no {name}: {instead}."
+    text = f"module 'rayjobs' has no attribute {name!r}"
+    if name.startswith("_"):
+        return text
+    import difflib
+
+    near = difflib.get_close_matches(name, _LAZY, n=1)
+    return f"{text}. Did you mean {near[0]!r}?" if near else text
+
+
 def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
+
+
+class _MovedFinder:
+    """Finds modules by old names. The last finder: asked only for what is nowhere else."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
+        if not name.startswith("rayjobs."):
+            return None
+        from rayjobs.core.aliases import find_moved
+
+        return find_moved(name)
+
+
+sys.meta_path.append(_MovedFinder)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.compute import localhead, targets
-from rayjobs.paths import TargetPaths
+from rayjobs.core.paths import TargetPaths
+from rayjobs.target import local_head, targets
 from tests.jobs import until
 from tests.raylets import end_all, end_tree, ray_start
 
@@ -32,7 +32,7 @@ class FakeCloud:
 
     def workers(self) -> list[str]:
         """Return the ids of the living workers, as the target last saw them."""
-        known = localhead.read_json(
+        known = local_head.read_json(
             TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
         ) or {"nodes": []}
         return [node["node_id"] for node in known["nodes"] if node["node_id"] != HEAD_ID]
@@ -100,9 +100,9 @@ def fake_cloud(
         folder = Path(tempfile.mkdtemp(prefix="rja-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         token = folder / "token"
-        localhead.write_private(token, secrets.token_hex(32))
+        local_head.write_private(token, secrets.token_hex(32))
         host = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
-        address = f"{host}:{localhead.free_port()}"
+        address = f"{host}:{local_head.free_port()}"
         file = folder / "cluster.yaml"
         file.write_text(cluster_file(address, types, max_workers=workers))
         stack.callback(end_all, folder)
@@ -112,7 +112,7 @@ def fake_cloud(
             f"--node-ip-address={host}",
             f"--port={address.rpartition(':')[2]}",
             # The default is the one of every other head of this machine.
-            f"--ray-client-server-port={localhead.free_port()}",
+            f"--ray-client-server-port={local_head.free_port()}",
             f"--temp-dir={folder / 'r'}",
             "--num-cpus=0",
             "--include-dashboard=false",
@@ -120,7 +120,7 @@ def fake_cloud(
             f"--autoscaling-config={file}",
             log=log,
             environment={
-                **localhead.head_environment(home, token),
+                **local_head.head_environment(home, token),
                 "RAYJOBS_SCRATCH": str(folder / "node"),
                 "RAYJOBS_AGENT_LINGER_S": "4",
                 "RAY_FAKE_CLUSTER": "1",

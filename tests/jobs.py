@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from rayjobs.compute import starting
+from rayjobs.core.paths import home
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
-from rayjobs.paths import home
-from rayjobs.records import Attempt, Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import OpenWorkspace, locate, open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.target import starting
+from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 
 DEADLINE_S = 150.0
 Fact = TypeVar("Fact")

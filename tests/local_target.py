@@ -14,8 +14,8 @@ import pytest
 
 # Imported where they are used: every test's worker loads this module.
 if TYPE_CHECKING:
-    from rayjobs.compute.localhead import HeadRecord
-    from rayjobs.paths import TargetPaths
+    from rayjobs.core.paths import TargetPaths
+    from rayjobs.target.local_head import HeadRecord
 
 # More than a small machine has: jobs in tests compute next to nothing. GPUs are numbers to Ray.
 SETTINGS = {
@@ -43,16 +43,16 @@ class LocalTarget:
     @property
     def paths(self) -> TargetPaths:
         """Files of the target."""
-        from rayjobs.paths import TargetPaths
+        from rayjobs.core.paths import TargetPaths
 
         return TargetPaths.of(self.name, under=self.home)
 
     @property
     def head(self) -> HeadRecord:
         """The record of its head."""
-        from rayjobs.compute import localhead
+        from rayjobs.target import local_head
 
-        record = localhead.load_record(self.paths)
+        record = local_head.load_record(self.paths)
         assert record is not None
         return record
 
@@ -64,14 +64,16 @@ class LocalTarget:
 
 def remove_runtime_folder(home: Path) -> None:
     """Remove the folder of a home's sockets, which is outside the home for its short name."""
-    digest = hashlib.sha256(str(home).encode()).hexdigest()[:10]  # as rayjobs.paths.runtime_dir
+    digest = hashlib.sha256(str(home).encode()).hexdigest()[
+        :10
+    ]  # as rayjobs.core.paths.runtime_dir
     shutil.rmtree(f"/tmp/rayjobs-{os.getuid()}-{digest}", ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
 def shared_head(session_root: Path) -> Iterator[LocalTarget]:
     """Start the head at its first use, and prove at the end that nothing of it is left."""
-    from rayjobs.compute import localhead, targets
+    from rayjobs.target import local_head, targets
 
     home = session_root / "s"
     stages: list[str] = []
@@ -85,10 +87,10 @@ def shared_head(session_root: Path) -> Iterator[LocalTarget]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-    folder = localhead.ray_folder(home)
+    folder = local_head.ray_folder(home)
     yield LocalTarget(home, tuple(stages))
     targets.stop_target(force=True, home=home)
-    assert not list(localhead.processes_of(folder))
+    assert not list(local_head.processes_of(folder))
     assert not folder.exists()
     remove_runtime_folder(home)
 

@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +15,17 @@ from typing import Any
 
 import pytest
 
-from rayjobs import rootcause
-from rayjobs.failures import Failure
-from rayjobs.horovod import builds
+from rayjobs.core.failures import Failure
+from rayjobs.environments.horovod import builds
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.identity import Identity, identity_of
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.plan import LaunchPlan, Peer
+from rayjobs.jobs import rootcause
 from rayjobs.launch import hostclient, mpirelay, openmpi
 from rayjobs.launch.leftovers import find_leftovers
 from rayjobs.launch.mpi import command, node_names
-from rayjobs.spec import Distribution, JobSpec
+from rayjobs.spec.model import Distribution, JobSpec
 from tests.conformance.hosts import Attempt, until
 
 ADDRESS = "127.0.0.1"
@@ -92,16 +95,16 @@ class MpiAttempt:
     @contextmanager
     def relayed(self) -> Iterator[None]:
         """Bring mpirun's requests to the other hosts meanwhile, as the agents do."""
-        plan = self.nodes[0].plan
+        relay = LaunchPlan.from_json(self.nodes[0].plan).relay
 
-        async def start(peer: Mapping[str, Any], text: str) -> str:
-            return await mpirelay.start_daemon(str(peer["socket"]), text)
+        async def start(peer: Peer, text: str) -> str:
+            return await mpirelay.start_daemon(peer.socket, text)
 
         def work() -> None:
-            asyncio.run(mpirelay.relay(plan, start))
+            asyncio.run(mpirelay.relay(relay, start))
 
         thread = threading.Thread(target=work, daemon=True)
-        if mpirelay.is_needed(plan):
+        if relay is not None:
             thread.start()
         yield
         if thread.ident is not None:
@@ -118,7 +121,7 @@ class MpiAttempt:
         def first_bad() -> bool:
             records = [hostclient.read_exit_record(str(one.root)) for one in self.nodes]
             ended = all(record is not None for record in records)
-            return ended or any(one and one["outcome"] != "completed" for one in records)
+            return ended or any(one and one.outcome is not Outcome.COMPLETED for one in records)
 
         until(first_bad, "the end of the first node")
         for attempt in self.nodes:
@@ -145,7 +148,7 @@ class MpiAttempt:
             for node in self.nodes
             for rank in node.plan["ranks"]
         }
-        failure = rootcause.diagnose(records, tails)[1]
+        failure = rootcause.diagnose([ExitRecord.from_json(one) for one in records], tails)[1]
         assert failure is not None, records
         return failure
 

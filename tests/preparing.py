@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from rayjobs.compute.node import Node
+from rayjobs.jobs.records import Event
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.records import Event
-from rayjobs.spec import JobSpec
-from rayjobs.workspace_files import open_workspace
+from rayjobs.node.node import Node
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import open_workspace
+from tests.attempts import request_of
 
 SHAPE = {"nodes": 2, "processes_per_node": 1, "backend": "gloo"}
 
@@ -31,11 +32,6 @@ def prepared(
             workspace_name="ws",
             workspace_path=str(workspace.path),
         )
-        order = {
-            "workspace": str(workspace.path),
-            "snapshot": None,
-            "resume": None,
-            "plan": launcher_for(spec).plans(context)[0],
-        }
-        asyncio.run(node.prepare(order))
+        plan = launcher_for(spec).plans(context)[0]
+        asyncio.run(node.prepare(request_of(plan, workspace.path)))
         return list(workspace.store.events(job.id))

@@ -17,10 +17,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import localhead, starting, targets
-from rayjobs.compute.targetrecord import TargetRecord, save_target
-from rayjobs.paths import TargetPaths
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.core.paths import TargetPaths
+from rayjobs.target import local_head, starting, targets
+from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.jobs import Jobs, until
 from tests.local_target import remove_runtime_folder
 
@@ -79,7 +79,7 @@ class Cluster:
     def start(self, *arguments: str, scratch: Path) -> subprocess.Popen[bytes]:
         """Run `ray start` in the foreground."""
         environment = {
-            **localhead.head_environment(self.home, self.token),
+            **local_head.head_environment(self.home, self.token),
             **self.checks,
             "RAYJOBS_SCRATCH": str(scratch),
             "RAYJOBS_SHARES_DISK": "0",
@@ -141,7 +141,7 @@ class Cluster:
         capacity = TargetPaths.of(TARGET, under=self.home).root / "capacity.json"
 
         def seen() -> bool:
-            known = localhead.read_json(capacity) or {"nodes": []}
+            known = local_head.read_json(capacity) or {"nodes": []}
             return {node["address"] for node in known["nodes"]} == addresses
 
         until(seen, f"the target sees {sorted(addresses)}")
@@ -201,9 +201,9 @@ def ray_cluster(
         folder = Path(tempfile.mkdtemp(prefix="rjc-", dir="/tmp"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         token = folder / "token"
-        localhead.write_private(token, secrets.token_hex(32))
+        local_head.write_private(token, secrets.token_hex(32))
         head = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
-        address = f"{head}:{localhead.free_port()}"
+        address = f"{head}:{local_head.free_port()}"
         cluster = Cluster(folder, home, address, token, checks)
         stack.callback(end_all, folder)
         starter = cluster.start(

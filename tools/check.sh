@@ -25,6 +25,7 @@ step format "$BIN/ruff" format --check --quiet .
 step lint "$BIN/ruff" check --quiet .
 step types "$BIN/mypy"
 step layers "$BIN/lint-imports" --no-logo --no-cache
+step floors "$BIN/python" tools/check_layers.py
 step injob "$BIN/python" tools/check_injob.py
 step text "$BIN/python" tools/check_text.py
 step docs "$BIN/python" tools/check_docs.py

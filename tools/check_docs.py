@@ -1,7 +1,10 @@
-"""Links of the documents lead somewhere, and the commands they show exist.
+"""Links of the documents lead somewhere, and the commands and names they show exist.
+
+The references of job and sweep files and of messages are those that `tools/reference.py` and
+`tools/messages.py` write.
 
 Shown commands are read from fenced `sh`, `bash` and `console` blocks: `rayjobs …` with its options,
-`make …`, and files given to `python` or `rayjobs submit`.
+`make …`, and files given to `python` or `rayjobs submit`. Names are in backticks (`doc_names`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import messages
+import reference
+from doc_names import unknown_names
 from files import ROOT, project_files
 
 LINK = re.compile(r"(?<!\!)\[[^\]]*\]\(([^)\s]+)(?:\s+\"[^\"]*\")?\)|!\[[^\]]*\]\(([^)\s]+)\)")
@@ -146,13 +152,25 @@ def wrong_commands(text: str) -> Iterator[str]:
             yield from _missing_files(words[1:2])
 
 
+def pages_without_a_place() -> Iterator[str]:
+    """Yield the documents that the site's navigation does not have; it finds decisions itself."""
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for path in sorted((ROOT / "docs").rglob("*.md")):
+        name = path.relative_to(ROOT / "docs").as_posix()
+        if not name.startswith("decisions/") and f": {name}\n" not in navigation:
+            yield f"docs/{name}: is not in the navigation of mkdocs.yml"
+
+
 def main() -> int:
-    problems = []
+    problems = [*reference.stale(), *messages.stale(), *pages_without_a_place()]
     checked = 0
     for path in project_files(".md"):
         checked += 1
         text = path.read_text(encoding="utf-8")
         found = [*broken_links(path, text), *wrong_commands(text)]
+        if path.name != "CHANGELOG.md":  # it names what was once there
+            is_guide = "guides" in path.parts or path.name == "README.md"
+            found += unknown_names(FENCE.sub("", text), is_guide=is_guide)
         problems += [f"{path.relative_to(ROOT)}: {problem}" for problem in found]
     print("\n".join(problems) if problems else f"{checked} documents")
     return 1 if problems else 0

@@ -76,7 +76,7 @@ fi
 
 # The checkout's place counts too: the editable install and the scripts name it.
 key=$({
-    cat pyproject.toml requirements/dev.txt tools/setup.sh rayjobs/horovod/*.py
+    cat pyproject.toml requirements/dev.txt tools/setup.sh rayjobs/environments/horovod/*.py
     printf '%s\n' "$ROOT"
     "$python" -VV
 } | sha256sum | cut -d' ' -f1)

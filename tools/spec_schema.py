@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from rayjobs.spec_file import editor_schema
+from rayjobs.spec.file import editor_schema
 
 SCHEMA = Path(__file__).resolve().parent.parent / "rayjobs" / "job.schema.json"
 

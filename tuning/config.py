@@ -6,8 +6,8 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayjobs.errors import Problem
-from rayjobs.submitting_registry import register
+from rayjobs.api.submitters import register
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies import NoTerminationPolicy, Policy
@@ -72,6 +72,16 @@ class HyperDriveConfig:
         self.primary_metric_goal = PrimaryMetricGoal(primary_metric_goal)
         self._warn()
 
+    def __repr__(self) -> str:
+        """Return what is swept, how, and by which metric."""
+        return (
+            f"{type(self).__name__}({self.base!r}, {type(self.hyperparameter_sampling).__name__}, "
+            f"{self.primary_metric_name!r}, {self.primary_metric_goal.value}, "
+            f"max_total_runs={self.max_total_runs}, "
+            f"max_concurrent_runs={self.max_concurrent_runs}, "
+            f"policy={type(self.policy).__name__})"
+        )
+
     @property
     def base(self) -> Any:
         """The estimator, run configuration or pipeline, whichever was given."""
@@ -92,7 +102,7 @@ class HyperDriveConfig:
             if getattr(self, unused):
                 raise SweepUsageError(
                     f"{unused} was given, and sweeps of this version do not use it. Leave it out; "
-                    "a sweep whose driver was lost goes on by itself."
+                    "a sweep whose driver was lost continues by itself."
                 )
         return parse_sweep(
             {
@@ -127,7 +137,7 @@ class HyperDriveConfig:
                 "run_config",
                 f"exactly one of estimator, run_config and pipeline is needed, and "
                 f"{' and '.join(given) or 'none'} was given.",
-                "Give run_config=ScriptRunConfig(...) alone.",
+                "Give only run_config=ScriptRunConfig(...).",
             )
         if not _is(self.hyperparameter_sampling, Sampling):
             wrong(
@@ -185,7 +195,7 @@ class HyperDriveConfig:
         identities = [getattr(run, "id", run) for run in self.resume_child_runs]
         if len(set(map(str, identities))) != len(identities):
             found.append(
-                Problem("resume_child_runs", "a run is there twice.", "Give each run once.")
+                Problem("resume_child_runs", "a run appears twice.", "Give each run once.")
             )
         total = self.max_total_runs
         if identities and isinstance(total, int) and len(identities) > total >= 1:

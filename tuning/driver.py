@@ -7,6 +7,7 @@ driver whose claim is no longer the newest is refused by the store and leaves.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import time
 from collections import Counter
@@ -14,14 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayjobs import metrics
-from rayjobs.clock import Clock, SystemClock
-from rayjobs.errors import StoreError, TakenOverError
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import ChildNews, Job, MetricPoint
-from rayjobs.spec import JobSpec
-from rayjobs.states import FINAL, JobState
-from rayjobs.submit.git import kept
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.core.errors import StoreError, TakenOverError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import ChildNews, Job, MetricPoint
+from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.results import metrics
+from rayjobs.snapshots.git import kept
+from rayjobs.spec.model import JobSpec
 from rayjobs.tuning.arguments import override_arguments
 from rayjobs.tuning.engine import (
     REPORTS_WITHOUT_METRIC,
@@ -41,7 +42,7 @@ from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.table import load_state, row_of
 from rayjobs.tuning.trials import TrialRecord, TrialState
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,9 @@ MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
 # While no trial has reported the metric, what they report instead is looked at this often.
 NAMES_S = 2.0
+# Many scripts log a loss at each step, the metric after each epoch. A trial is noted at once only
+# if it reports a similar name, else after it has reported other metrics for this time.
+NO_METRIC_S = 30.0
 METRIC_MISSING = "metric_missing"
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
@@ -239,20 +243,28 @@ class Driver:
         self._names_looked_s = now_s
         noted = []
         for trial in self.state.active:
-            if trial.job_id is None or trial.metric_names:
+            if trial.job_id is None:
                 continue
-            counts = Counter(point.name for point in self._store.metrics(trial.job_id))
-            if counts and max(counts.values()) >= REPORTS_WITHOUT_METRIC:
+            points = self._store.metrics(trial.job_id)
+            counts = Counter(point.name for point in points)
+            if not counts or max(counts.values()) < REPORTS_WITHOUT_METRIC:
+                continue
+            span = max(point.at for point in points) - min(point.at for point in points)
+            looks_misspelt = bool(difflib.get_close_matches(self.spec.metric, counts, n=1))
+            is_time = looks_misspelt or span.total_seconds() >= NO_METRIC_S
+            if is_time and set(counts) != set(trial.metric_names):
                 after = replace(trial, metric_names=tuple(counts))
                 self.state = self.state.with_trial(after)
                 noted.append(trial.number)
         if not noted:
             return
         self._record(noted)
-        told = metric_missing(self.state.trials, self.spec.metric)
-        is_known = any(one.kind == METRIC_MISSING for one in self._store.events(self.id))
-        if told and not is_known:
-            self._store.add_event(self.id, METRIC_MISSING, told)
+        notice = metric_missing(self.state.trials, self.spec.metric)
+        if notice is None:
+            return
+        known = [one.message for one in self._store.events(self.id) if one.kind == METRIC_MISSING]
+        if not known or (notice.near and not any("Did you mean" in text for text in known)):
+            self._store.add_event(self.id, METRIC_MISSING, notice.text)
 
     def _gone(self, trial: TrialRecord) -> TrialRecord:
         return conclude(

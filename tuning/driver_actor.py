@@ -17,15 +17,16 @@ from typing import Any
 
 import ray
 
-import rayjobs
-from rayjobs.clock import Clock, SystemClock
-from rayjobs.compute.actor import NAMESPACE, set_up_logging
-from rayjobs.compute.starting import wake
-from rayjobs.errors import RayjobsError, StoreError, StoreVersionError
-from rayjobs.paths import TargetPaths
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.core.errors import RayjobsError, StoreError, StoreVersionError
+from rayjobs.core.logs import set_up_logging
+from rayjobs.core.paths import TargetPaths
+from rayjobs.core.version import __version__
+from rayjobs.protocol.names import NAMESPACE
 from rayjobs.store.base import Store
+from rayjobs.target.starting import wake
 from rayjobs.tuning.driver import STORE_PAUSE_S, Driver
-from rayjobs.workspace_files import open_workspace
+from rayjobs.workspace.folder import open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def actor_name(target: str) -> str:
 
     After an upgrade new sweeps are driven by the new version, those that run by the old one.
     """
-    return f"rayjobs-sweeps-{target}-{rayjobs.__version__}"
+    return f"rayjobs-sweeps-{target}-{__version__}"
 
 
 class SweepsActor:
@@ -188,8 +189,8 @@ def progress(store: Store, sweep_id: str) -> list[int]:
 
 def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:
     """End a sweep whose own definition cannot be read here (written by a later version)."""
-    from rayjobs.failures import Failure, FailureClass
-    from rayjobs.states import JobState
+    from rayjobs.core.failures import Failure, FailureClass
+    from rayjobs.jobs.states import JobState
 
     claim = workspace.store.claim_sweep(sweep_id)
     if claim is not None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.policies import Scheduler
 from rayjobs.tuning.samplers import Sampler
@@ -251,7 +251,7 @@ class SweepState:
             self.count(TrialState.FAILED) > spec.limits.max_failures
         )
         if self.cancel_requested:
-            return (Finish(JobState.CANCELED, reason),)
+            return (Finish(JobState.CANCELED, facts),)  # the store knows who canceled it
         if too_many or completed == 0:
             return (Finish(JobState.FAILED, reason),)
         return (Finish(JobState.COMPLETED, reason),)
@@ -300,26 +300,54 @@ def conclude(
 REPORTS_WITHOUT_METRIC = 3
 
 
-def metric_missing(trials: Sequence[TrialRecord], metric: str) -> str:
-    """Return a warning while running trials report other metrics than the sweep's; else empty.
+@dataclass(frozen=True, slots=True)
+class MetricNotice:
+    """What to say while running trials report metrics, but not the sweep's.
+
+    Attributes:
+        near: The reported name that is most like the sweep's metric; None where none is like it.
+        text: What is so and what to do, in whole sentences.
+    """
+
+    text: str
+    near: str | None = None
+
+    @property
+    def level(self) -> str:
+        """`warning` where the name is probably misspelt, else `note`."""
+        return "note" if self.near is None else "warning"
+
+
+def metric_missing(trials: Sequence[TrialRecord], metric: str) -> MetricNotice | None:
+    """Return a notice while running trials report other metrics than the sweep's; else None.
 
     A driver notes the names of a running trial once one of them has been reported three times and
-    the primary metric never. One trial that ever reported the metric is proof that others may.
+    the primary metric never: at once if a name is similar to the metric's, else after some time. It
+    may still be right: many scripts log a loss at each step and the metric after each epoch. One
+    trial that ever reported the metric is proof that others may.
     """
     if any(trial.values for trial in trials):
-        return ""
+        return None
     found = [trial for trial in trials if not trial.is_final and trial.metric_names]
     if not found:
-        return ""
+        return None
     names = sorted({name for trial in found for name in trial.metric_names})
-    near = difflib.get_close_matches(metric, names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     numbers = ", ".join(str(trial.number) for trial in found[:5])
     which = f"trials {numbers} have" if len(found) > 1 else f"trial {numbers} has"
-    return (
-        f"{which} made {REPORTS_WITHOUT_METRIC} reports or more without the sweep's metric "
-        f"{metric!r}, but with: {', '.join(names[:10])}.{hint} A trial that ends without it "
-        "counts as failed: cancel the sweep, then correct its metric or the name in the script."
+    so_far = (
+        f"{which} made {REPORTS_WITHOUT_METRIC} reports or more, none of them of the sweep's "
+        f"metric {metric!r}; reported so far: {', '.join(names[:10])}."
+    )
+    near = difflib.get_close_matches(metric, names, n=1)
+    if near:
+        return MetricNotice(
+            f"{so_far} Did you mean {near[0]!r}? If so, cancel the sweep and correct the name; "
+            f"if the script logs {metric!r} later, after an epoch for example, do nothing.",
+            near[0],
+        )
+    return MetricNotice(
+        f"{so_far} This is fine if the script logs {metric!r} later, after an epoch for example. A "
+        "trial that ends without it counts as failed."
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rayjobs.errors import Problem, RayjobsError, SpecError, UsageError
+from rayjobs.core.errors import Problem, RayjobsError, SpecError, UsageError
 
 
 class SweepError(SpecError):

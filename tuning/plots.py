@@ -116,6 +116,13 @@ def check_drawable(
     """
     if kind not in KINDS:
         raise SweepUsageError(f"there is no plot {kind!r}. Use one of {', '.join(KINDS)}.")
+    if trials and all(trial.is_final and trial.best(goal) is None for trial in trials):
+        names = sorted({name for trial in trials for name in trial.metric_names})
+        others = f" They reported: {', '.join(names)}." if names else ""
+        raise SweepUsageError(
+            f"none of the {len(trials)} trials reported a finite value of {metric!r}, so there is "
+            f"nothing to draw.{others}"
+        )
     if all(trial.best(goal) is None for trial in trials):
         raise SweepUsageError(
             f"none of the {len(trials)} trials has reported a finite value of {metric!r} yet, "

@@ -6,16 +6,16 @@ import importlib
 import importlib.util
 import logging
 
-from rayjobs.errors import RayjobsError
-from rayjobs.metrics import number_text
-from rayjobs.records import Job
+from rayjobs.core.errors import RayjobsError
+from rayjobs.jobs.records import Job
+from rayjobs.results.metrics import number_text
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-REGISTRY = "rayjobs.models"
+REGISTRY = "rayjobs.api.model"
 PROPERTY = "model"
 
 

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 
 _EXAMPLES: Mapping[str, str] = {
     "job": "Add e.g. job: {script: train.py, source_directory: .}.",

@@ -10,11 +10,12 @@ import time
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import attaching, metrics
-from rayjobs.clock import SystemClock
-from rayjobs.errors import UsageError
-from rayjobs.paths import home as default_home
-from rayjobs.runs import JobRun
+from rayjobs.api.run import JobRun
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import UsageError
+from rayjobs.core.paths import home as default_home
+from rayjobs.results import metrics
+from rayjobs.submit import attaching
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.results import best_trial, hyperparameters, sorted_children
@@ -23,7 +24,7 @@ from rayjobs.tuning.table import load_state
 from rayjobs.tuning.watch import News
 
 if TYPE_CHECKING:
-    from rayjobs.experiment import Experiment
+    from rayjobs.api.experiment import Experiment
     from rayjobs.tuning.config import HyperDriveConfig
 
 POLL_S = 0.1
@@ -150,8 +151,8 @@ class HyperDriveRun(JobRun):
             self._await_end(show_output)
         except KeyboardInterrupt:
             self._say(
-                f"\nNo longer following {self.id}: the sweep goes on. "
-                f"End it by run.cancel(), or `rayjobs sweep cancel {self.id}`."
+                f"\nNo longer following {self.id}; the sweep keeps running. "
+                f"Cancel it with run.cancel(), or `rayjobs sweep cancel {self.id}`."
             )
             raise
         job = self._job()
@@ -162,7 +163,7 @@ class HyperDriveRun(JobRun):
         return self.get_details()
 
     def _await_end(self, show_output: bool) -> None:
-        from rayjobs.compute.starting import ensure_target
+        from rayjobs.target.starting import ensure_target
 
         job = self._job()
         say = self._say if show_output else lambda _text: None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning import expressions
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.expressions import KINDS, Expression

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies import NoTerminationPolicy, Policy, parse_policy
@@ -66,8 +66,8 @@ class Limits(BaseModel):
     Attributes:
         total: Trials at most; a grid ends earlier when it has no more points.
         concurrent: Trials at a time; None means as many as `total`.
-        max_duration_s: Seconds of the whole sweep, from its start; then its trials are stopped.
-        max_failures: Failed trials that are put up with; one more fails the sweep. None: any
+        max_duration_s: Seconds for the whole sweep, from its start; then its trials are stopped.
+        max_failures: Failed trials that are tolerated; one more fails the sweep. None: any
             number, the sweep fails only if no trial completes.
     """
 
@@ -96,12 +96,14 @@ class SweepSpec(BaseModel):
     """One sweep.
 
     Attributes:
-        name: Of the experiment its trials belong to, and shown in tables and plots.
-        job: The base job as a job spec's plain data; each trial is this job with its
-            parameters put over the arguments.
+        version: Version of this format.
+        name: Name of the sweep, and of the experiment of its trials.
+        job: The base job; each trial is this job with its parameters among the arguments.
         sampling: How parameters are chosen; its seed is always recorded.
-        policy: When a trial is ended early.
+        policy: When a trial is stopped early; without one, never.
         metric: Name of the primary metric, as the script logs it.
+        goal: Whether a higher or a lower value is better.
+        limits: How many trials, and for how long.
         register_as: Name of the model that the best trial's outputs are registered as.
         model_path: The file or folder under ``outputs/`` that is registered.
     """

@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import spec_checks, submitting
-from rayjobs.errors import Problem, RayjobsError, SpecError
-from rayjobs.records import Sweep
-from rayjobs.spec import JobSpec
-from rayjobs.spec_file import build_spec
+from rayjobs.core.errors import Problem, RayjobsError, SpecError
+from rayjobs.jobs.records import Sweep
+from rayjobs.spec.file import build_spec
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit import checks, submitting
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.spec import SweepSpec
 
 if TYPE_CHECKING:
-    from rayjobs.experiment import Experiment
+    from rayjobs.api.experiment import Experiment
     from rayjobs.tuning.config import HyperDriveConfig
     from rayjobs.tuning.runs import HyperDriveRun
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.workspace.folder import OpenWorkspace
 
 DRIVER = "rayjobs.tuning.driver_actor:start"
 
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """What became of a submit, see `rayjobs.submitting.Submitted`."""
+    """What became of a submit, see `rayjobs.submit.submitting.Submitted`."""
 
     sweep: Sweep
     created: bool
@@ -76,7 +76,7 @@ def job_problems(given: Mapping[str, Any]) -> list[Problem]:
     except SweepError as error:
         return list(error.problems)
     source = None if job.source_directory is None else Path(job.source_directory).expanduser()
-    return [_below_job(one) for one in spec_checks.check(job, source=source)]
+    return [_below_job(one) for one in checks.check(job, source=source)]
 
 
 def check_sweep(workspace: OpenWorkspace, spec: SweepSpec) -> submitting.Checked:
@@ -116,6 +116,7 @@ def submit_sweep(
         CannotBePlacedError: the target can never hold a trial.
         SnapshotError: the source directory cannot be packed.
         StoreError: it could not be written; nothing was submitted.
+        SweepUsageError: the key was used for another sweep; nothing was submitted.
     """
     checked = check_sweep(workspace, spec)
     packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
@@ -133,6 +134,8 @@ def submit_sweep(
         tags=tags,
         idempotency_key=idempotency_key,
     )
+    if not created:
+        _check_same(sweep, spec, snapshot=None if packed is None else packed.digest)
     starting = False
     if wake and not sweep.job.state.is_final:
         try:
@@ -143,6 +146,28 @@ def submit_sweep(
                 f"{error}"
             )
     return SubmittedSweep(sweep, created, tuple(warnings), checked.notes, starting, packed)
+
+
+def _check_same(known: Sweep, spec: SweepSpec, *, snapshot: str | None) -> None:
+    """Refuse a sweep whose idempotency key belongs to a different one.
+
+    A seed that was drawn, not given, differs at every reading of the same file and does not count.
+    """
+    stored, given = dict(known.spec), spec.model_dump(mode="json")
+    if spec.sampling.draws_seed:
+        stored["sampling"] = {**stored.get("sampling", {}), "seed": None}
+        given["sampling"] = {**given["sampling"], "seed": None}
+    different = sorted(name for name in {*stored, *given} if stored.get(name) != given.get(name))
+    if known.job.snapshot != snapshot:
+        different.append("source files")
+    if different:
+        raise SweepUsageError(
+            f"the idempotency key was used for sweep {known.job.id!r}, which differs in: "
+            f"{', '.join(different)}. Use a new key for a new sweep, or repeat the first submit "
+            f"unchanged.",
+            job=known.job.id,
+            different=tuple(different),
+        )
 
 
 def submit_config(

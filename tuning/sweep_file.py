@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.errors import SweepError, problem
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 
@@ -61,7 +61,7 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
         mark = getattr(exc, "problem_mark", None)
         line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         message = str(getattr(exc, "problem", None) or exc)
-        twice = "is there twice" in message
+        twice = "appears twice" in message
         remedy = "Remove one of them." if twice else "Check the indentation and the colons."
         raise SweepError(
             f"{where} is not valid YAML",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from rayjobs.records import Job, TrialRow
+from rayjobs.jobs.records import Job, TrialRow
 from rayjobs.store.base import Store
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.trials import TrialRecord, TrialState

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
-from rayjobs.metrics import number_text
-from rayjobs.tuning.engine import SweepState, metric_missing
+from rayjobs.results.metrics import number_text
+from rayjobs.tuning.engine import MetricNotice, SweepState, metric_missing
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
@@ -20,7 +21,7 @@ class News:
         self._spec = spec
         self._known: dict[int, tuple[TrialState, bool]] = {}
         self._best: int | None = None
-        self._is_warned = False
+        self._notice: MetricNotice | None = None
 
     def lines(self, state: SweepState) -> list[str]:
         """Return what is new in `state` since the last call, in order of number."""
@@ -36,11 +37,20 @@ class News:
         if best is not None and best.number != self._best:
             self._best = best.number
             told.append(f"best so far: trial {best.number}, {self._valued(best)}")
-        warning = metric_missing(state.trials, self._spec.metric)
-        if warning and not self._is_warned:
-            self._is_warned = True
-            told.append(f"warning: {warning}")
-        return told
+        return told + self._metric_news(state)
+
+    def _metric_news(self, state: SweepState) -> list[str]:
+        """Say once that the metric is missing, and when it has come."""
+        before, now = self._notice, metric_missing(state.trials, self._spec.metric)
+        if now is not None:
+            if before is not None and before.near == now.near:
+                return []
+            self._notice = now
+            return [f"{now.level}: {now.text}"]
+        if before is not None and any(trial.values for trial in state.trials):
+            self._notice = None
+            return [f"the sweep's metric {self._spec.metric!r} has been reported now"]
+        return []
 
     def _told(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
         told = []
@@ -75,26 +85,40 @@ def parameters_text(trial: TrialRecord) -> str:
     )
 
 
-def head_line(state: SweepState, spec: SweepSpec, *, now: datetime) -> str:
-    """Return best so far, counts and the time that is left, on one line."""
-    return summary_text(summary(state, spec, now=now), spec)
+def head_line(
+    state: SweepState, spec: SweepSpec, *, now: datetime, shown: Mapping[int, str] | None = None
+) -> str:
+    """Return best so far, counts and the time that is left, on one line.
+
+    Args:
+        shown: States of unfinished trials by number, where people are shown others than the
+            table has.
+    """
+    return summary_text(summary(state, spec, now=now), spec, list((shown or {}).values()))
 
 
-def summary_text(found: Summary, spec: SweepSpec) -> str:
-    """Return a summary on one line."""
+def summary_text(found: Summary, spec: SweepSpec, shown: Sequence[str] = ()) -> str:
+    """Return a summary on one line; see `head_line`."""
     parts = [
         f"{found.completed + found.stopped + found.failed} of {found.total} trials ended"
         f" ({found.completed} completed, {found.stopped} stopped early, {found.failed} failed)"
     ]
-    if found.running:
+    if shown:
+        parts.append(", ".join(f"{n} {_words(one)}" for one, n in Counter(shown).items()))
+    elif found.running:
         parts.append(f"{found.running} running")
     if found.best is not None and found.best_value is not None:
         parts.append(
             f"best {spec.metric} = {number_text(found.best_value)} (trial {found.best.number})"
         )
-    if found.running and found.eta_s is not None:
+    if found.running and found.eta_s is not None and (not shown or "Running" in shown):
         parts.append(f"about {_time_text(found.eta_s)} left")
     return _BETWEEN.join(parts)
+
+
+def _words(state: str) -> str:
+    """Return a state's name in a sentence: ``NotResponding`` is "not responding"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", state).lower()
 
 
 HEADER = ("TRIAL", "STATE", "BEST", "LAST", "REPORTS", "JOB", "PARAMETERS", "")
@@ -102,10 +126,16 @@ _SPACE = "  "  # between two columns
 _BETWEEN = " · "
 
 
-def table_cells(state: SweepState, spec: SweepSpec) -> list[tuple[str, ...]]:
-    """Return the table's cells, a row for each trial; the best is marked with a star."""
+def table_cells(
+    state: SweepState, spec: SweepSpec, shown: Mapping[int, str] | None = None
+) -> list[tuple[str, ...]]:
+    """Return the table's cells, a row for each trial; the best is marked with a star.
+
+    Args:
+        shown: See `head_line`.
+    """
     trials = {trial.number: trial for trial in state.trials}
-    return [_cells(row, trials[row.number]) for row in rows(state.trials, spec.goal)]
+    return [_cells(row, trials[row.number], shown or {}) for row in rows(state.trials, spec.goal)]
 
 
 STOPPED_EARLY = "Stopped early"
@@ -117,18 +147,18 @@ def state_text(trial: TrialRecord) -> str:
     return STOPPED_EARLY if trial.state is TrialState.CANCELED and by_sweep else str(trial.state)
 
 
-def _cells(row: Row, trial: TrialRecord) -> tuple[str, ...]:
-    shown = "Stopping" if trial.stop_requested and not trial.is_final else state_text(trial)
+def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str, ...]:
+    state = shown.get(trial.number) or state_text(trial)
     return (
         f"{row.number}{'*' if row.is_best else ''}",
-        shown,
+        "Stopping" if trial.stop_requested and not trial.is_final else state,
         number_text(row.best),
         number_text(row.last),
         str(row.intervals),
         row.job_id.rpartition("_")[2] if row.job_id else "-",
         parameters_text(trial),
         # The row's own number is there already.
-        " ".join(row.note.split()).removeprefix(f"stopped trial {row.number} "),
+        re.sub(rf"^(stopped )?trial {row.number} ", "", " ".join(row.note.split())),
     )
 
 
@@ -153,15 +183,58 @@ def fitted(
     rows = [(*row[:state], row[state].removesuffix(" early"), *row[state + 1 :]) for row in rows]
     fixed = _width([header[:parameters], *(row[:parameters] for row in rows)])
     room = columns - fixed - 2 * len(_SPACE)
-    last = header.index("LAST")
-    if max(len(row[-1]) for row in rows) > room - len("PARAMETERS"):
-        # The numbers of a reason come first.
-        room += max(len(line[last]) for line in (header, *rows)) + len(_SPACE)
-        header = (*header[:last], *header[last + 1 :])
-        rows = [(*row[:last], *row[last + 1 :]) for row in rows]
+    reason = max(len(row[-1]) for row in rows)
+    texts = _shortened([row[parameters] for row in rows], room - reason)
+    for name in ("LAST", "REPORTS"):
+        if reason + max(map(len, [*texts, "PARAMETERS"])) <= room:
+            break
+        at = header.index(name)
+        room += max(len(line[at]) for line in (header, *rows)) + len(_SPACE)
+        header = (*header[:at], *header[at + 1 :])
+        rows = [(*row[:at], *row[at + 1 :]) for row in rows]
         parameters -= 1
-    most = max(room - max(len(row[-1]) for row in rows), len("PARAMETERS"))
-    return header, [(*row[:parameters], _cut(row[parameters], most), row[-1]) for row in rows]
+    most = max(room - reason, int(room * PARAMETERS_SHARE), len("PARAMETERS"))
+    return header, [
+        (*row[:parameters], _cut(text, most), row[-1])
+        for row, text in zip(rows, texts, strict=True)
+    ]
+
+
+# Where parameters and reasons do not both fit, parameters get this share of the room.
+PARAMETERS_SHARE = 0.7
+
+
+def _shortened(texts: Sequence[str], most: int) -> list[str]:
+    """Return parameters in fewer characters where they take more than `most`.
+
+    First those go that are the same in all rows, then names are cut to what tells them apart:
+    the values are what differs from row to row.
+    """
+    if max(map(len, texts)) <= most:
+        return list(texts)
+    rows = [[part.partition("=") for part in text.split(", ")] for text in texts]
+    if any(not equals for row in rows for _, equals, _ in row):
+        return list(texts)  # a value has a comma of its own
+    counts = Counter((name, value) for row in rows for name, _, value in row)
+    if len(rows) > 1:
+        rows = [[part for part in row if counts[part[0], part[2]] < len(rows)] for row in rows]
+    found = [", ".join("".join(part) for part in row) for row in rows]
+    if max(map(len, found)) <= most:
+        return found
+    names = sorted({part[0] for row in rows for part in row})
+    short = {name: _prefix(name, names) for name in names}
+    return [
+        ", ".join(f"{short[name]}{equals}{value}" for name, equals, value in row) for row in rows
+    ]
+
+
+def _prefix(name: str, names: Sequence[str]) -> str:
+    """Return the shortest beginning, from two characters, that no other name has."""
+    others = [one for one in names if one != name]
+    for size in range(2, len(name)):
+        if not any(one.startswith(name[:size]) for one in others):
+            return name[:size]
+    return name
 
 
 def _width(rows: Sequence[Sequence[str]]) -> int:

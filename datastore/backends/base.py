@@ -36,8 +36,11 @@ class Folder:
 
 
 class Backend(Protocol):
-    """A storage. Safe from several threads. Every call ends: it returns or raises within the
-    storage's own time limits, and raises only errors of `rayjobs.datastore.errors`."""
+    """A storage, safe to use from several threads.
+
+    Every call ends: it returns or raises within the storage's own time limits, and raises only
+    errors of `rayjobs.datastore.errors`.
+    """
 
     where: str
     """The storage as people know it: `/data/here` or `s3://bucket/prefix at <endpoint>`."""

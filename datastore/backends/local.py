@@ -118,6 +118,9 @@ class LocalBackend:
             partial.replace(target)
             stored = self._stored(target, clean_path(path))
         except OSError as error:
+            in_file = next((one for one in target.parents if one.is_file()), None)
+            if in_file is not None:
+                raise InvalidReference(f"{in_file} is a file; give a folder.") from error
             partial.unlink(missing_ok=True)
             raise self._explain(error, path) from error
         return StoredFile(stored.path, stored.size, stored.etag, digest)

@@ -21,6 +21,7 @@ from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_file, hex_of
 from rayjobs.datastore.errors import DataChanged, DataIntegrityError, DatastoreError
+from rayjobs.datastore.patience import Patience
 from rayjobs.datastore.refs import clean_path
 
 DIGEST_FIELD = "sha256"  # the object's own metadata; kept by the server with the object
@@ -39,7 +40,7 @@ class S3Backend:
         self.where = settings.where
         self._prefix = f"{settings.prefix}/" if settings.prefix else ""
         self._lock = threading.Lock()
-        self._client: Any = None
+        self._clients: dict[bool, tuple[Any, Patience]] = {}  # by whether it is for quick questions
         self._pid = 0
 
     @classmethod
@@ -81,7 +82,7 @@ class S3Backend:
     def children(self, path: str) -> list[StoredFile | Folder]:
         """See `Backend`."""
         found: list[StoredFile | Folder] = []
-        for page in self._pages(path, Delimiter="/"):
+        for page in self._pages(path, quick=True, Delimiter="/"):
             for item in page.get("CommonPrefixes", ()):
                 found.append(Folder(item["Prefix"][len(self._prefix) :].rstrip("/")))
             for item in page.get("Contents", ()):
@@ -114,7 +115,7 @@ class S3Backend:
     def check(self) -> None:
         """See `Backend`."""
         try:
-            self._open().list_objects_v2(
+            self._open(quick=True).list_objects_v2(
                 Bucket=self.settings.bucket, Prefix=self._prefix, MaxKeys=1
             )
         except Exception as error:
@@ -125,13 +126,19 @@ class S3Backend:
     def __reduce__(self) -> tuple[type[S3Backend], tuple[S3Settings]]:
         return (S3Backend, (self.settings,))
 
-    def _open(self) -> Any:
+    def _open(self, *, quick: bool = False) -> Any:
+        return self._opened(quick)[0]
+
+    def _opened(self, quick: bool = False) -> tuple[Any, Patience]:
         with self._lock:
-            if self._client is None or self._pid != os.getpid():
+            if self._pid != os.getpid():
                 # A connection shared with a forked process mixes up the answers of the two.
-                self._client = self.settings.client()
-                self._pid = os.getpid()
-            return self._client
+                self._clients, self._pid = {}, os.getpid()
+            if quick not in self._clients:
+                settings = self.settings.quick() if quick else self.settings
+                patience = settings.patience()
+                self._clients[quick] = patience.watch(settings.client()), patience
+            return self._clients[quick]
 
     def _key(self, path: str) -> str:
         return self._prefix + clean_path(path)
@@ -141,12 +148,12 @@ class S3Backend:
 
         return explain(error, what=what, where=self.where)
 
-    def _pages(self, path: str, **options: str) -> Iterator[Any]:
+    def _pages(self, path: str, *, quick: bool = False, **options: str) -> Iterator[Any]:
         prefix = self._key(path)
         if clean_path(path):
             prefix += "/"
         try:
-            pages = self._open().get_paginator("list_objects_v2")
+            pages = self._open(quick=quick).get_paginator("list_objects_v2")
             yield from pages.paginate(Bucket=self.settings.bucket, Prefix=prefix, **options)
         except Exception as error:
             raise self._explain(error, f"list {path or '/'!r}") from error
@@ -164,9 +171,9 @@ class S3Backend:
                 if received == 0:
                     expected = expected or _kept_digest(answer)
                     check_etag = not expected and _etag_is_md5(answer)
-                body = answer["Body"]
+                body, patience = answer["Body"], self._opened()[1]
                 try:
-                    while chunk := body.read(CHUNK_BYTES):
+                    while chunk := _read(body, patience):
                         content.update(chunk)
                         if check_etag:
                             plain.update(chunk)
@@ -183,6 +190,7 @@ class S3Backend:
                     received_before = received
                     if failures >= self.settings.attempts:
                         raise
+                    patience.retries(failures + 1, f"{file.path!r} broke off")
                 finally:
                     body.close()
         digest = "sha256:" + content.hexdigest()
@@ -263,6 +271,11 @@ class S3Backend:
             client.abort_multipart_upload(**target, UploadId=upload)
         except Exception:  # noqa: S110 - the first error is the one to tell; parts are invisible
             pass
+
+
+def _read(body: Any, patience: Patience) -> bytes:
+    with patience.reading(CHUNK_BYTES):
+        return bytes(body.read(CHUNK_BYTES))
 
 
 def _etag(answer: Any) -> str:

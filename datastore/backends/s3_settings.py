@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 from rayjobs.datastore import credentials
 from rayjobs.datastore.catalogue import DatastoreRecord
-from rayjobs.datastore.errors import AccessDenied, InvalidReference
+from rayjobs.datastore.errors import AccessDenied, CredentialNotSet, InvalidReference
 from rayjobs.datastore.nosecrets import check_settings
+from rayjobs.datastore.patience import Patience
 from rayjobs.datastore.refs import clean_path
 
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 30.0
 ATTEMPTS = 4
+# A question to which a person waits for the answer: 15 s at most, with the pause between attempts.
+QUICK_CONNECT_S = 3.0
+QUICK_READ_S = 4.0
+QUICK_ATTEMPTS = 2
 POOL = 32
 # In the order of `credentials.AWS_KEYS`.
 _AWS_OPTIONS = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
@@ -40,8 +45,11 @@ KNOWN = frozenset(
 
 @dataclass(frozen=True)
 class S3Settings:
-    """Credentials are never here: `access_key_env` and the like are names of environment variables,
-    read when a client is made; without them botocore's own search (profile, AWS_*) applies."""
+    """Where a bucket is and how to reach it, without credentials.
+
+    `access_key_env` and the like are names of environment variables, read when a client is made;
+    without them botocore's own search (profile, AWS_*) applies.
+    """
 
     bucket: str
     prefix: str = ""
@@ -112,6 +120,29 @@ class S3Settings:
         """The place as people know it."""
         path = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
         return f"{path} at {self.endpoint}" if self.endpoint else path
+
+    def quick(self) -> S3Settings:
+        """Return these settings for a question that a person waits for, such as a listing.
+
+        Limits that the datastore names itself stay: its owner knows how slow the server is.
+        """
+        own = (self.connect_timeout_s, self.read_timeout_s, self.attempts)
+        usual = (CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ATTEMPTS)
+        short = (QUICK_CONNECT_S, QUICK_READ_S, QUICK_ATTEMPTS)
+        connect, read, attempts = (
+            quick if given == default else given
+            for given, default, quick in zip(own, usual, short, strict=True)
+        )
+        return replace(self, connect_timeout_s=connect, read_timeout_s=read, attempts=int(attempts))
+
+    def patience(self) -> Patience:
+        """Return what reports the waits of a client with these settings."""
+        return Patience(
+            self.where,
+            attempts=self.attempts,
+            connect_s=self.connect_timeout_s,
+            read_s=self.read_timeout_s,
+        )
 
     def client(self) -> Any:
         """Return a new S3 client.
@@ -202,9 +233,10 @@ def _positive(text: str | None, default: float) -> float | None:
 def _variable(name: str, where: str) -> str:
     value = credentials.variable(name)
     if not value:
-        raise AccessDenied(
+        raise CredentialNotSet(
             f"{where} takes a credential from the environment variable {name}, which is not set "
             f"here. Export it, or in a job give it to the target: `rayjobs target secret set "
-            f"{name}`."
+            f"{name}`.",
+            name,
         )
     return value

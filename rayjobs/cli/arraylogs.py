@@ -8,9 +8,9 @@ import click
 
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings
-from rayjobs.records import Job, JobLine
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.states import JobState
+from rayjobs.workspace.folder import OpenWorkspace
 
 
 def print_failed(settings: Settings, workspace: OpenWorkspace, array: Job) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rayjobs.errors import NotFoundError, TargetError, UsageError
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError, TargetError, UsageError
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 
 
 def check_running(job: Job) -> None:
@@ -16,11 +16,17 @@ def check_running(job: Job) -> None:
     Raises:
         UsageError: it is not.
     """
-    if job.state is not JobState.RUNNING:
+    if job.state is JobState.RUNNING:
+        return
+    if job.state.is_final:
         raise UsageError(
-            f"job {job.id} is {job.state}: only a running job has processes. "
-            f"`rayjobs why {job.id}` says what it waits for, `rayjobs show {job.id}` how it ended."
+            f"job {job.id} has ended ({job.state}), so it has no processes. "
+            f"`rayjobs show {job.id}` says how it ended."
         )
+    raise UsageError(
+        f"job {job.id} is {job.state}: only a running job has processes. "
+        f"`rayjobs why {job.id}` says what it waits for."
+    )
 
 
 def ask_target(
@@ -32,8 +38,8 @@ def ask_target(
         TargetError: the target does not answer, or not in time.
         NotFoundError: it has no attempt of the job that runs.
     """
-    from rayjobs.compute.wakeclient import ask, socket_of
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
+    from rayjobs.target.wake_client import ask, socket_of
 
     asked = {**request, "workspace": str(workspace), "job": job.id}
     try:
@@ -44,10 +50,21 @@ def ask_target(
             f"{job.target}` shows what it does."
         ) from error
     if answer is None:
-        raise TargetError(
-            f"target {job.target!r} does not answer. Start it with "
-            f"`rayjobs target start {job.target}`; running jobs go on meanwhile."
-        )
+        raise TargetError(_why_silent(job.target))
     if not answer.get("ok"):
         raise NotFoundError(f"{answer.get('error') or 'the target refused'}.")
     return answer
+
+
+def _why_silent(target: str) -> str:
+    """Return what is wrong with a target where nothing listens."""
+    from rayjobs.core.paths import home
+    from rayjobs.target import reach, unfinished
+
+    address, reason = unfinished.why_unreached(target, home=home())
+    if reason:
+        return reach.unreachable_text(target, address, reason)
+    return (
+        f"target {target!r} does not answer. Start it with `rayjobs target start {target}`; "
+        f"running jobs go on meanwhile."
+    )

@@ -7,12 +7,15 @@ from typing import Any
 
 import click
 
+from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
-from rayjobs.records import Job, JobLine
-from rayjobs.states import FINAL, JobState
+from rayjobs.core.paths import home
+from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.target import abandoned
 from rayjobs.target.revive import Standing
 
 EPILOG = """\b
@@ -20,7 +23,7 @@ Examples:
   rayjobs cancel 1f3c
   rayjobs cancel 1f3c 88aa
   rayjobs cancel '1f3c[3]'       a member of an array; 1f3c alone: all of them
-  rayjobs cancel -e mnist        all of the experiment that are not finished
+  rayjobs cancel -e mnist        all unfinished jobs of the experiment
 """
 
 
@@ -28,15 +31,27 @@ Examples:
 @click.argument("jobs", nargs=-1, type=JobId(), metavar="[JOB]...")
 @click.option("-e", "--experiment", metavar="NAME", help="All unfinished jobs of an experiment.")
 @click.option("-a", "--all", "cancel_all", is_flag=True, help="All unfinished jobs.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also end jobs whose target was removed or whose cluster cannot be reached.",
+)
 @json_option
 @common_options
 @click.pass_obj
 def cancel(
-    settings: Settings, jobs: tuple[str, ...], experiment: str | None, cancel_all: bool
+    settings: Settings,
+    jobs: tuple[str, ...],
+    experiment: str | None,
+    cancel_all: bool,
+    force: bool,
 ) -> None:
     """Cancel jobs: SIGTERM, the job's grace period, then SIGKILL for its whole process tree.
 
     A queued job is canceled at once. Canceling a job that has ended changes nothing and exits 0.
+
+    A job whose cluster is gone cannot be ended there. With --force its record ends all the same:
+    processes that may still run there are left, and nothing they report counts any more.
     """
     if sum((bool(jobs), experiment is not None, cancel_all)) != 1:
         raise click.UsageError("name the jobs, or give one of --experiment and --all.")
@@ -47,6 +62,10 @@ def cancel(
         else:
             unfinished = [state for state in JobState if state not in FINAL]
             found = [*store.job_lines(states=unfinished, experiment=experiment, members=False)]
+            if not found:
+                from rayjobs.cli.unknown_names import require_experiment
+
+                require_experiment(store, experiment)
         results: list[dict[str, Any]] = []
         for job in {job.id: job for job in found}.values():
             state = store.request_cancel(job.id, by=getpass.getuser())
@@ -54,7 +73,18 @@ def cancel(
             if state.is_final:
                 continue
             condition = wake_quietly(job.target, workspace.path)
-            if condition.standing is not Standing.RUNNING:
+            if condition.standing is Standing.RUNNING:
+                continue
+            why = abandoned.why_gone(job.target, home=home())
+            if force and why:
+                abandoned.end(store, job.id, by=getpass.getuser(), why=why)
+                results[-1]["state"] = store.job(job.id).state
+            elif why:
+                settings.note(
+                    f"{job.id} cannot be ended there: {why}. If that cluster is gone for good, "
+                    f"`rayjobs cancel --force {short_id(job)}` ends the job's record"
+                )
+            else:
                 settings.note(f"{condition.reason}; {job.id} ends once it runs")
     if settings.as_json:
         print_json(results)

@@ -12,10 +12,10 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import cut, print_json, table, width
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.terminal import plain_text
+from rayjobs.core.terminal import plain_text
 
 if TYPE_CHECKING:
-    from rayjobs.records import Job
+    from rayjobs.jobs.records import Job
     from rayjobs.results.compare import Comparison, Row
 
 FILES_SHOWN = 30
@@ -59,7 +59,7 @@ def compare(settings: Settings, jobs: tuple[str, ...], show_all: bool, plot: str
         if plot is not None:
             curves = comparing.common_series(workspace, found)
     if plot is not None:
-        from rayjobs.metric_plots import plot_runs
+        from rayjobs.results.metric_plots import plot_runs
 
         labels = [_label(job) for job in found]
         title = " · ".join(labels) if len(labels) <= 4 else f"{len(labels)} jobs"
@@ -130,7 +130,7 @@ def _text(compared: Comparison, rows: list[Row]) -> str:
 
 
 def _cell(value: Any) -> str:
-    from rayjobs.metrics import number_text
+    from rayjobs.results.metrics import number_text
 
     if value is None:
         return "-"

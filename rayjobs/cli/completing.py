@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.jobs.states import FINAL, JobState
+
 if TYPE_CHECKING:
     import click
 
@@ -21,6 +23,8 @@ Source = Callable[["Settings", str], Candidates]
 
 FILE, FOLDER = "file", "dir"  # completed by the shell itself
 FILES_OF_JOB = "files"  # depends on the job that was typed before
+LOGS = "jobs with logs"  # depends on whether --follow was typed before
+UNFINISHED = [state for state in JobState if state not in FINAL]
 
 # What an option of this name takes, in whatever command; `COMMAND --option` where one differs.
 OPTIONS: Mapping[str, str] = {
@@ -56,6 +60,12 @@ OPTIONS: Mapping[str, str] = {
 }
 # What the arguments of a command take, where their own type does not say it.
 ARGUMENTS: Mapping[str, str] = {
+    "cancel jobs": "unfinished jobs",
+    "update job": "unfinished jobs",
+    "stacks job": "running jobs",
+    "simulate-eviction job": "running jobs",
+    "why job": "unfinished jobs",
+    "logs names": LOGS,
     "metrics names": "metrics",
     "files names": FILES_OF_JOB,
     "download names": FILES_OF_JOB,
@@ -63,10 +73,10 @@ ARGUMENTS: Mapping[str, str] = {
     "model ls name": "models",
     "model register name": "models",
     "sweep best sweep_id": "sweeps",
-    "sweep cancel sweep_id": "sweeps",
+    "sweep cancel sweep_id": "unfinished sweeps",
     "sweep plot sweep_id": "sweeps",
     "sweep show sweep_id": "sweeps",
-    "sweep watch sweep_id": "sweeps",
+    "sweep watch sweep_id": "unfinished sweeps",
     "data get source": "data paths",
     "data ls place": "data paths",
     "data put destination": "data paths",
@@ -87,10 +97,13 @@ def _store(read: Callable[[Store], Candidates]) -> Source:
     return source
 
 
-def _jobs(kinds: tuple[str, ...] | None = None) -> Source:
+def _jobs(kinds: tuple[str, ...] | None = None, states: Iterable[JobState] | None = None) -> Source:
+    """Return a source of jobs, newest first: of these kinds, in these states; None: of any."""
+    wanted = None if states is None else list(states)
+
     def source(settings: Settings, typed: str) -> Candidates:
         with settings.open() as workspace:
-            found = workspace.store.job_lines(limit=MOST, members=False)
+            found = workspace.store.job_lines(states=wanted, limit=MOST, members=False)
         for job in found:
             if kinds is not None and job.kind not in kinds:
                 continue
@@ -137,6 +150,11 @@ def _columns(store: Store) -> Candidates:
 
 def _tag_names(store: Store) -> Candidates:
     return [(key, "") for key in dict.fromkeys(key for job in _lines(store) for key in job.tags)]
+
+
+def _with_logs(settings: Settings, typed: str, params: Mapping[str, Any]) -> Candidates:
+    """Offer jobs whose logs can be printed, or followed: a job that has ended prints no more."""
+    return SOURCES["unfinished jobs" if params.get("follow") else "jobs"](settings, typed)
 
 
 def _files_of_job(settings: Settings, params: Mapping[str, Any]) -> Candidates:
@@ -215,15 +233,15 @@ def _outputs(settings: Settings, typed: str) -> Candidates:
 
 
 def _targets(_settings: Settings, _typed: str) -> Candidates:
-    from rayjobs.compute.targetrecord import all_targets
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
+    from rayjobs.target.record import all_targets
 
     return [(record.name, record.address or "this machine") for record in all_targets(home=home())]
 
 
 def _node_types(_settings: Settings, _typed: str) -> Candidates:
-    from rayjobs.compute.targetrecord import all_targets
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
+    from rayjobs.target.record import all_targets
 
     for record in all_targets(home=home()):
         for one in record.node_types.types if record.node_types is not None else ():
@@ -238,7 +256,7 @@ def _after(settings: Settings, typed: str) -> Candidates:
 
 
 def _retries(_settings: Settings, _typed: str) -> Candidates:
-    from rayjobs.failures import FailureClass
+    from rayjobs.core.failures import FailureClass
 
     return [(f"{one}=", "") for one in FailureClass]
 
@@ -256,7 +274,11 @@ def _secrets(_settings: Settings, typed: str) -> Candidates:
 
 SOURCES: Mapping[str, Source] = {
     "jobs": _jobs(),
+    LOGS: _jobs(),  # with --follow: see `_with_logs`
+    "unfinished jobs": _jobs(states=UNFINISHED),
+    "running jobs": _jobs(states=[JobState.RUNNING]),
     "sweeps": _jobs(("sweep",)),
+    "unfinished sweeps": _jobs(("sweep",), states=UNFINISHED),
     "parents": _jobs(("sweep", "array")),
     "after": _after,
     "experiments": _store(_experiments),
@@ -290,12 +312,14 @@ def offered(
     Args:
         params: The values of the command's parameters that were typed before.
     """
+    from rayjobs.core.errors import RayjobsError
     from rayjobs.datastore.errors import DatastoreError
-    from rayjobs.errors import RayjobsError
 
     try:
         if source == FILES_OF_JOB:
             found = list(_files_of_job(settings, params))
+        elif source == LOGS:
+            found = list(_with_logs(settings, typed, params))
         else:
             found = list(SOURCES[source](settings, typed))
     except (RayjobsError, DatastoreError, OSError):

@@ -40,7 +40,7 @@ def dashboard(settings: Settings, name: str, open_browser: bool, show_token: boo
     that run, the newest 100 that wait and the newest 100 that have ended. Its login asks for the
     target's token; with --json the file that holds it is named.
     """
-    from rayjobs.compute.dashboard import dashboard_of
+    from rayjobs.target.dashboard import dashboard_of
 
     found = dashboard_of(name)
     token = found.read_token() if show_token else None
@@ -54,7 +54,7 @@ def dashboard(settings: Settings, name: str, open_browser: bool, show_token: boo
         if token is not None:
             click.echo(token)
         elif found.token_file is None:
-            settings.note(f"the cluster of target {name} demands no token: there is no login")
+            settings.note(f"the cluster of target {name} requires no token, so it has no login")
         elif sys.stderr.isatty():
             settings.note(f"its login asks for the token in {found.token_file} (--show-token)")
     if open_browser and not found.open():

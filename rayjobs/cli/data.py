@@ -10,10 +10,11 @@ import click
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
 from rayjobs.cli.params import pairs
+from rayjobs.cli.reporting import say
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
-from rayjobs.jobdata import DATASET
-from rayjobs.terminal import one_line
-from rayjobs.units import counted
+from rayjobs.core.terminal import one_line
+from rayjobs.core.units import counted
+from rayjobs.data.pins import DATASET
 
 if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import Catalogue, DatasetRecord
@@ -45,20 +46,21 @@ def data() -> None:
 @data.command(epilog=EPILOG)
 @click.argument("files", metavar="FILE|FOLDER...", nargs=-1, required=True, type=click.Path())
 @click.argument("destination", metavar="DATASTORE/PATH")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @json_option
 @SILENT
 @common_options
 @click.pass_obj
 def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwrite: bool) -> int:
-    """Store files, or all that is in folders, at a path of a datastore.
+    """Upload files or folders to a path of a datastore.
 
-    Files that are there already are kept, so an upload that broke off can be repeated. If one of
-    them differs from the file here, that is said, and the exit code is 1: --overwrite replaces it.
+    Existing files are kept, so an interrupted upload can be repeated. If one of them differs from
+    the local file, the command reports it and exits with 1; --overwrite replaces it. Broken links,
+    links to a folder above, sockets and pipes are skipped with a warning.
     """
     from rayjobs.datastore.kept import Tally
     from rayjobs.datastore.stores import Datastore
-    from rayjobs.datastore.transfer import files_below
+    from rayjobs.datastore.transfer import files_below, left_out_text
 
     paths = [Path(text).expanduser() for text in files]
     for path in paths:
@@ -69,9 +71,11 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         store = Datastore(workspace, name)
         watch = _Watch(settings)
         done = Tally()
+        left_out: list[str] = []
         for path in paths:
             if path.is_dir():
-                moved = store.put(files_below(path), path, target, overwrite, watch)
+                found = files_below(path, left_out)
+                moved = store.put(found, path, target, overwrite, watch)
                 done += moved.tally
         single = [path for path in paths if not path.is_dir()]
         if single:
@@ -79,28 +83,30 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
     place = f"{name}/{target.strip('/')}"
     if settings.as_json:
         counts = {"files": watch.files, "bytes": watch.bytes, **_counts(done, "stored")}
-        print_json({"datastore": name, "path": target, **counts})
+        print_json({"datastore": name, "path": target, **counts, "left_out": left_out})
     else:
         whole = f"stored {counted(watch.files, 'file')} ({size_text(watch.bytes)}) in {place}"
         click.echo(_told(done, "stored", place, whole))
         if not done.differing:
             settings.note(f"use it: rayjobs submit … --input data={place}")
+    if left_out:  # with -q too: the data there is not all that is here
+        say(f"warning: {left_out_text(left_out)}")
     return Exit.FAILED if done.differing else Exit.DONE
 
 
 @data.command(epilog=EPILOG)
 @click.argument("source", metavar="DATASTORE/PATH|dataset:NAME[:VERSION]")
 @click.argument("folder", metavar="FOLDER", type=click.Path(file_okay=False))
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 @json_option
 @SILENT
 @common_options
 @click.pass_obj
 def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int:
-    """Fetch data into a folder; each file appears when it is whole.
+    """Fetch data into a folder; each file appears once it is complete.
 
-    Files that are there already are kept. If one of them differs from the file to fetch, that is
-    said, and the exit code is 1: --overwrite replaces it.
+    Existing files are kept. If one of them differs from the file to fetch, the command reports it
+    and exits with 1; --overwrite replaces it.
     """
     from rayjobs.datastore.datasets import FileDataset
 
@@ -137,7 +143,7 @@ def _counts(done: Tally, verb: str) -> dict[str, int]:
 @common_options
 @click.pass_obj
 def ls(settings: Settings, place: str) -> None:
-    """List datasets; or what lies at a path of a datastore; or a dataset's versions."""
+    """List datasets; or the files at a path of a datastore; or a dataset's versions."""
     from rayjobs.datastore.stores import Datastore
 
     with settings.open(create=True) as workspace:
@@ -294,11 +300,11 @@ def _note_same_files(settings: Settings, catalogue: Catalogue, made: DatasetReco
 def rm(settings: Settings, name: str, force: bool) -> None:
     """Delete one version of a dataset from the registry; its files stay in their datastore.
 
-    Refused while an unfinished job reads it, or (without --force) when a model was made of it.
-    Its number is not given again.
+    Refused while an unfinished job reads it, or (without --force) when a model was trained on it.
+    Its version number is not reused.
     """
     from rayjobs.datastore.catalogue import parse_version
-    from rayjobs.housekeeping.deletion import delete_dataset
+    from rayjobs.datastore.errors import DatasetInUse
 
     title, _, text = name.removeprefix(DATASET).partition(":")
     with settings.open() as workspace:
@@ -308,13 +314,18 @@ def rm(settings: Settings, name: str, force: bool) -> None:
             raise click.UsageError(
                 f"{name!r} names no version; the newest is {title}:{newest}. Write NAME:VERSION."
             )
-        uses = delete_dataset(workspace, title, version, force=force)
+        workspace.catalogue.dataset(title, version)
+        try:
+            models = workspace.catalogue.remove_dataset(title, version, force=force)
+        except DatasetInUse as error:
+            # The sentence ends as Python says it; here this is an option.
+            raise DatasetInUse(str(error).replace("force it.", "give --force.")) from None
     if settings.as_json:
-        print_json({"deleted": f"{title}:{version}", "models": list(uses.models)})
+        print_json({"deleted": f"{title}:{version}", "models": list(models)})
         return
     click.echo(f"deleted {title}:{version}; its files stay where they are")
-    if uses.models:
-        settings.note(f"these models were made of it: {', '.join(uses.models)}")
+    if models:
+        settings.note(f"these models were trained on it: {', '.join(models)}")
 
 
 @data.command(epilog="\b\nExamples:\n  rayjobs data show digits\n  rayjobs data show digits:2\n")

@@ -33,7 +33,7 @@ class DatastoreName(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return names that begin with `incomplete`."""
-        from rayjobs.errors import RayjobsError
+        from rayjobs.core.errors import RayjobsError
 
         settings = ctx.find_object(Settings) or Settings()
         try:
@@ -48,9 +48,10 @@ class DatastoreName(ParamType):
 def datastore() -> None:
     """Name storages: a folder, or a bucket (or a prefix of one) on any S3 server.
 
-    `workspaceblobstore`, a folder in the workspace, is there from the start. Credentials are
-    given by reference: names of environment variables, or a profile of the usual AWS files. On
-    every node the target must have them too. No secret is stored.
+    `workspaceblobstore`, a folder in the workspace, always exists. Credentials are
+    given by reference: names of environment variables, or a profile of the usual AWS files. A
+    submit passes exported variables on to the target (see `rayjobs target secret -h`). Secrets
+    are not stored in the workspace.
     """
 
 
@@ -165,18 +166,16 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
     """
     from rayjobs.datastore.errors import DatastoreInUse
     from rayjobs.datastore.stores import Datastore
-    from rayjobs.housekeeping.deletion import refuse_while_used
 
     with settings.open() as workspace:
         found = Datastore.get(workspace, name)
-        refuse_while_used(workspace.store, name)
         before = workspace.catalogue.default_datastore()
         try:
             found.unregister(force=force)
         except DatastoreInUse as error:
             # The sentence ends as Python says it; here these are an option and another command.
             text = str(error).replace("force it.", "give --force.")
-            raise DatastoreInUse(
+            raise type(error)(
                 text.replace(
                     "make that the default datastore", "add that with --default (--overwrite)"
                 )

@@ -27,8 +27,7 @@ Examples:
 def db() -> None:
     """Upgrade, back up, restore or check a workspace's store (its file store.db).
 
-    Never copy store.db with cp while it is in use: what was written last stands in files
-    beside it.
+    Never copy store.db with cp while it is in use: the newest records are in files next to it.
     """
 
 
@@ -37,7 +36,7 @@ def db() -> None:
 @common_options
 @click.pass_obj
 def check(settings: Settings) -> int:
-    """Check that the store is whole, of this version, and on a disk of its own machine."""
+    """Check that the store is intact, has this version, and is on a local disk."""
     from rayjobs.store import care
 
     return _print(settings, care.check(_store(settings)))
@@ -49,10 +48,10 @@ def check(settings: Settings) -> int:
 @common_options
 @click.pass_obj
 def backup(settings: Settings, file: Path) -> None:
-    """Write a whole copy of the store to FILE, while jobs go on.
+    """Write a complete copy of the store to FILE, while jobs keep running.
 
-    The copy holds records and metrics. Stored files are in the folder blobs/ beside the store;
-    each is written once and never changed, so any tool may copy them, after this.
+    The copy holds records and metrics. Stored files are in the folder blobs/ next to the
+    store; each is written once and never changed, so any tool can copy them afterwards.
     """
     from rayjobs.store import care
 
@@ -62,18 +61,18 @@ def backup(settings: Settings, file: Path) -> None:
     if settings.as_json:
         print_json({"file": str(target), "bytes": size})
     else:
-        click.echo(f"{target} is a whole copy ({size_text(size)})")
+        click.echo(f"{target} is a complete copy ({size_text(size)})")
 
 
 @db.command(epilog="\b\nExample:\n  rayjobs db upgrade\n")
-@click.option("--no-backup", is_flag=True, help="Do not write a copy beside the store first.")
+@click.option("--no-backup", is_flag=True, help="Do not keep a copy of the old store.")
 @json_option
 @common_options
 @click.pass_obj
 def upgrade(settings: Settings, no_backup: bool) -> None:
-    """Bring the store to this version, keeping a copy of the old one beside it.
+    """Upgrade the store to this version, and keep a copy of the old one next to it.
 
-    Older versions of rayjobs cannot use it any more after that.
+    Older versions of rayjobs cannot use the upgraded store.
     """
     from rayjobs.store import care
 
@@ -92,23 +91,21 @@ def upgrade(settings: Settings, no_backup: bool) -> None:
     epilog="\b\nExamples:\n  rayjobs db restore ~/rayjobs-monday.db\n  rayjobs db restore --as-is\n"
 )
 @click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--as-is", is_flag=True, help="Accept the store that is there, or begin an empty one."
-)
+@click.option("--as-is", is_flag=True, help="Accept the existing store, or create an empty one.")
 @json_option
 @common_options
 @click.pass_obj
 def restore(settings: Settings, file: Path | None, as_is: bool) -> None:
-    """Put a backup in the place of a store that was deleted or damaged, or lacks records.
+    """Restore a backup in place of a store that is missing, damaged or incomplete.
 
     The old store is kept next to it. Stop its targets first (`rayjobs target stop`): while a target
     or another process uses the store, nothing is replaced. What was submitted after the backup was
     made is not in it.
     """
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
     from rayjobs.store import care
     from rayjobs.target.unfinished import check_not_served
-    from rayjobs.workspace_files import WorkspaceFiles, locate
+    from rayjobs.workspace.folder import WorkspaceFiles, locate
 
     if (file is None) != as_is:
         raise click.UsageError("give either a backup's FILE or --as-is.")
@@ -130,9 +127,9 @@ def _store(settings: Settings) -> Path:
     Raises:
         NotFoundError: there is none.
     """
-    from rayjobs.errors import NotFoundError
+    from rayjobs.core.errors import NotFoundError
     from rayjobs.store.witness import Witness
-    from rayjobs.workspace_files import ENVIRONMENT, WorkspaceFiles, locate
+    from rayjobs.workspace.folder import ENVIRONMENT, WorkspaceFiles, locate
 
     files = WorkspaceFiles(locate(settings.workspace))
     if not files.store.exists():

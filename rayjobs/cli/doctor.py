@@ -29,9 +29,9 @@ def doctor(settings: Settings) -> int:
     Each line is OK, WARN (works, but less well or not for long) or FAIL, with what to do about
     it. Nothing is changed. Exits with 1 when something is FAIL.
     """
-    from rayjobs.doctor import examine
-    from rayjobs.paths import home
-    from rayjobs.workspace_files import WorkspaceFiles, locate
+    from rayjobs.core.paths import home
+    from rayjobs.housekeeping.doctor import examine
+    from rayjobs.workspace.folder import WorkspaceFiles, locate
 
     workspace = locate(settings.workspace)
     known = workspace if WorkspaceFiles(workspace).record.exists() else None

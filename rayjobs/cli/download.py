@@ -16,7 +16,8 @@ from rayjobs.cli.settings import (
     json_option,
     quiet_option,
 )
-from rayjobs.terminal import one_line
+from rayjobs.cli.unknown_names import require_single_job
+from rayjobs.core.terminal import one_line
 
 EPILOG = """\b
 Examples:
@@ -41,11 +42,15 @@ def download(
 ) -> None:
     """Fetch a job's stored files. NAME is a file, a folder or a pattern; without, all of them.
 
-    Each file appears whole, with its digest checked; one that is there already is not fetched.
+    Each file appears only once it is complete and its digest is checked. Existing files are not
+    fetched again.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
-        stored = chosen_files(found.id, workspace.store.files(found.id), names)
+        all_files = workspace.store.files(found.id)
+        if not all_files:
+            require_single_job(workspace.store, found, "download", what="files")
+        stored = chosen_files(found.id, all_files, names)
         if output == "-":
             if len(stored) != 1:
                 raise click.UsageError(f"-o - writes one file; {len(stored)} are chosen.")

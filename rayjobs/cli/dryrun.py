@@ -12,21 +12,26 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rayjobs import snapshots
-from rayjobs.capacity import plan_shape
 from rayjobs.cli.output import facts
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.startviews import start_lines
-from rayjobs.compute.targets import TargetView, capacity_of, target_status
+from rayjobs.core.paths import NodePaths, home
+from rayjobs.core.units import counted, duration_text, memory_text
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.paths import NodePaths, home
 from rayjobs.policy import NodeRoom, Shape, describe_free, take
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.submitting import check
-from rayjobs.units import counted, duration_text, memory_text
-from rayjobs.workspace_files import OpenWorkspace, WorkspaceFiles, locate, open_workspace
+from rayjobs.policy.capacity import plan_shape
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import check
+from rayjobs.target.targets import TargetView, capacity_of, target_status
+from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles, locate, open_workspace
 
+# What is made for each attempt, or added by its nodes.
+UNKNOWN = (
+    *("socket", "marker", "injob_path"),
+    *("lease_s", "lease_since_s", "raylet", "soft_files", "hold", "views"),
+)
 NO_ID = "JOB"  # stands in a plan where the job's id will be
 
 
@@ -122,8 +127,8 @@ def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
     path = locate(settings.workspace)
     if WorkspaceFiles(path).record.exists():
         return stack.enter_context(open_workspace(path, create=False))
-    from rayjobs.blobs import FolderBlobs
     from rayjobs.store.sql import SqlStore
+    from rayjobs.workspace.blobs import FolderBlobs
 
     # In a folder that goes: looking for data makes the default datastore's.
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="rayjobs-")))
@@ -204,10 +209,10 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
         workspace_path="",
     )
     with _sockets_elsewhere():
-        plans = launcher_for(spec).plans(context)
+        plans = [plan.to_json() for plan in launcher_for(spec).plans(context)]
     for plan in plans:
-        for key in ("socket", "marker", "injob_path"):
-            plan.pop(key, None)  # are made anew for each attempt
+        for key in UNKNOWN:
+            plan.pop(key)
         beside = plan.get("beside") or {}
         for part in (beside, *beside.get("peers", ())):
             part.pop("socket", None)

@@ -10,8 +10,8 @@ import click
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line, table
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.records import Event
-from rayjobs.terminal import plain_text
+from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import Event
 
 POLL_S = 0.3
 EPILOG = """\b
@@ -29,7 +29,10 @@ Examples:
 @common_options
 @click.pass_obj
 def events(settings: Settings, job: str, follow: bool) -> None:
-    """List a job's history: every step, request and retry, with its reason."""
+    """List a job's history: every step, request and retry, with its reason.
+
+    With -v also the whole text of an error of which a line shows the beginning.
+    """
     with settings.open() as workspace:
         store = workspace.store
         found = newest_named(settings, store, job)
@@ -39,7 +42,9 @@ def events(settings: Settings, job: str, follow: bool) -> None:
                 print_json([asdict(event) for event in listed])
             elif listed:
                 header = ("TIME", "ATTEMPT", "EVENT", "")
-                click.echo(table([_row(event) for event in listed], header, right=(1,)))
+                click.echo(
+                    table([_row(event, settings.verbose) for event in listed], header, right=(1,))
+                )
             return
         shown = 0
         while True:
@@ -50,7 +55,7 @@ def events(settings: Settings, job: str, follow: bool) -> None:
                 if settings.as_json:
                     print_json_line(asdict(event))
                 else:
-                    click.echo("  ".join(part for part in _row(event) if part))
+                    click.echo("  ".join(part for part in _row(event, settings.verbose) if part))
             if is_final and not listed:
                 return
             if not listed:
@@ -58,7 +63,9 @@ def events(settings: Settings, job: str, follow: bool) -> None:
             listed = store.events(found.id, after=shown)
 
 
-def _row(event: Event) -> tuple[str, str, str, str]:
+def _row(event: Event, verbose: bool) -> tuple[str, str, str, str]:
     at = event.at.astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     attempt = str(event.attempt) if event.attempt else ""
-    return at, attempt, event.kind, plain_text(" ".join(event.message.split()))
+    detail = str((event.data or {}).get("detail") or "") if verbose else ""
+    message = f"{event.message} ({detail})" if detail else event.message
+    return at, attempt, event.kind, plain_text(" ".join(message.split()))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from rayjobs.core.failures import FailureClass
 from rayjobs.datastore import errors as data_errors
-from rayjobs.failures import FailureClass
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 
 
 class Exit(IntEnum):
@@ -40,7 +40,13 @@ def of_data_error(error: data_errors.DatastoreError) -> Exit:
         data_errors.DatasetNotFound,
         data_errors.DatastoreNotFound,
     )
-    wrong = (data_errors.InvalidReference, data_errors.DatasetExists, data_errors.DatastoreExists)
+    wrong = (
+        data_errors.InvalidReference,
+        data_errors.DatasetExists,
+        data_errors.DatasetInUse,
+        data_errors.DatastoreExists,
+        data_errors.DatastoreUsedByJobs,
+    )
     if isinstance(error, missing):
         return Exit.NOT_FOUND
     if isinstance(error, wrong):

@@ -8,12 +8,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from rayjobs.blobs import BlobStore
 from rayjobs.cli.output import size_text
 from rayjobs.cli.settings import Settings
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.logs import real_name
-from rayjobs.records import StoredFile
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import StoredFile
+from rayjobs.results.logs import real_name
+from rayjobs.workspace.blobs import BlobStore
 
 
 def chosen_files(
@@ -107,7 +107,7 @@ def fetch(
         more = f" and {len(in_the_way) - 5} more" if len(in_the_way) > 5 else ""
         raise UsageError(
             f"these exist with other content: {', '.join(in_the_way[:5])}{more}. Give --force to "
-            f"replace them, or another place by -o."
+            f"replace them, or another path with -o."
         )
     progress = _Progress(settings, sum(one.size for one in files if one.name not in present))
     for one in files:

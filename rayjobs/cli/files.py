@@ -8,7 +8,8 @@ from rayjobs.cli.fetching import chosen_files
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import local_time, print_json, size_text, table
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.terminal import one_line
+from rayjobs.cli.unknown_names import require_single_job
+from rayjobs.core.terminal import one_line
 
 EPILOG = """\b
 Examples:
@@ -28,7 +29,10 @@ def files(settings: Settings, job: str, names: tuple[str, ...]) -> None:
     """List a job's stored files. NAME is a file, a folder or a pattern."""
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
-        stored = chosen_files(found.id, workspace.store.files(found.id), names)
+        all_files = workspace.store.files(found.id)
+        if not all_files:
+            require_single_job(workspace.store, found, "files", what="files")
+        stored = chosen_files(found.id, all_files, names)
     if settings.as_json:
         print_json(
             [

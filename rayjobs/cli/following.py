@@ -9,15 +9,16 @@ from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.outlook import NOT_RESPONDING, outlooks
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
-from rayjobs.driverlog import last_lines
-from rayjobs.logs import Logs
-from rayjobs.records import Job
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.results.driver_log import last_lines
+from rayjobs.results.logs import Logs
+from rayjobs.workspace.folder import OpenWorkspace
 
 LOOK_EVERY_S = 0.1
 OUTLOOK_EVERY_S = 2.0
 KEPT_BYTES = 16 << 20
+_BEFORE_OUTPUT = (JobState.PROVISIONING, JobState.PREPARING)
 
 
 class Stages:
@@ -38,6 +39,8 @@ class Stages:
         self._said = ""
         self._reason = ""
         self._attempt = 0
+        self._printed = 0  # the last attempt of which output was shown
+        self._was_over = False
         self._looked_s = float("-inf")
         self._outlook_s = time.monotonic()
         self.job: Job = workspace.store.job(job_id)
@@ -47,13 +50,15 @@ class Stages:
         now_s = time.monotonic()
         if now_s - self._looked_s < LOOK_EVERY_S:
             return self.job
+        is_first = self._looked_s == float("-inf")
         self._looked_s = now_s
         self.job = job = self._workspace.store.job(self._job_id)
         if job.state.is_final:
+            self._was_over = is_first
             return job
-        stage = str(job.state)
-        if job.attempt > 1 and job.state is not JobState.QUEUED:
-            stage += f" (attempt {job.attempt})"
+        if job.attempt == self._printed and job.state in _BEFORE_OUTPUT:
+            return job  # it runs, as its output says; its target writes that next
+        stage = _stage(job.state, job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
@@ -64,6 +69,19 @@ class Stages:
             self._outlook_s = now_s
             self._look_ahead(job)
         return job
+
+    def printed(self, attempt: int) -> None:
+        """Say that an attempt runs, before its first output is shown.
+
+        The state is read at times only: by then the job may have printed all it has to, and ended.
+        """
+        if attempt <= self._printed or self._was_over:
+            return
+        self._printed = attempt
+        stage = _stage(JobState.RUNNING, attempt)
+        if self._said not in (stage, _stage(JobState.FINALIZING, attempt)):
+            self._said, self._reason = stage, ""
+            self._tell(stage, "")
 
     def _look_ahead(self, job: Job) -> None:
         outlook = outlooks(self._workspace.path, [job], store=self._workspace.store)[job.id]
@@ -81,6 +99,11 @@ class Stages:
     def _tell(self, stage: str, reason: str) -> None:
         text = f"{stage}: {reason}" if reason else stage
         self._say(f"{self._label}{text}")
+
+
+def _stage(state: JobState, attempt: int) -> str:
+    is_again = attempt > 1 and state is not JobState.QUEUED
+    return f"{state} (attempt {attempt})" if is_again else str(state)
 
 
 def follow_logs(
@@ -102,6 +125,8 @@ def follow_logs(
     for part in Logs(workspace, job_id).follow(rank):
         stages.look()
         if past is None:
+            if part.data:
+                stages.printed(part.attempt)
             screen.write(part.data)
         elif part.data:
             past.add(part.data)
@@ -173,7 +198,7 @@ def detached_text(settings: Settings, job: Job) -> str:
     """Return what Ctrl-C says: the job goes on, and how to reach or end it."""
     short = short_id(job)
     return (
-        f"detached; {job.id} goes on.\n"
-        f"  rayjobs logs -f {short}   attach again\n"
-        f"  rayjobs cancel {short}    end it"
+        f"detached; {job.id} keeps running.\n"
+        f"  rayjobs logs -f {short}   follow it again\n"
+        f"  rayjobs cancel {short}    cancel it"
     )

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 # Below this share of equal characters a guess misleads more often than it helps: `--epochs` is
 # not `--detach`.
 SIMILAR_ENOUGH = 0.8
+LIKELY = 0.6  # enough where a list of names follows or a wrong guess does no harm
 
 # What other tools call our commands.
 COMMANDS: Mapping[str, str] = {
@@ -99,9 +100,15 @@ OPTIONS: Mapping[str, str] = {
 }
 
 
-def near(text: str, known: Iterable[str], *, most: int = 2) -> list[str]:
-    """Return the known words that `text` is very probably a slip of."""
-    return difflib.get_close_matches(text, list(known), n=most, cutoff=SIMILAR_ENOUGH)
+def near(
+    text: str, known: Iterable[str], *, most: int = 2, least: float = SIMILAR_ENOUGH
+) -> list[str]:
+    """Return the known words that `text` is very probably a slip of.
+
+    Args:
+        least: The share of equal characters, from 0 to 1, that a word needs.
+    """
+    return difflib.get_close_matches(text, list(known), n=most, cutoff=least)
 
 
 def option_for(text: str, known: Iterable[str]) -> str:
@@ -123,13 +130,18 @@ def unknown_option(text: str, known: Iterable[str]) -> str:
     return f"there is no option {text!r}." + (f" Did you mean {meant}?" if meant else "")
 
 
-def unknown_command(text: str, known: Iterable[str]) -> str:
-    """Return the sentence for a command that there is not."""
-    if text.endswith((".py", ".sh", ".yaml", ".yml")):
+def unknown_command(text: str, known: Iterable[str], *, group: str = "") -> str:
+    """Return the sentence for a command that there is not.
+
+    Args:
+        group: The commands in front of it, such as ``target``.
+    """
+    if not group and text.endswith((".py", ".sh", ".yaml", ".yml")):
         option = "-f " if text.endswith((".yaml", ".yml")) else ""
         return f"there is no command {text!r}; did you mean `rayjobs submit {option}{text}`?"
-    if text in COMMANDS:
+    if not group and text in COMMANDS:
         return f"there is no command {text!r}; it is: {COMMANDS[text]}"
-    found = near(text, known)
-    hint = f"; did you mean {' or '.join(found)}?" if found else "; `rayjobs -h` lists them."
-    return f"there is no command {text!r}{hint}"
+    names = list(known)
+    found = near(text, names, least=LIKELY)
+    hint = f"; did you mean {' or '.join(found)}?" if found else f". Commands: {', '.join(names)}."
+    return f"there is no command {f'{group} {text}'.strip()!r}{hint}"

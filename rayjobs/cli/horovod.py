@@ -39,13 +39,13 @@ def horovod() -> None:
 def install(
     settings: Settings, /, env: str | None, gpu: bool | None, jobs: int | None, if_needed: bool
 ) -> None:
-    """Install Horovod, built for the environment's PyTorch; a second time takes the kept wheel.
+    """Install Horovod, built for the environment's PyTorch; a second call uses the stored wheel.
 
     The build takes some minutes and needs g++, make, cmake and Open MPI's headers. The wheel is
     kept in the user's cache folder, for each version of PyTorch, Python and Open MPI.
     """
     from rayjobs.environments import interpreter
-    from rayjobs.horovod import install as installing
+    from rayjobs.environments.horovod import install as installing
 
     python = installing.default_python() if env is None else Path(interpreter.path_of(env))
     if if_needed and installing.is_current(python):

@@ -32,7 +32,7 @@ def init(settings: Settings, folder: str, script: str | None) -> None:
 
     A file that exists stays as it is. A folder without a script gets an example, train.py.
     """
-    from rayjobs.errors import NotFoundError
+    from rayjobs.core.errors import NotFoundError
     from rayjobs.submit.templates import script_of, write_templates
 
     root = Path(folder).expanduser().absolute()

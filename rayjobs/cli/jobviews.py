@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from rayjobs.cli.outlook import Outlook
+from rayjobs.cli.outlook import NOT_RESPONDING, Outlook
 from rayjobs.cli.output import duration_text
-from rayjobs.records import Attempt, Job, JobLine
+from rayjobs.jobs.outcomes import UNSEEN
+from rayjobs.jobs.records import Attempt, Job, JobLine
+from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
+
+_MAY_BE_LOST = (JobState.FAILED, JobState.CANCELED)
 
 
 def short_id(job: Job | JobLine) -> str:
@@ -29,6 +33,35 @@ def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float
     # A row tells of its last attempt while it has a start: most jobs have no other.
     tried = [job.id for job in jobs if job.attempt > 1 or (job.attempt and not job.started_at)]
     return store.earlier_runs(tried) if tried else {}
+
+
+def bounded_runs(
+    store: Store, jobs: Iterable[Job | JobLine], seen: Mapping[str, Outlook] | None = None
+) -> frozenset[str]:
+    """Return the jobs whose time is only known to be at most `ran_s`.
+
+    An attempt of theirs ended while the target was down, or may have: of a live job that the
+    target does not answer for, nothing tells whether it still runs.
+    """
+    listed = list(jobs)
+    # Another job has had one attempt, whose end was seen.
+    tried = [one.id for one in listed if one.attempt > 1 or one.state in _MAY_BE_LOST]
+    found = store.unseen_ends(tried) if tried else frozenset()
+    return found | {
+        one.id
+        for one in listed
+        if one.kind == "job"
+        and one.state.is_live
+        and one.started_at is not None
+        and seen is not None
+        and seen[one.id].state in (NOT_RESPONDING, str(JobState.QUEUED))
+    }
+
+
+def ran_text(seconds: float | None, *, at_most: bool) -> str:
+    """Return how long a job ran: ``3m 05s``, or ``≤3m 05s`` where no more is known."""
+    text = duration_text(seconds)
+    return f"≤{text}" if at_most and seconds is not None else text
 
 
 def waited_s(
@@ -55,12 +88,17 @@ def ran_s(
 
 
 def job_json(
-    job: Job | JobLine, outlook: Outlook | None = None, *, earlier_s: float | None = None
+    job: Job | JobLine,
+    outlook: Outlook | None = None,
+    *,
+    earlier_s: float | None = None,
+    at_most: bool | None = None,
 ) -> dict[str, Any]:
     """Return a job as JSON data; its keys are part of the command line's contract.
 
     Args:
         earlier_s: See `ran_s`.
+        at_most: See `bounded_runs`; None: it was not asked.
     """
     ran = ran_s(job, earlier_s=earlier_s)
     return {
@@ -88,6 +126,7 @@ def job_json(
         "ended_at": job.ended_at,
         "waited_s": round(waited_s(job, earlier_s=earlier_s), 3),
         "ran_s": None if ran is None else round(ran, 3),
+        "ran_at_most": at_most,
         "cancel_requested_at": job.cancel_requested_at,
         "failure": job.failure.to_dict() if job.failure else None,
         "tags": dict(job.tags),
@@ -123,6 +162,8 @@ def attempt_times(attempt: Attempt) -> str:
         return "-"
     until = attempt.ended_at or datetime.now(UTC)
     text = duration_text((until - attempt.started_at).total_seconds())
+    if attempt.ended_at and attempt.outcome in UNSEEN:
+        return f"≤{text} (nothing saw its end)"
     return text if attempt.ended_at else f"{text} so far"
 
 

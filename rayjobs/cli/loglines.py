@@ -14,9 +14,9 @@ from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.output import print_json_line
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
-from rayjobs.errors import NotFoundError
-from rayjobs.logs import Logs
-from rayjobs.records import Job, JobLine
+from rayjobs.cli.summary import closing_line
+from rayjobs.core.errors import NotFoundError
+from rayjobs.jobs.records import Job, JobLine
 from rayjobs.results.log_lines import (
     FRESH_S,
     Line,
@@ -26,10 +26,11 @@ from rayjobs.results.log_lines import (
     has_unknown_times,
     read_lines,
 )
+from rayjobs.results.logs import Logs
 
 if TYPE_CHECKING:
     from rayjobs.cli.logs import View
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.workspace.folder import OpenWorkspace
 
 _TIME_WIDTH = 22
 
@@ -41,13 +42,17 @@ def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], vi
     shown = _Shown(settings, workspace, screen, view, several=len(jobs) > 1)
     if view.follow:
         try:
-            _follow(settings, workspace, jobs, shown, wanted)
+            ended = _follow(settings, workspace, jobs, shown, wanted)
         except KeyboardInterrupt:
             screen.end()
             screen.note("\n".join(detached_text(settings, job) for job in jobs))
             return Exit.INTERRUPTED
-    else:
-        _read(settings, workspace, jobs, shown, wanted)
+        screen.end()
+        for job in ended:
+            label = f"{short_id(job)}  " if len(ended) > 1 else ""
+            screen.note(f"{label}{closing_line(settings, job)}")
+        return Exit.DONE
+    _read(settings, workspace, jobs, shown, wanted)
     screen.end()
     return Exit.DONE
 

@@ -15,11 +15,11 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line
 from rayjobs.cli.params import JobId, Since
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
-from rayjobs.records import Job
-from rayjobs.terminal import one_line, plain_text
+from rayjobs.core.terminal import one_line, plain_text
+from rayjobs.jobs.records import Job
 
 if TYPE_CHECKING:
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
 Examples:
@@ -30,7 +30,7 @@ Examples:
   rayjobs logs --rank 3 1f3c       one process of several
   rayjobs logs --since 10m -t 1f3c
   rayjobs logs --grep 'loss|lr' 1f3c
-  rayjobs logs --failed 1f3c       the lines that matter of a failed job
+  rayjobs logs --failed 1f3c       the lines about the failure
   rayjobs logs 1f3c logs/train.txt
   rayjobs logs '1f3c[3]'           a member of an array; 1f3c alone prints all members
   rayjobs logs 1f3c > out.bin      byte for byte (one process)
@@ -69,7 +69,7 @@ class View:
 @click.option("--grep", metavar="REGEX", help="Only lines that match.")
 @click.option("-t", "--timestamps", is_flag=True, help="Print when each line was printed.")
 @click.option("--rank", metavar="N|all", help="One process; all merges them [all].")
-@click.option("--failed", is_flag=True, help="Only the lines that tell why it failed.")
+@click.option("--failed", is_flag=True, help="Only the lines about the failure.")
 @click.option("--list", "list_names", is_flag=True, help="List available logs.")
 @click.option("--raw", is_flag=True, help="Print raw bytes; may garble the terminal.")
 @quiet_option("No stages on stderr.")
@@ -89,12 +89,15 @@ def logs(
     list_names: bool,
     raw: bool,
 ) -> int:
-    """Print what jobs printed.
+    """Print the logs of jobs.
 
-    Several processes, array members or jobs are merged: each line says who printed it, and lines
-    that processes of a job have in common are shown once. One process is printed byte for byte; on
-    a terminal, escape sequences other than colours are left out. FILE is one of the names that
-    --list prints. Times (-t, --since) are exact to half a second.
+    Several processes, array members or jobs are merged: each line names its process, and lines
+    that several processes of a job print are shown once. The log of a single process is printed
+    unchanged; on a terminal, escape sequences other than colours are removed. FILE is one of the
+    names that --list prints. Times (-t, --since) are exact to half a second.
+
+    With -f, the last line on stderr says how each job ended. The exit code is then 0 however the
+    jobs ended, and 130 after Ctrl-C; `rayjobs wait` exits with their result.
     """
     if sum((follow, failed, list_names)) > 1:
         raise click.UsageError("give one of --follow, --failed and --list.")
@@ -154,29 +157,31 @@ def _rank(text: str | None) -> int | None:
 def _check_rank(job: Job, rank: int | None) -> None:
     world_size = job.spec.distribution.world_size
     if rank is not None and rank >= world_size:
-        from rayjobs.errors import NotFoundError
+        from rayjobs.core.errors import NotFoundError
 
         last = world_size - 1
         raise NotFoundError(
-            f"job {job.id} has no rank {rank}; its ranks are 0{f' to {last}' if last else ' alone'}"
+            f"job {job.id} has no rank {rank}; its ranks are 0{f' to {last}' if last else ' only'}"
         )
 
 
 def _print_bytes(settings: Settings, workspace: OpenWorkspace, job: Job, view: View) -> int:
     """Print the log of one process byte for byte."""
     from rayjobs.cli.screen import Screen
-    from rayjobs.logs import Logs
+    from rayjobs.results.logs import Logs
 
     screen = Screen(settings, raw=view.raw)
     rank = view.rank or 0
     if view.follow:
         from rayjobs.cli.following import detached_text, follow_logs
+        from rayjobs.cli.summary import closing_line
 
         try:
-            follow_logs(workspace, job.id, screen, rank=rank, tail=view.tail)
+            ended = follow_logs(workspace, job.id, screen, rank=rank, tail=view.tail)
         except KeyboardInterrupt:
             screen.note(detached_text(settings, job))
             return Exit.INTERRUPTED
+        screen.note(closing_line(settings, ended))
         return Exit.DONE
     of_job = Logs(workspace, job.id)
     name = of_job.driver_name(rank)
@@ -194,8 +199,8 @@ def _print_file(
 ) -> int:
     """Print one file among a job's logs, or list their names."""
     from rayjobs.cli.screen import Screen
-    from rayjobs.driverlog import last_lines
-    from rayjobs.logs import Logs
+    from rayjobs.results.driver_log import last_lines
+    from rayjobs.results.logs import Logs
 
     if job.kind != "job":
         raise click.UsageError(
@@ -253,6 +258,6 @@ def _text(line: bytes) -> str:
 
 
 def _byte_lines(parts: Iterable[bytes]) -> Iterator[bytes]:
-    from rayjobs.mergedlogs import split
+    from rayjobs.results.merged_logs import split
 
     return split(iter(parts))

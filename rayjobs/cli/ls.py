@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -11,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rayjobs.cli.jobviews import earlier_runs, job_json, name_of, ran_s, short_id, waited_s
+from rayjobs.cli.jobviews import (
+    bounded_runs,
+    earlier_runs,
+    job_json,
+    name_of,
+    ran_s,
+    ran_text,
+    short_id,
+    waited_s,
+)
 from rayjobs.cli.outlook import Outlook, outlooks
 from rayjobs.cli.output import (
     ago_text,
-    cut,
+    cut_inside,
     duration_text,
     print_json_rows,
     state_colour,
@@ -24,14 +34,14 @@ from rayjobs.cli.output import (
 )
 from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.errors import NotFoundError
-from rayjobs.records import JobLine
-from rayjobs.states import FINAL, JobState
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import JobLine
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
-from rayjobs.terminal import plain_text
 
 if TYPE_CHECKING:
-    from rayjobs.results.values import Values
+    from rayjobs.results.values import Filter, Values
 
 FINISHED_SHOWN = 10
 WATCH_EVERY_S = 1.0
@@ -45,7 +55,8 @@ Examples:
   rayjobs ls -e mnist --tag seed=3
   rayjobs ls --columns lr,val_accuracy --sort -val_accuracy -n 20
   rayjobs ls --filter 'accuracy>0.9' --filter lr=0.1 --filter state=Completed
-  rayjobs ls --expand             each member of an array on its own line
+  rayjobs ls --parent 1f3c        the members of an array, the trials of a sweep
+  rayjobs ls --expand             each member and trial on its own line
   rayjobs ls --json | jq '.[].id'
   rayjobs queue                   running and waiting jobs, in queue order
 
@@ -65,8 +76,10 @@ class _Listing:
     jobs: Sequence[JobLine] = ()
     seen: Mapping[str, Outlook] = field(default_factory=dict)
     earlier_s: Mapping[str, float] = field(default_factory=dict)
+    bounded: frozenset[str] = frozenset()
     columns: Sequence[Values] = ()
     is_empty: bool = False  # the workspace has no job at all
+    hint: str = ""  # why no job matches
     where: str | None = None
 
 
@@ -91,7 +104,7 @@ class _Listing:
     metavar="JOB",
     help="Only the children of a sweep, or of an array.",
 )
-@click.option("--expand", is_flag=True, help="List the members of arrays too.")
+@click.option("--expand", is_flag=True, help="List members of arrays and trials of sweeps.")
 @click.option("--target", metavar="NAME", help="Only jobs for this target.")
 @click.option("--tag", metavar="K=V", help="Only jobs with this tag.")
 @click.option(
@@ -122,9 +135,12 @@ class _Listing:
 def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
     """List jobs: the unfinished ones, and the last ones that ended.
 
-    An array is one line, with how many of its members are in each state.
+    An array or a sweep is one line, with how many of its members or trials are in each state.
+    With --expand or --parent these are listed in their order.
 
-    ID is the last part of a job's id; every command takes it.
+    ID is the last part of a job's id; every command takes it. RAN is how long its attempts ran;
+    ≤ where one ended, or may have, while the target was down and nothing saw it. Of an array or
+    a sweep it is the time from its start to its end.
     """
     chosen["is_queue"] = click.get_current_context().info_name == "queue"
     chosen["columns"] = [
@@ -153,31 +169,65 @@ def _none_text(found: _Listing, chosen: Mapping[str, Any]) -> str:
         return f"No jobs yet in {found.where}. Submit one: rayjobs submit train.py"
     if chosen["is_queue"]:
         return "No job is running or waiting; `rayjobs ls` lists the last ones that ended."
-    return f"No job in {found.where} matches; `rayjobs ls -a` lists all."
+    which = f" {found.hint}" if found.hint else " `rayjobs ls -a` lists all."
+    return f"No job in {found.where} matches{_conditions(chosen)}.{which}"
+
+
+def _conditions(chosen: Mapping[str, Any]) -> str:
+    """Return the filters as they were typed."""
+    typed = [f"--state {state}" for state in chosen["states"]]
+    for name in ("experiment", "parent", "target", "tag"):
+        if chosen[name]:
+            typed.append(f"--{name} {chosen[name]}")
+    typed += [f"--filter {text!r}" for text in chosen["filters"]]
+    return f" {' '.join(typed)}" if typed else ""
 
 
 def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
     try:
-        with settings.open() as workspace:
-            store = workspace.store
-            jobs, columns = _select(store, chosen)
-            seen = outlooks(workspace.path, jobs, store=store)
-            if chosen["is_queue"] and not chosen["sort"]:
-                jobs = sorted(jobs, key=lambda job: _queue_place(job, seen[job.id]))
-                jobs = jobs[: chosen["limit"]]
-            return _Listing(
-                jobs=jobs,
-                seen=seen,
-                earlier_s=earlier_runs(store, jobs),
-                columns=columns,
-                is_empty=not jobs and not store.counts(),
-                where=str(workspace.path),
-            )
+        opened = settings.open()
     except NotFoundError as error:
-        if settings.workspace is not None:
+        if settings.workspace is not None or chosen["parent"]:
             raise
         settings.note(f"{error.message}.")
         return _Listing()
+    with opened as workspace:
+        store = workspace.store
+        jobs, columns = _select(store, chosen)
+        seen = outlooks(workspace.path, jobs, store=store)
+        if chosen["is_queue"] and not chosen["sort"]:
+            jobs = sorted(jobs, key=lambda job: _queue_place(job, seen[job.id]))
+            jobs = jobs[: chosen["limit"]]
+        return _Listing(
+            jobs=jobs,
+            seen=seen,
+            earlier_s=earlier_runs(store, jobs),
+            bounded=bounded_runs(store, jobs, seen),
+            columns=columns,
+            is_empty=not jobs and not store.counts(),
+            hint="" if jobs else _check_names(store, chosen),
+            where=str(workspace.path),
+        )
+
+
+def _check_names(store: Store, chosen: Mapping[str, Any]) -> str:
+    """Check what the filters name, once they match no job; return a hint, empty without one.
+
+    Raises:
+        UsageError: a name does not exist.
+    """
+    from rayjobs.cli.unknown_names import require_experiment, require_tag, require_target
+
+    require_experiment(store, chosen["experiment"])
+    require_target(store, chosen["target"])
+    return require_tag(store, _tag(chosen))
+
+
+def _tag(chosen: Mapping[str, Any]) -> tuple[str, str] | None:
+    if not chosen["tag"]:
+        return None
+    [found] = pairs([chosen["tag"]], option="--tag", example="seed=3").items()
+    return found
 
 
 def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
@@ -196,19 +246,34 @@ def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[V
         "experiment": chosen["experiment"],
         "target": chosen["target"],
         "members": chosen["expand"],
+        "trials": chosen["expand"],
     }
     if chosen["parent"]:
-        filters["parent"] = store.find(chosen["parent"]).id
-        filters["members"] = True
+        parent = store.find(chosen["parent"])
+        if parent.kind == "job":
+            raise UsageError(
+                f"{parent.id} is a single job, which has no children; --parent takes an array or "
+                "a sweep. `rayjobs ls -a` shows which jobs are arrays and sweeps."
+            )
+        filters["parent"] = parent.id
+        filters |= {"members": True, "trials": True}
     if chosen["tag"]:
-        [(name, value)] = pairs([chosen["tag"]], option="--tag", example="seed=3").items()
-        filters["tag"] = (name, value)
+        filters["tag"] = _tag(chosen)
     limit = chosen["limit"]
     if chosen["columns"] or chosen["sort"] or chosen["filters"]:
         return _with_values(store, chosen, filters)
     if chosen["is_queue"]:
         limit = None  # cut once they are in order
-    return _in_scope(store, chosen, filters, limit=limit), []
+    found = _in_scope(store, chosen, filters, limit=limit)
+    return (_in_families(found) if chosen["expand"] else found), []
+
+
+def _in_families(jobs: Sequence[JobLine]) -> list[JobLine]:
+    """Return jobs newest first, members and trials below their array or sweep in their order."""
+    first: dict[str, int] = {}  # parent → its serial, or that of its first child in the list
+    for job in sorted(jobs, key=lambda job: job.serial):
+        first.setdefault(job.parent or job.id, job.serial)
+    return sorted(jobs, key=lambda job: (-first[job.parent or job.id], job.serial))
 
 
 def _in_scope(
@@ -220,7 +285,10 @@ def _in_scope(
         wanted = unfinished
     is_all = chosen["show_all"] or chosen["parent"] or chosen["tag"] or chosen["filters"]
     if wanted or is_all or chosen["sort"]:
-        return store.job_lines(states=wanted or None, limit=limit, **filters)
+        in_order = bool(chosen["parent"]) and not chosen["sort"]  # index by index
+        return store.job_lines(
+            states=wanted or None, limit=limit, newest_first=not in_order, **filters
+        )
     waiting = store.job_lines(states=unfinished, limit=limit, **filters)
     ended = store.job_lines(states=sorted(FINAL), limit=limit or FINISHED_SHOWN, **filters)
     both = sorted([*waiting, *ended], key=lambda job: -job.serial)
@@ -243,7 +311,11 @@ def _with_values(
     reader = ValueReader(store, jobs, asked)
     for condition in conditions:
         values = reader.values(condition.name)
-        jobs = [job for job in jobs if condition.admits(values.of(job))]
+        condition.check_against(values)
+        if condition.name == "state":
+            jobs = _in_state(store, jobs, condition)
+        else:
+            jobs = [job for job in jobs if condition.admits(values.of(job))]
     if key:
         jobs = sorted_by(jobs, reader.values(key), descending=sort.startswith("-"))
     elif chosen["limit"]:
@@ -251,8 +323,24 @@ def _with_values(
     return jobs[: chosen["limit"]], [reader.values(name) for name in chosen["columns"]]
 
 
+def _in_state(store: Store, jobs: list[JobLine], condition: Filter) -> list[JobLine]:
+    """Return the jobs whose state is admitted; an open array is in those of its open members."""
+    open_arrays = [job.id for job in jobs if job.kind == "array" and not job.state.is_final]
+    members = store.member_counts(open_arrays) if open_arrays else {}
+
+    def states(job: JobLine) -> list[JobState]:
+        return [one for one in members.get(job.id, ()) if not one.is_final] or [job.state]
+
+    return [job for job in jobs if any(condition.admits(str(one)) for one in states(job))]
+
+
 def _row_json(job: JobLine, found: _Listing) -> dict[str, Any]:
-    row = job_json(job, found.seen[job.id], earlier_s=found.earlier_s.get(job.id))
+    row = job_json(
+        job,
+        found.seen[job.id],
+        earlier_s=found.earlier_s.get(job.id),
+        at_most=job.id in found.bounded,
+    )
     if found.columns:
         row["columns"] = {one.name: _finite(one.of(job)) for one in found.columns}
     return row
@@ -281,13 +369,16 @@ def _table(found: _Listing, settings: Settings, *, columns: int | None = None) -
     name_columns = 24 if columns >= 100 else 16
     cells: dict[str, list[str]] = {
         "ID": [short_id(job) for job in jobs],
-        "NAME": [name_of(job)[:name_columns] for job in jobs],
-        "EXPERIMENT": [job.experiment[:20] for job in jobs],
+        "NAME": [cut_inside(name_of(job), name_columns) for job in jobs],
+        "EXPERIMENT": [cut_inside(job.experiment, 20) for job in jobs],
         "STATE": [seen[job.id].state for job in jobs],
         "PRIORITY": [str(job.priority) for job in jobs],
         "SUBMITTED": [ago_text(job.submitted_at) for job in jobs],
         "WAITED": [duration_text(waited_s(job, earlier_s=earlier.get(job.id))) for job in jobs],
-        "RAN": [duration_text(ran_s(job, earlier_s=earlier.get(job.id))) for job in jobs],
+        "RAN": [
+            ran_text(ran_s(job, earlier_s=earlier.get(job.id)), at_most=job.id in found.bounded)
+            for job in jobs
+        ],
     }
     if all(job.experiment == job.name for job in jobs):
         del cells["EXPERIMENT"]
@@ -319,12 +410,19 @@ def _wide(title: str, cells: Sequence[str]) -> int:
 
 
 def _cell(name: str, value: Any) -> str:
-    from rayjobs.metrics import number_text
+    from rayjobs.results.metrics import number_text
     from rayjobs.results.values import DURATIONS
 
     if value is not None and name.lower() in DURATIONS:
         return duration_text(value)
-    return cut(plain_text(number_text(value)), 24)
+    return cut_inside(plain_text(number_text(_as_number(value))), 24)
+
+
+def _as_number(value: Any) -> Any:
+    """Return an argument such as ``0.07340659336461612`` as a number, which is shown shorter."""
+    if isinstance(value, str) and len(value) > 8 and re.fullmatch(r"-?\d*\.\d+(e-?\d+)?", value):
+        return float(value)
+    return value
 
 
 def _watch(settings: Settings, chosen: dict[str, Any]) -> None:

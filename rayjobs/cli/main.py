@@ -10,10 +10,10 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-import rayjobs
 from rayjobs.cli.completing import complete_by_name
 from rayjobs.cli.reporting import PipeClosedError, invoke
 from rayjobs.cli.settings import Settings, talk_options, workspace_option
+from rayjobs.core.version import __version__
 
 # Command → (module:function, its line in the help). Sections of `rayjobs -h`, in order.
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -21,8 +21,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "submit": ("submit:submit", "Run a training script."),
         "ls": ("ls:ls", "List jobs (also: ps; `queue`: in queue order)."),
         "show": ("show:show", "Show everything about a job."),
-        "logs": ("logs:logs", "Print or follow what a job printed."),
-        "wait": ("wait:wait", "Wait until jobs have ended; exit as they did."),
+        "logs": ("logs:logs", "Print or follow a job's log."),
+        "wait": ("wait:wait", "Wait until jobs have ended; exit with their result."),
         "cancel": ("cancel:cancel", "Cancel jobs."),
         "rerun": ("rerun:rerun", "Run a job again, with changes."),
         "resume": ("resume:resume", "Continue from a job's checkpoint, in a new job."),
@@ -148,7 +148,7 @@ CONTEXT: dict[str, Any] = {"help_option_names": ["-h", "--help"], "max_content_w
 
 
 @click.group(cls=Commands, context_settings=CONTEXT, epilog=EPILOG)
-@click.version_option(rayjobs.__version__, prog_name="rayjobs", message="%(prog)s %(version)s")
+@click.version_option(__version__, prog_name="rayjobs", message="%(prog)s %(version)s")
 @talk_options
 @workspace_option
 @click.pass_context

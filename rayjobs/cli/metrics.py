@@ -11,8 +11,9 @@ from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, width
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.metrics import pick, series, table
-from rayjobs.records import Job, MetricPoint
+from rayjobs.cli.unknown_names import require_single_job
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.results.metrics import pick, series, table
 from rayjobs.results.usage import system_points
 
 EPILOG = """\b
@@ -29,9 +30,7 @@ Examples:
 @job_argument
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--plot", metavar="FILE", help="Draw the metrics into FILE (.png, .svg or .pdf).")
-@click.option(
-    "--all-attempts", is_flag=True, help="Include points that a later attempt logged again."
-)
+@click.option("--all-attempts", is_flag=True, help="Include points that a later attempt made void.")
 @click.option("--system", is_flag=True, help="Show CPU, memory and GPU use instead.")
 @json_option
 @common_options
@@ -51,9 +50,11 @@ def metrics(
             points = system_points(workspace.store.attempts(found.id), all_attempts=all_attempts)
         else:
             points = workspace.store.metrics(found.id, all_attempts=all_attempts)
+        if not points:
+            require_single_job(workspace.store, found, "metrics", what="metrics")
     points = pick(points, names)
     if plot is not None:
-        from rayjobs.metric_plots import plot as draw
+        from rayjobs.results.metric_plots import plot as draw
 
         title = f"{name_of(found)} · {found.id}"
         path = draw(list(series(points).values()), Path(plot), title=title)

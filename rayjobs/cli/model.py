@@ -15,8 +15,8 @@ from rayjobs.cli.params import JobId, ParamType, pairs
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 
 if TYPE_CHECKING:
-    from rayjobs.models import Model
-    from rayjobs.records import ModelVersion
+    from rayjobs.api.model import Model
+    from rayjobs.jobs.records import ModelVersion
 
 EPILOG = """\b
 Examples:
@@ -40,7 +40,7 @@ class ModelName(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return names, and versions once a name is typed."""
-        from rayjobs.errors import RayjobsError
+        from rayjobs.core.errors import RayjobsError
 
         settings = ctx.find_object(Settings) or Settings()
         try:
@@ -70,7 +70,7 @@ def model() -> None:
     "  rayjobs model register mnist --run 1f3c --path outputs --metric accuracy --alias live\n"
 )
 @click.argument("name", metavar="NAME")
-@click.option("--run", required=True, type=JobId(), metavar="JOB", help="The run that made it.")
+@click.option("--run", required=True, type=JobId(), metavar="JOB", help="The run that produced it.")
 @click.option("--path", metavar="FILE", help="The run's file or folder; else named as the model.")
 @click.option("--metric", metavar="NAME", help="A metric that must be finite; kept with it.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS", help="Point it here.")
@@ -78,7 +78,7 @@ def model() -> None:
 @click.option("--property", "properties", multiple=True, metavar="K=V", help="Written once.")
 @click.option("--description", metavar="TEXT", help="What people should know.")
 @click.option("--framework", default="", metavar="NAME", help="E.g. PyTorch.")
-@quiet_option("Print name and version alone.")
+@quiet_option("Print only name and version.")
 @json_option
 @common_options
 @click.pass_obj
@@ -96,10 +96,10 @@ def register(
 ) -> None:
     """Register a completed run's file or folder as the next version of NAME.
 
-    The same files of the same run give the same version, however often they are registered.
-    Refused: what has not completed, a metric that is not finite, a file that is not whole.
+    Registering the same files of the same run again returns the same version. A run that has not
+    completed, a metric that is not finite and an incomplete file are refused.
     """
-    from rayjobs import models
+    from rayjobs.api import model as models
 
     with settings.open() as workspace:
         done = models.register(
@@ -123,13 +123,13 @@ def register(
         f"of {done.run}"
     )
     for left_out in done.lineage.get("left_out", ()):
-        settings.note(f"left out, since no completed attempt stands behind it: {left_out}")
+        settings.note(f"left out, since no completed attempt stored it: {left_out}")
 
 
 @model.command("ls", epilog="\b\nExamples:\n  rayjobs model ls\n  rayjobs model ls -a mnist\n")
 @click.argument("name", required=False, metavar="[NAME]")
-@click.option("-a", "--all", "show_all", is_flag=True, help="All versions, not the newest alone.")
-@click.option("--run", type=JobId(), metavar="JOB", help="Those that this run made.")
+@click.option("-a", "--all", "show_all", is_flag=True, help="All versions, not only the newest.")
+@click.option("--run", type=JobId(), metavar="JOB", help="Only those that this run produced.")
 @json_option
 @common_options
 @click.pass_obj
@@ -172,7 +172,7 @@ def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) ->
 @common_options
 @click.pass_obj
 def show(settings: Settings, model: str) -> None:
-    """Show all about a version: files, tags, who registered it and when."""
+    """Show all details of a version: files, tags, who registered it and when."""
     found = _find(settings, model).record
     if settings.as_json:
         print_json(_json(found))
@@ -210,9 +210,9 @@ def lineage(settings: Settings, model: str) -> None:
     if settings.as_json:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})
         return
+    from rayjobs.core.terminal import plain_text
     from rayjobs.node.facts import described
-    from rayjobs.submit import git
-    from rayjobs.terminal import plain_text
+    from rayjobs.snapshots import git
 
     kept: Mapping[str, Any] = found.lineage
     environment, configuration = kept["environment"], kept["configuration"]
@@ -247,7 +247,7 @@ def lineage(settings: Settings, model: str) -> None:
 @click.pass_obj
 def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
     """Point ALIAS at one version of a model."""
-    from rayjobs import models
+    from rayjobs.api import model as models
 
     with settings.open() as workspace:
         if remove:
@@ -266,14 +266,14 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
 )
 @MODEL
 @click.option("-o", "--output", default=".", metavar="DIR", help="Below which folder [here].")
-@click.option("--force", is_flag=True, help="Replace what is there.")
+@click.option("--force", is_flag=True, help="Replace existing files.")
 @json_option
 @common_options
 @click.pass_obj
 def download(settings: Settings, model: str, output: str, force: bool) -> None:
     """Fetch a version's file or folder; every byte is checked against its digest."""
-    from rayjobs import models
-    from rayjobs.terminal import one_line
+    from rayjobs.api import model as models
+    from rayjobs.core.terminal import one_line
 
     with settings.open() as workspace:
         found = models.find(workspace, model)
@@ -297,8 +297,7 @@ def rm(settings: Settings, model: str, force: bool) -> None:
 
     Name the version: NAME:VERSION. `rayjobs prune` frees the files that nothing else needs.
     """
-    from rayjobs import models
-    from rayjobs.housekeeping.deletion import delete_model
+    from rayjobs.api import model as models
 
     with settings.open() as workspace:
         if ":" not in model:
@@ -307,7 +306,7 @@ def rm(settings: Settings, model: str, force: bool) -> None:
                 f"{model!r} names no version; `rayjobs model ls -a` lists them. Write NAME:VERSION."
             )
         found = models.find(workspace, model)
-        aliases = delete_model(workspace, found.name, found.version, force=force)
+        aliases = workspace.store.delete_model(found.name, found.version, force=force)
     title = f"{found.name}:{found.version}"
     if settings.as_json:
         print_json({"deleted": title, "aliases": list(aliases)})
@@ -318,7 +317,7 @@ def rm(settings: Settings, model: str, force: bool) -> None:
 
 
 def _find(settings: Settings, text: str) -> Model:
-    from rayjobs import models
+    from rayjobs.api import model as models
 
     with settings.open() as workspace:
         return models.find(workspace, text)

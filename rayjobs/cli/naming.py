@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.output import ago_text
-from rayjobs.errors import UsageError
+from rayjobs.core.errors import UsageError
 
 if TYPE_CHECKING:
     from rayjobs.cli.settings import Settings
-    from rayjobs.records import Job
+    from rayjobs.jobs.records import Job
     from rayjobs.store.base import Store
 
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.compute.wakeclient import ask, socket_of
-from rayjobs.paths import TargetPaths, home
-from rayjobs.records import Job, JobLine
-from rayjobs.states import JobState
+from rayjobs.core.paths import TargetPaths, home
+from rayjobs.core.units import counted
+from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.target.keeping import is_kept
+from rayjobs.target.wake_client import ask, socket_of
 
 if TYPE_CHECKING:
     from rayjobs.target.revive import Condition
@@ -32,12 +33,14 @@ class Outlook:
         state: As shown: the job's own, or NotResponding when it is live and nobody answers.
         reason: Why it waits, or what is amiss; empty when there is nothing to say.
         position: Place in the queue from 1, as the target's policy sees it; None if unknown.
-        members: Of an array, how many of its members are in each state.
+        is_scaling: Its place waits for nodes of the cluster to start.
+        members: Of an array or a sweep, how many of its members or trials are in each state.
     """
 
     state: str
     reason: str = ""
     position: int | None = None
+    is_scaling: bool = False
     members: Mapping[JobState, int] | None = None
 
 
@@ -47,7 +50,7 @@ def outlooks(
     """Return how each job stands, asking each target at most once.
 
     Args:
-        store: Where members of arrays are counted; without it they are not.
+        store: Where members of arrays and trials of sweeps are counted; without it they are not.
     """
     listed = list(jobs)
     waiting: dict[str, list[str]] = {}
@@ -57,13 +60,16 @@ def outlooks(
             if job.state is JobState.QUEUED:
                 keys.append(key_of(workspace, job))
     answers = {target: _Answer(target, keys, workspace) for target, keys in waiting.items()}
-    arrays = [job.id for job in listed if job.kind == "array"]
-    counts = store.member_counts(arrays) if store is not None and arrays else {}
+    parents = [job.id for job in listed if job.kind in ("array", "sweep")]
+    counts = store.member_counts(parents) if store is not None and parents else {}
     found = {}
     for job in listed:
         outlook = _of(job, workspace, answers.get(job.target))
         members = counts.get(job.id)
-        found[job.id] = outlook if members is None else _of_array(job, outlook, members)
+        if members is not None:
+            of_kind = _of_array if job.kind == "array" else _of_sweep
+            outlook = of_kind(job, outlook, members)
+        found[job.id] = outlook
     return found
 
 
@@ -72,16 +78,29 @@ def key_of(workspace: Path, job: Job | JobLine) -> str:
     return f"{workspace}::{job.id}"
 
 
-def members_text(members: Mapping[JobState, int]) -> str:
-    """Return how an array stands in words, e.g. ``16 jobs: 3 Running, 13 Queued``."""
-    total = sum(members.values())
+def members_text(members: Mapping[JobState, int], *, what: str = "job") -> str:
+    """Return how an array stands in words, e.g. ``16 jobs: 3 Running, 13 Queued``.
+
+    Args:
+        what: What it has: ``job``, or a sweep's ``trial``.
+    """
     parts = [f"{members[state]} {state}" for state in JobState if members.get(state)]
-    return f"{total} job{'' if total == 1 else 's'}: {', '.join(parts)}"
+    return f"{counted(sum(members.values()), what)}: {', '.join(parts)}"
+
+
+def _of_sweep(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
+    if job.state.is_final or not members:
+        return replace(outlook, members=members)  # its reason counts the trials at its end
+    text = members_text(members, what="trial")
+    reason = f"{text}; {outlook.reason}" if outlook.reason else text
+    return replace(outlook, members=members, reason=reason)
 
 
 def _of_array(job: Job | JobLine, outlook: Outlook, members: Mapping[JobState, int]) -> Outlook:
     text = members_text(members)
     if job.state.is_final:
+        if job.state is JobState.CANCELED and job.reason.startswith("canceled"):
+            text = f"{job.reason.partition(';')[0]}; {text}"
         return replace(outlook, members=members, reason=outlook.reason if job.failure else text)
     state = outlook.state
     if job.placed_at is None and state in (str(job.state), NOT_RESPONDING):
@@ -130,23 +149,32 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     if job.state.is_final or answer is None:
         message = job.failure.message if job.failure is not None else job.reason
         return Outlook(own, message)
-    if job.cancel_requested_at is not None:
+    is_unasked = answer.is_absent and job.state is not JobState.QUEUED
+    if job.cancel_requested_at is not None and not is_unasked:
         is_late = job.state is JobState.FINALIZING and job.reason
         return Outlook(own, "cancel requested" + (f"; {job.reason}" if is_late else ""))
     if answer.is_absent:
         condition = answer.condition
         reason = condition.reason if condition is not None else ""
         reason = reason or f"target {answer.target!r} is being stopped"
+        if condition is not None and condition.is_unknown and job.state is not JobState.QUEUED:
+            hint = f"`rayjobs cancel --force {job.id.rpartition('_')[2]}` ends the job's record"
+            return Outlook(NOT_RESPONDING, f"target {answer.target!r} was removed; {hint}")
+        if job.cancel_requested_at is not None:
+            return Outlook(NOT_RESPONDING, f"cancel requested; {reason}")
         if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
             return Outlook(own, reason)
-        if condition is not None and condition.is_stopped:
-            return Outlook(str(JobState.QUEUED), f"{reason}: the job goes on then")
+        if condition is not None and condition.is_stopped and not condition.may_run_on:
+            return Outlook(str(JobState.QUEUED), f"{reason}: the {job.kind} continues then")
         return Outlook(NOT_RESPONDING, f"{reason}; the job may still run")
     if answer.status is None:
         return Outlook(own, job.reason)
+    if refused := (answer.status.get("refused") or {}).get(str(workspace)):
+        state = own if job.state is JobState.QUEUED else NOT_RESPONDING
+        return Outlook(state, f"target {answer.target!r} does not serve this workspace: {refused}")
     if job.state is not JobState.QUEUED:
         scaling = (answer.status.get("scaling") or {}).get(key_of(workspace, job)) or {}
-        return Outlook(own, str(scaling.get("reason") or job.reason))
+        return Outlook(own, str(scaling.get("reason") or job.reason), is_scaling=bool(scaling))
     waiting = answer.status.get("waiting") or {}
     entry = waiting.get(key_of(workspace, job))
     if entry is None and job.held is not None:

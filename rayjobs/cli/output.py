@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from rayjobs.clock import to_text
-from rayjobs.terminal import one_line
+from rayjobs.core.clock import to_text
+from rayjobs.core.terminal import one_line
 
 _COLOURS = {
     "Completed": "green",
@@ -158,6 +158,17 @@ def _seen(text: str) -> int:
 def cut(text: str, most: int) -> str:
     """Return `text` with at most `most` characters, its end marked where it was cut."""
     return text if len(text) <= most else text[: max(0, most - 1)] + "…"
+
+
+def cut_inside(text: str, most: int) -> str:
+    """Return `text` with at most `most` characters; its end stays, since names differ there.
+
+    ``digits-with-augmentation[12]`` becomes ``digits-wit…ion[12]``.
+    """
+    if len(text) <= most:
+        return text
+    end = max(1, most // 2 - 1)
+    return f"{text[: most - end - 1]}…{text[-end:]}"
 
 
 def table(

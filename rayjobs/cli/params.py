@@ -21,8 +21,8 @@ class Duration(ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return seconds."""
-        from rayjobs.errors import UsageError
-        from rayjobs.units import parse_duration
+        from rayjobs.core.errors import UsageError
+        from rayjobs.core.units import parse_duration
 
         try:
             return parse_duration(value)
@@ -40,8 +40,8 @@ class Since(ParamType):
         import time
         from datetime import datetime
 
-        from rayjobs.errors import UsageError
-        from rayjobs.units import parse_duration
+        from rayjobs.core.errors import UsageError
+        from rayjobs.core.units import parse_duration
 
         text = str(value).strip()
         now = datetime.now().astimezone()
@@ -141,15 +141,19 @@ class JobId(Names):
 
 
 def pairs(values: Sequence[str], *, option: str, example: str) -> dict[str, str]:
-    """Return ``K=V`` texts as a mapping; a later one wins, and V may be empty.
+    """Return ``K=V`` texts as a mapping; V may be empty.
 
     Raises:
-        UsageError: one of them has no name or no ``=``.
+        UsageError: one of them has no name or no ``=``, or two give one name different values.
     """
-    found = {}
+    found: dict[str, str] = {}
     for text in values:
         name, separator, value = text.partition("=")
         if not separator or not name:
             raise click.UsageError(f"{option} {text!r}: write it as NAME=VALUE, e.g. {example}")
+        if found.get(name, value) != value:
+            raise click.UsageError(
+                f"{option} {name!r} is given as {found[name]!r} and as {value!r}: give one"
+            )
         found[name] = value
     return found

@@ -13,12 +13,12 @@ from rayjobs.cli.exits import Exit
 from rayjobs.cli.output import ago_text, print_json, size_text, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.units import counted
+from rayjobs.core.units import counted, verb
 
 if TYPE_CHECKING:
-    from rayjobs.prune import Plan, Rules, Unit
-    from rayjobs.safe_delete import Removed
-    from rayjobs.scratch import ScratchPlan
+    from rayjobs.core.safe_delete import Removed
+    from rayjobs.housekeeping.prune import Plan, Rules, Unit
+    from rayjobs.housekeeping.scratch import ScratchPlan
 
 MOST_SHOWN = 20
 _KINDS = {
@@ -52,9 +52,11 @@ keep their rows: state, history and metrics.
 @click.option(
     "--keep",
     type=click.IntRange(min=0),
-    help="The newest so many finished jobs stay; alone: all others go.",
+    help="Keep this many of the newest finished jobs; alone: remove all others.",
 )
-@click.option("--max-size", help="The oldest jobs go, until stored files take no more than this.")
+@click.option(
+    "--max-size", help="Remove the oldest jobs until stored files take at most this much."
+)
 @click.option(
     "--scratch",
     is_flag=True,
@@ -77,17 +79,17 @@ def prune(
 ) -> int:
     """Remove stored files of finished jobs that nothing needs; show them first.
 
-    A sweep goes or stays with all its trials.
+    A sweep is kept or removed with all its trials.
     """
     if not (dry_run or yes) and not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
             "off a terminal nothing is removed without --yes; look first with --dry-run"
         )
-    from rayjobs import prune as stored
-    from rayjobs import scratch as node
-    from rayjobs.paths import home
-    from rayjobs.safe_delete import Removed
-    from rayjobs.workspace_files import WorkspaceFiles, locate
+    from rayjobs.core.paths import home
+    from rayjobs.core.safe_delete import Removed
+    from rayjobs.housekeeping import prune as stored
+    from rayjobs.housekeeping import scratch as node
+    from rayjobs.workspace.folder import WorkspaceFiles, locate
 
     rules = _rules(older_than_s, keep, max_size, records)
     with contextlib.ExitStack() as stack:
@@ -118,8 +120,8 @@ def prune(
 def _rules(
     older_than_s: float | None, keep: int | None, max_size: str | None, records: bool
 ) -> Rules:
-    from rayjobs.prune import DEFAULT_AGE_S, Rules
-    from rayjobs.units import parse_size
+    from rayjobs.core.units import parse_size
+    from rayjobs.housekeeping.prune import DEFAULT_AGE_S, Rules
 
     if older_than_s is None and max_size is None:
         older_than_s = DEFAULT_AGE_S if keep is None else 0.0
@@ -159,13 +161,21 @@ def _show(
         if len(made.units) > MOST_SHOWN:
             click.echo(f"… and {len(made.units) - MOST_SHOWN} more")
         if made.unreferenced:
-            click.echo(f"{len(made.unreferenced)} stored files that no job refers to")
+            click.echo(f"{counted(len(made.unreferenced), 'stored file')} that no job refers to")
         for job, why in sorted(made.stays.items()):
             settings.note(f"{job} stays: {why}")
         if made.fresh:
             settings.note(
-                f"{made.fresh} files stay since they were used within the last hour; a later "
-                f"prune takes them"
+                f"{counted(made.fresh, 'stored file')} that no job refers to "
+                f"{verb(made.fresh, 'stays', 'stay')}, used within the last hour; a later prune "
+                f"removes {verb(made.fresh, 'it', 'them')}"
+            )
+        if made.units:
+            jobs = len(made.jobs)
+            click.echo(
+                f"{counted(jobs, 'job')} {verb(jobs, 'loses its', 'lose their')} logs and stored "
+                f"files: {counted(made.files_unreferenced(done=False), 'file')}"
+                f"{_shared(made)}"
             )
         click.echo(
             f"{would} {size_text(made.bytes)} of stored files; {size_text(made.bytes_left)} remain"
@@ -195,6 +205,10 @@ def _report(
                 "removed": None if removed is None else asdict(removed),
                 "jobs": [] if made is None else [_unit(made, unit) for unit in made.units],
                 "unreferenced": 0 if made is None else len(made.unreferenced),
+                "files_shared": 0 if made is None else len(made.shared),
+                "files_unreferenced": 0
+                if made is None
+                else made.files_unreferenced(done=removed is not None),
                 "bytes": 0 if made is None else made.bytes,
                 "bytes_left": 0 if made is None else made.bytes_left,
                 "stays": {} if made is None else made.stays,
@@ -202,8 +216,28 @@ def _report(
             }
         )
     elif removed is not None:
-        click.echo(f"removed {counted(removed.files, 'file')}, {size_text(removed.bytes)}")
+        if made is not None and made.pruned:
+            jobs = len(made.pruned)
+            files = counted(made.files_unreferenced(done=True), "file")
+            click.echo(
+                f"{counted(jobs, 'job')} lost {verb(jobs, 'its', 'their')} logs and stored "
+                f"files: {files}{_shared(made)}"
+            )
+        click.echo(
+            f"removed {counted(removed.files, 'file')} from disk, {size_text(removed.bytes)}"
+        )
     return Exit.FAILED if removed is not None and removed.kept else Exit.DONE
+
+
+def _shared(made: Plan) -> str:
+    """Return what is said of bytes that others need too; empty without any."""
+    count = len(made.shared)
+    if not count:
+        return ""
+    return (
+        f" (the bytes of {counted(count, 'file')} stay: other jobs or models "
+        f"use {verb(count, 'it', 'them')} too)"
+    )
 
 
 def _unit(made: Plan, unit: Unit) -> dict[str, Any]:

@@ -10,8 +10,9 @@ import click
 from rayjobs.cli.output import duration_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
-from rayjobs.errors import RayjobsError
-from rayjobs.queuereport import (
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.units import counted
+from rayjobs.policy.report import (
     AT_ONCE_S,
     Estimated,
     InUse,
@@ -20,7 +21,6 @@ from rayjobs.queuereport import (
     Waits,
     queue_report,
 )
-from rayjobs.units import counted
 
 EPILOG = """\b
 Examples:
@@ -33,11 +33,11 @@ NAMED_AT_MOST = 20
 
 @click.group(cls=CommandList, epilog="\b\nExample:\n  rayjobs report queue --since 7d\n")
 def report() -> None:
-    """Report how the queue did."""
+    """Reports about the queue."""
 
 
 @report.command(epilog=EPILOG)
-@click.option("--since", type=Duration(), help="Only jobs submitted within so long, e.g. 7d.")
+@click.option("--since", type=Duration(), help="Only jobs submitted within this time, e.g. 7d.")
 @click.option("--target", metavar="NAME", help="Only jobs for this target.")
 @json_option
 @common_options
@@ -64,12 +64,12 @@ def queue(settings: Settings, since: float | None, target: str | None) -> None:
     elif rows or usage:
         click.echo("\n\n".join(_sections(made)))
     else:
-        settings.note("no job was submitted in that time; `rayjobs ls -a` lists all")
+        settings.note("no jobs were submitted in that time; `rayjobs ls -a` lists all")
 
 
 def _capacity(target: str) -> tuple[float, float] | None:
     """Return CPUs and GPUs of a target now; None where that is not known."""
-    from rayjobs.compute.targets import capacity_of
+    from rayjobs.target.targets import capacity_of
 
     try:
         nodes = capacity_of(target).nodes
@@ -94,7 +94,7 @@ def _sections(made: QueueReport) -> list[str]:
     sections.append(_waiting("Waits by sweep and array", made.waits_by_group, "SWEEP OR ARRAY"))
     sections.append(_used(made.in_use))
     if not made.first_by_target:
-        sections.insert(0, "No job has started yet that an estimate was made for.")
+        sections.insert(0, "No job with an estimate has started yet.")
     sections.insert(0, _left_out(made.estimated))
     return [section for section in sections if section]
 

@@ -6,15 +6,16 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 
 from rayjobs.cli.exits import Exit, of_data_error
 from rayjobs.cli.output import talk
 from rayjobs.cli.settings import Settings
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.terminal import safe_text
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.errors import RayjobsError
-from rayjobs.terminal import safe_text
 
 
 class PipeClosedError(Exception):
@@ -52,10 +53,26 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
             _print_traceback(error, settings)
             return of_data_error(error)
         except Exception as error:
+            if isinstance(error, FileNotFoundError) and _is_folder_gone():
+                say(
+                    "error: the current directory no longer exists: it was removed or "
+                    "replaced. Change to one that exists, such as with `cd ~`."
+                )
+                _print_traceback(error, settings)
+                return Exit.USAGE
             _print_unexpected(error, settings)
             return Exit.FAILED
     except BrokenPipeError:
         return _pipe_closed()
+
+
+def _is_folder_gone() -> bool:
+    """Whether this process's current directory was removed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def say(text: str) -> None:

@@ -24,7 +24,7 @@ Examples:
   rayjobs rerun 1f3c -- --epochs 10                   other arguments altogether
   rayjobs rerun 1f3c --new-code                       the source folder as it is now
 
-The code is the job's own snapshot unless --new-code is given. To go on from a
+The code is the job's own snapshot unless --new-code is given. To continue from a
 job's checkpoint, see `rayjobs resume`.
 """
 
@@ -45,9 +45,11 @@ job's checkpoint, see `rayjobs resume`.
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
 @click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="A second call with it gives the first one's job."
+    "--idempotency-key",
+    metavar="KEY",
+    help="A repeated call with the same key returns the first job.",
 )
-@quiet_option("Print the id alone; do not stay with the job.")
+@quiet_option("Print only the id; do not follow the job.")
 @json_option
 @common_options
 @click.pass_obj

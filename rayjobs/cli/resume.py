@@ -16,7 +16,7 @@ from rayjobs.cli.settings import (
     quiet_option,
 )
 from rayjobs.cli.submit import note_submitted, stay, tell
-from rayjobs.errors import SpecError
+from rayjobs.core.errors import SpecError
 
 EPILOG = """\b
 Examples:
@@ -40,9 +40,11 @@ CHANGES = ("name", "target", "priority", "max_duration")
 @click.option("-d", "--detach", is_flag=True, help="Return at once; do not follow the job.")
 @click.option("--attach", is_flag=True, help="Follow the job even without a terminal.")
 @click.option(
-    "--idempotency-key", metavar="KEY", help="A second call with it gives the first one's job."
+    "--idempotency-key",
+    metavar="KEY",
+    help="A repeated call with the same key returns the first job.",
 )
-@quiet_option("Print the id alone; do not stay with the job.")
+@quiet_option("Print only the id; do not follow the job.")
 @json_option
 @common_options
 @click.pass_obj
@@ -56,13 +58,13 @@ def resume(
     idempotency_key: str | None,
     **options: Any,
 ) -> int:
-    """Submit a new job that goes on from JOB's newest whole checkpoint, with the same code.
+    """Submit a new job that continues from JOB's newest complete checkpoint, with the same code.
 
-    A checkpoint that was cut short is passed over. What the script saved by other means than
-    rayjobs.checkpoint.save() is no checkpoint here.
+    Incomplete checkpoints are skipped. Only files that the script saved with
+    rayjobs.checkpoint.save() count as checkpoints.
     """
-    from rayjobs import submitting
     from rayjobs.cli.spec_options import named_by_option
+    from rayjobs.submit import submitting
 
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
@@ -73,7 +75,7 @@ def resume(
                 workspace, job, changes=changes, idempotency_key=idempotency_key
             )
             note_submitted(settings, done, workspace)
-            settings.note(f"goes on from {done.job.spec.resume_from}")
+            settings.note(f"continues from {done.job.spec.resume_from}")
             stays = attach or (sys.stdout.isatty() and not (detach or settings.quiet))
             if stays and not settings.as_json:
                 return stay(settings, workspace, done)

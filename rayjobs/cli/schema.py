@@ -19,6 +19,6 @@ Then put this line on top of a job file, and editors check it while you write:
 @common_options
 def schema() -> None:
     """Print the JSON schema of job files (`submit -f`), for editors and programs."""
-    from rayjobs.spec_file import editor_schema
+    from rayjobs.spec.file import editor_schema
 
     print_json(editor_schema())

@@ -19,7 +19,7 @@ class Screen:
         self._is_terminal = sys.stdout.isatty()
         self._shower = None
         if self._is_terminal and not raw:
-            from rayjobs.terminal import Shower
+            from rayjobs.core.terminal import Shower
 
             self._shower = Shower(colour=settings.colours())
         self._is_at_start = True

@@ -14,7 +14,7 @@ from rayjobs.cli.output import talk
 from rayjobs.cli.params import JobId
 
 if TYPE_CHECKING:
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.workspace.folder import OpenWorkspace
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -41,7 +41,7 @@ class Settings:
         Raises:
             NotFoundError: there is none, and `create` is off.
         """
-        from rayjobs.workspace_files import locate, open_workspace
+        from rayjobs.workspace.folder import locate, open_workspace
 
         return open_workspace(locate(self.workspace), create=create)
 
@@ -62,6 +62,17 @@ class Settings:
 
 class CommandList(click.Group):
     """A group whose help says what each command does in a whole sentence."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments name, or name the nearest ones."""
+        if args and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            from rayjobs.cli.guesses import unknown_command
+
+            group = " ".join(ctx.command_path.split()[1:])
+            ctx.fail(unknown_command(args[0], self.list_commands(ctx), group=group))
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the commands; long sentences are wrapped, where click would cut them."""

@@ -11,10 +11,12 @@ import click
 from rayjobs.cli.jobviews import (
     attempt_json,
     attempt_times,
+    bounded_runs,
     earlier_runs,
     job_json,
     name_of,
     ran_s,
+    ran_text,
     short_id,
     waited_s,
 )
@@ -23,19 +25,19 @@ from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.cli.summary import left_out
-from rayjobs.failures import signal_name
-from rayjobs.jobdata import inputs_read
-from rayjobs.mergedlogs import rank_set
-from rayjobs.metrics import number_text, summaries
+from rayjobs.core.failures import signal_name
+from rayjobs.core.terminal import plain_text
+from rayjobs.core.units import counted, memory_text
+from rayjobs.data.pins import inputs_read
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
 from rayjobs.node.facts import described
-from rayjobs.records import Attempt, Job
+from rayjobs.results.merged_logs import rank_set
+from rayjobs.results.metrics import number_text, summaries
 from rayjobs.results.usage import peak_bytes, records_of
-from rayjobs.states import JobState
+from rayjobs.snapshots import git
 from rayjobs.store.models import REFUSED as MODEL_REFUSED
-from rayjobs.submit import git
-from rayjobs.terminal import plain_text
-from rayjobs.units import counted, memory_text
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.workspace.folder import OpenWorkspace
 
 METRICS_SHOWN = 20
 EPILOG = """\b
@@ -53,9 +55,9 @@ Examples:
 @common_options
 @click.pass_obj
 def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
-    """Show a job: what it runs, how it stands, why it failed, metrics and files.
+    """Show a job: its script, state, cause of failure, metrics and files.
 
-    With -v also its settings and each attempt: where it ran, on what, and how its ranks ended.
+    With -v also its settings and each attempt: its nodes, hardware, and how each rank ended.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
@@ -69,13 +71,14 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         outlook = outlooks(workspace.path, [found], store=workspace.store)[found.id]
         attempts = workspace.store.attempts(found.id)
         earlier_s = earlier_runs(workspace.store, [found]).get(found.id)
+        at_most = bool(bounded_runs(workspace.store, [found], {found.id: outlook}))
         if settings.as_json:
-            print_json(_as_json(workspace, found, outlook, attempts, earlier_s))
+            print_json(_as_json(workspace, found, outlook, attempts, earlier_s, at_most))
             return
         inputs = inputs_read(workspace.store, found)
         lost = left_out(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
-        head = _head(settings, found, outlook, attempts, inputs, earlier_s, lost)
+        head = _head(settings, found, outlook, attempts, inputs, earlier_s, at_most, lost)
         click.echo(facts([*head, *revision]))
         sections = [
             _failure(found),
@@ -118,10 +121,11 @@ def _as_json(
     outlook: Outlook,
     attempts: list[Attempt],
     earlier_s: float | None,
+    at_most: bool,
 ) -> dict[str, Any]:
     store = workspace.store
     return {
-        **job_json(job, outlook, earlier_s=earlier_s),
+        **job_json(job, outlook, earlier_s=earlier_s, at_most=at_most),
         "workspace": str(workspace.path),
         "spec": job.spec.model_dump(mode="json"),
         "revision": store.revision(job.id),
@@ -149,6 +153,7 @@ def _head(
     attempts: list[Attempt],
     inputs: list[dict[str, Any]],
     earlier_s: float | None,
+    at_most: bool,
     lost: list[str],
 ) -> list[tuple[str, str]]:
     state = settings.style(outlook.state, state_colour(outlook.state))
@@ -162,7 +167,10 @@ def _head(
         ("State", f"{state}{place}"),
         ("Reason", _reason(job, outlook) if is_told else ""),
         ("Held", plain_text(job.held) if job.held else ""),
-        ("Members", members_text(outlook.members) if outlook.members else ""),
+        (
+            "Members",
+            members_text(outlook.members) if outlook.members and job.kind == "array" else "",
+        ),
         ("Git", plain_text(git.one_line(git.of_properties(job.properties) or {}))),
         *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[("Changed", str(one["changed"])) for one in inputs if one.get("changed")],
@@ -181,8 +189,8 @@ def _head(
         ("Started", local_time(job.started_at) if job.started_at else ""),
         ("Ended", local_time(job.ended_at) if job.ended_at else ""),
         ("Waited", duration_text(waited_s(job, earlier_s=earlier_s))),
-        ("Ran", duration_text(ran) if ran is not None else ""),
-        ("Peak memory", _peak_memory(attempts)),
+        ("Ran", ran_text(ran, at_most=at_most) if ran is not None else ""),
+        ("Peak memory", _peak_memory(job, attempts)),
         ("Tags", ", ".join(f"{key}={value}" for key, value in job.tags.items())),
         (
             "Properties",
@@ -252,18 +260,18 @@ def _reason(job: Job, outlook: Outlook) -> str:
     return text
 
 
-def _peak_memory(attempts: list[Attempt]) -> str:
-    """Return the most that one rank of the newest attempt with records used."""
+def _peak_memory(job: Job, attempts: list[Attempt]) -> str:
+    """Return the most memory that a node of the newest attempt with records used at once."""
     for attempt in reversed(attempts):
-        used = [
-            int(rank["max_rss_bytes"])
-            for record in attempt.exits
-            for rank in record.get("ranks") or ()
-            if rank.get("max_rss_bytes")
-        ]
-        if used:
-            several = " (largest rank)" if len(used) > 1 else ""
-            return f"{memory_text(max(used))}{several}"
+        peak = peak_bytes(attempt)
+        if peak is not None:
+            where = (
+                "all processes of the busiest node" if len(attempt.hosts) > 1 else "all processes"
+            )
+            # A fork shares the packages that its warm interpreter has loaded, and they count.
+            is_cold = job.spec.cold or attempt.cold_reason
+            loaded = "" if is_cold else ", with the preloaded packages"
+            return f"{memory_text(peak)} ({where}{loaded})"
     return ""
 
 
@@ -307,7 +315,7 @@ def _used(attempt: Attempt) -> str:
     parts = []
     peak = peak_bytes(attempt)
     if peak is not None:
-        parts.append(f"peak memory {size_text(peak)}")
+        parts.append(f"peak memory {memory_text(peak)}")
     cpu_s = sum(float(found.get("cpu_s") or 0.0) for _, found in records_of(attempt))
     if cpu_s:
         parts.append(f"{duration_text(cpu_s)} of CPU time")

@@ -10,11 +10,12 @@ import click
 from rayjobs.cli.output import duration_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.units import counted
 
 if TYPE_CHECKING:
-    from rayjobs.simulating import Figures
+    from rayjobs.policy.simulate import Figures
 
-# As in `rayjobs.simulating.POLICIES`, which is imported only when it is used.
+# As in `rayjobs.policy.simulate.POLICIES`, which is imported only when it is used.
 NAMES = ("fifo", "backfill", "backfill+preempt")
 
 EPILOG = """\b
@@ -78,15 +79,15 @@ def simulate(
     """
     from dataclasses import replace
 
-    from rayjobs.errors import UsageError
-    from rayjobs.simulating import POLICIES, Pool, figures, play, read_trace
+    from rayjobs.core.errors import UsageError
+    from rayjobs.policy.simulate import POLICIES, Pool, figures, play, read_trace
 
     if aging <= 0 or checkpoint_every <= 0:
         raise UsageError("--aging and --checkpoint-every are durations above 0, such as 12h.")
     jobs, pool = read_trace(trace), Pool(nodes, gpus, cpus)
     found = []
     for name in policies or NAMES:
-        settings.note(f"playing {len(jobs)} jobs by {name} …")
+        settings.note(f"playing {counted(len(jobs), 'job')} by {name} …")
         limits = replace(
             POLICIES[name],
             jobs=max_jobs,
@@ -115,6 +116,6 @@ def _rows(found: list[Figures]) -> list[tuple[str, ...]]:
         ("highest priority, mean", *(duration_text(one.top_wait_s) for one in found)),
         ("makespan", *(duration_text(one.makespan_s) for one in found)),
         ("utilisation", *(f"{100 * one.utilisation:.1f} %" for one in found)),
-        ("made way", *(str(one.preemptions) for one in found)),
+        ("was preempted", *(str(one.preemptions) for one in found)),
         ("work done twice", *(duration_text(one.lost_s) for one in found)),
     ]

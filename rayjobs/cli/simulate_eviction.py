@@ -13,8 +13,8 @@ ANSWER_S = 10.0
 
 EPILOG = """\b
 Examples:
-  rayjobs simulate-eviction 1f3c               at once, as a machine that is switched off
-  rayjobs simulate-eviction 1f3c --notice 30s  SIGTERM, 30 s to save a checkpoint, the end
+  rayjobs simulate-eviction 1f3c               at once, like a machine that is switched off
+  rayjobs simulate-eviction 1f3c --notice 30s  SIGTERM, then 30 s to save a checkpoint
 """
 
 
@@ -27,10 +27,10 @@ Examples:
 @common_options
 @click.pass_obj
 def simulate_eviction(settings: Settings, job: str, notice: float | None) -> None:
-    """End a running job's attempt as an eviction would, to see that it comes back.
+    """End a running job's attempt like an eviction, to test that the job resumes.
 
-    The job is queued again at its place with class `preempted`, and its next attempt goes on from
-    its newest whole checkpoint. `rayjobs events` says how many steps are done again.
+    The job is queued again at its old place with class `preempted`; its next attempt continues from
+    its newest complete checkpoint. `rayjobs events` shows how many steps are repeated.
     """
     with settings.open() as workspace:
         found = workspace.store.find(job)

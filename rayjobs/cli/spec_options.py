@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
-from rayjobs.errors import CannotBePlacedError, Problem, SpecError
+from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -113,7 +113,7 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         "--pip",
         multiple=True,
         metavar="PACKAGE",
-        help="A package of the job's own environment, such as 'numpy>=2'; repeatable.",
+        help="A package for the job's environment, such as 'numpy>=2'; repeatable.",
     ),
     _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),
     _option(
@@ -202,14 +202,21 @@ def from_options(
         ("retries", "retries", _retry),
     )
     for option, part, read in readers:
+        first: dict[str, str] = {}
         for text in options.get(option) or ():
+            shown = text.partition("=")[0] if part == "secrets" else text
             try:
                 name, value = read(text)
             except ValueError as error:
-                shown = text.partition("=")[0] if part == "secrets" else text
                 problems.append(Problem(_flag(option), f"{shown!r} {error}."))
-            else:
-                data.setdefault(part, {})[name] = value
+                continue
+            given = data.setdefault(part, {})
+            if given.get(name, value) != value:
+                both = "twice" if part == "secrets" else f"as {first[name]!r} and as {shown!r}"
+                problems.append(Problem(_flag(option), f"{name!r} is given {both}.", "Give one."))
+                continue
+            given[name] = value
+            first[name] = shown
     if options.get("after"):
         data["depends_on"] = [_after(text) for text in options["after"]]
     return data
@@ -326,7 +333,7 @@ def _set_environment(
     named, packages = options.get("env"), list(options.get("pip") or ())
     if named is None and not packages:
         return
-    from rayjobs.environments import reading
+    from rayjobs.spec import environment as reading
 
     if named is not None:
         path = Path(named).expanduser()

@@ -11,7 +11,8 @@ from rayjobs.cli.asking import ask_target, check_running
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError
+from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones
 
 # A host dumps its ranks one after another, each in some ten milliseconds on a quiet machine.
@@ -26,21 +27,21 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @job_argument
-@click.option("--rank", type=click.IntRange(0), help="Of this rank alone.")
+@click.option("--rank", type=click.IntRange(0), help="Only this rank.")
 @json_option
 @common_options
 @click.pass_obj
 def stacks(settings: Settings, job: str, rank: int | None) -> None:
     """Print the stacks of a running job's ranks, and which rank the others wait for.
 
-    The dumps are also kept among the job's files, in logs/stacks/. The ranks go on.
+    The dumps are also kept among the job's files, in logs/stacks/. The ranks keep running.
     """
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         check_running(found)
         answer = ask_target(found, workspace.path, {"op": "stacks"}, timeout_s=ANSWER_S)
     ranks: list[dict[str, Any]] = answer["ranks"]
-    odd, why = odd_ones(ranks)
+    odd, why = odd_ones([RankStack.from_json(one) for one in ranks])
     if rank is not None:
         chosen = [one for one in ranks if one["rank"] == rank]
         if not chosen:

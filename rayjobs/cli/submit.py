@@ -16,20 +16,20 @@ from rayjobs.cli.jobviews import job_json, short_id
 from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
-from rayjobs.errors import CannotBePlacedError, Problem, SpecError, TargetError
+from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError, TargetError
 
 if TYPE_CHECKING:
     from rayjobs.snapshots import Summary
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
     from rayjobs.submit.project import Project
-    from rayjobs.submitting import Packed, Submitted
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.submit.submitting import Packed, Submitted
+    from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
 Examples:
   rayjobs submit train.py -- --epochs 3
   rayjobs submit -d train.py                 prints the id and returns
-  rayjobs submit -q train.py                 prints nothing but the id
+  rayjobs submit -q train.py                 prints only the id
   rayjobs submit --gpus-per-proc 1 --max-duration 6h --retries 2 train.py
   rayjobs submit -f job.yaml --priority 10   a file, with options on top
   rayjobs submit --dry-run --json train.py   spec and plan; submits nothing
@@ -38,7 +38,7 @@ Examples:
   rayjobs submit --array 0-15%4 train.py -- --shard '$RAYJOBS_ARRAY_INDEX'
 
 On a terminal the command stays with the job: stages on stderr, the script's own
-lines on stdout, and its exit code tells how the job ended. Ctrl-C detaches; the
+lines on stdout; its exit code is the job's result. Ctrl-C detaches; the
 job goes on.
 """
 _ARGUMENTS = "rayjobs.script_arguments"
@@ -85,7 +85,7 @@ def script_arguments() -> tuple[str, ...] | None:
     metavar="KEY",
     help="A repeated submit with the same key returns the first job.",
 )
-@quiet_option("Print the id alone; do not stay with the job.")
+@quiet_option("Print only the id; do not follow the job.")
 @json_option
 @common_options
 @click.pass_obj
@@ -160,7 +160,7 @@ def typed_spec(
     Raises:
         SpecError: all that is wrong with either, and with the script's path, at once.
     """
-    from rayjobs.spec_file import build_spec, load_spec_file, merge
+    from rayjobs.spec.file import build_spec, load_spec_file, merge
     from rayjobs.submit.project import with_defaults
 
     problems: list[Problem] = []
@@ -173,7 +173,7 @@ def typed_spec(
     try:
         spec = build_spec(data)
         if spec.resume_from is not None and spec.script is not None:
-            from rayjobs.resuming import with_arguments
+            from rayjobs.resume.resuming import with_arguments
 
             arguments = with_arguments(spec.arguments)
             spec = spec.model_copy(update={"arguments": arguments})
@@ -192,9 +192,9 @@ def typed_spec(
 
 def _other_problems(data: dict[str, Any], known: Sequence[Problem]) -> list[Problem]:
     """Check what is left of a spec when the parts that are known to be wrong are taken out."""
-    from rayjobs.spec import JobSpec
-    from rayjobs.spec_checks import check
-    from rayjobs.spec_file import build_spec
+    from rayjobs.spec.file import build_spec
+    from rayjobs.spec.model import JobSpec
+    from rayjobs.submit.checks import check
 
     left = copy.deepcopy(data)
     for problem in known:
@@ -236,7 +236,7 @@ def _submit(
     experiment: str | None,
     idempotency_key: str | None,
 ) -> Submitted:
-    from rayjobs.submitting import submit as submit_job
+    from rayjobs.submit.submitting import submit as submit_job
 
     done = submit_job(
         workspace,
@@ -297,9 +297,13 @@ def tell(settings: Settings, done: Submitted) -> None:
 
     if done.starting:
         settings.note(f"target {job.target} is not running; starting it")
-    hints = [("logs -f", "what it prints"), ("show", "everything about it"), ("cancel", "end it")]
+    hints = [("logs -f", "follow its log"), ("show", "all details"), ("cancel", "cancel it")]
     if job.kind == "array":
-        hints = [("ls --parent", "its members"), ("wait", "until all have ended"), hints[2]]
+        hints = [
+            ("ls --parent", "list its members"),
+            ("wait", "wait until all have ended"),
+            hints[2],
+        ]
     for line in useful_commands(short_id(job), hints):
         settings.note(line)
 
@@ -309,8 +313,8 @@ def stay(settings: Settings, workspace: OpenWorkspace, done: Submitted) -> int:
     from rayjobs.cli.following import await_end, detached_text, follow_logs
     from rayjobs.cli.screen import Screen
     from rayjobs.cli.summary import summary_lines
-    from rayjobs.compute.starting import ensure_target
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
+    from rayjobs.target.starting import ensure_target
 
     job = done.job
     screen = Screen(settings)

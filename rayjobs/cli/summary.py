@@ -5,12 +5,12 @@ from __future__ import annotations
 from rayjobs.cli.jobviews import earlier_runs, end_text, ran_s, short_id, waited_s
 from rayjobs.cli.output import duration_text, size_text, state_colour
 from rayjobs.cli.settings import Settings
-from rayjobs.metrics import number_text, summaries
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.results.metrics import number_text, summaries
 from rayjobs.store.base import Store
-from rayjobs.terminal import plain_text
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.workspace.folder import OpenWorkspace
 
 METRICS_SHOWN = 8
 
@@ -31,10 +31,14 @@ def left_out(store: Store, job: Job) -> list[str]:
     )
 
 
+def closing_line(settings: Settings, job: Job) -> str:
+    """Return in one line how a job ended: its final state, and the root cause of a failure."""
+    return settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True)
+
+
 def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> list[str]:
     """Return the closing lines: end, times, last values, files, useful commands."""
     store = workspace.store
-    head = settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True)
     earlier_s = earlier_runs(store, [job]).get(job.id)
     times = (
         f"waited {duration_text(waited_s(job, earlier_s=earlier_s))}, "
@@ -42,7 +46,7 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     )
     if job.attempt > 1:
         times += f", {job.attempt} attempts"
-    lines = [head, f"  {times}"]
+    lines = [closing_line(settings, job), f"  {times}"]
     for sentence in left_out(store, job):
         lines.append(f"  {settings.style('left out', 'yellow', err=True)}: {sentence}")
     measured = summaries(store.metrics(job.id), width=20)
@@ -54,14 +58,32 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     if stored:
         size = size_text(sum(one.size for one in stored))
         lines.append(f"  {len(stored)} stored file{'s' if len(stored) > 1 else ''} ({size})")
-    commands = [("show", "everything about it")]
-    if job.state is JobState.FAILED:
-        commands.append(("logs --failed", "the lines that matter"))
-    if measured:
-        commands.append(("metrics", "what it logged"))
-    if stored:
-        commands.append(("download", "fetch its files"))
+    commands = next_commands(job, has_metrics=bool(measured), has_files=bool(stored))
     return [*lines, *useful_commands(short_id(job), commands)]
+
+
+def next_commands(
+    job: Job, *, has_metrics: bool = False, has_files: bool = False
+) -> list[tuple[str, str]]:
+    """Return the commands that make sense for a job as it is now, each with its purpose."""
+    if job.kind == "sweep":
+        commands = [("sweep show", "all trials, and why each one ended")]
+        if job.state is not JobState.FAILED:
+            commands += [("sweep best", "the best trial"), ("sweep plot", "plots and a page")]
+        return commands
+    commands = [("show", "all details")]
+    if job.kind == "array":
+        commands.append(("ls --parent", "list its members"))
+    if job.state is JobState.FAILED:
+        commands.append(("logs --failed", "the lines about the failure"))
+        commands.append(("logs", "full log"))
+    if has_metrics:
+        commands.append(("metrics", "logged metrics"))
+    if has_files:
+        commands.append(("download", "fetch its files"))
+    if job.state in (JobState.FAILED, JobState.CANCELED):
+        commands.append(("rerun", "run it again"))
+    return commands
 
 
 def useful_commands(short: str, commands: list[tuple[str, str]]) -> list[str]:

@@ -10,16 +10,26 @@ import click
 
 from rayjobs.cli.exits import Exit
 from rayjobs.cli.jobviews import job_json, short_id
+from rayjobs.cli.outlook import outlooks
 from rayjobs.cli.output import ago_text, facts, print_json, state_colour, table
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
-from rayjobs.cli.sweepviews import counts, find_sweep, kind_text, read_sweep, trial_json
-from rayjobs.errors import NotFoundError
+from rayjobs.cli.sweepviews import (
+    counts,
+    find_sweep,
+    kind_text,
+    read_sweep,
+    stands,
+    trial_json,
+)
+from rayjobs.cli.unknown_names import require_experiment
+from rayjobs.core.errors import NotFoundError
+from rayjobs.core.units import counted
 
 if TYPE_CHECKING:
     from rayjobs.tuning.spec import SweepSpec
     from rayjobs.tuning.submitter import SubmittedSweep
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.workspace.folder import OpenWorkspace
 
 SWEEP = click.argument("sweep_id", metavar="SWEEP", type=JobId())
 FINISHED_SHOWN = 10
@@ -55,7 +65,7 @@ def sweep() -> None:
     metavar="KEY",
     help="A repeated create with the same key returns the first sweep.",
 )
-@quiet_option("Print the id alone; do not stay with the sweep.")
+@quiet_option("Print only the id; do not follow the sweep.")
 @json_option
 @common_options
 @click.pass_obj
@@ -129,9 +139,9 @@ def _tell(settings: Settings, done: SubmittedSweep) -> None:
     from rayjobs.cli.summary import useful_commands
 
     hints = [
-        ("sweep watch", "how it goes"),
-        ("sweep best", "what it found"),
-        ("sweep cancel", "end it"),
+        ("sweep watch", "follow it"),
+        ("sweep best", "the best trial so far"),
+        ("sweep cancel", "cancel it"),
     ]
     for line in useful_commands(short_id(job), hints):
         settings.note(line)
@@ -156,27 +166,35 @@ def _show_plan(settings: Settings, workspace: OpenWorkspace, spec: SweepSpec) ->
         for parameters in first
         if parameters is not None
     ]
+    planned = spec.model_dump(mode="json")
+    # A seed that was drawn for this call is not the one that a submit would use.
+    seed = None if spec.sampling.is_seed_drawn else spec.sampling.seed
+    if seed is None:
+        planned["sampling"].pop("seed", None)
     if settings.as_json:
         print_json(
             {
-                "sweep": spec.model_dump(mode="json"),
+                "sweep": planned,
                 "trials": spec.total,
                 "first_trials": [parameters for parameters in first if parameters is not None],
                 "first_commands": lines,
-                "seed": spec.sampling.seed if spec.sampling.size is None else None,
+                "seed": seed if spec.sampling.size is None else None,
                 "snapshot": None if packed is None else packed.to_dict(),
                 "warnings": warnings,
             }
         )
         return Exit.DONE
-    click.echo(f"{spec.total} trials, {spec.limits.at_a_time} at a time; the first ones:")
+    click.echo(
+        f"{counted(spec.total, 'trial')}, {spec.limits.at_a_time} at a time; the first ones:"
+    )
     for number, line in enumerate(lines):
         click.echo(f"  {number}  {' '.join(line)}")
     if spec.sampling.size is None:
-        seed = spec.sampling.seed
         settings.note(
-            f"these trials are drawn with seed {seed}; where the file has no seed, each submit "
-            f"draws another: write `seed: {seed}` below `sampling` to get these trials"
+            "these trials are examples: the file sets no seed, so a submit draws other values. Set "
+            "`seed: NUMBER` below `sampling` to get the same trials each time"
+            if seed is None
+            else f"a submit gets the same trials: the file sets seed {seed}"
         )
     if packed is not None:
         settings.note(snapshot_line(packed))
@@ -196,12 +214,17 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
     with settings.open() as workspace:
         limit = None if show_all else FINISHED_SHOWN
         found = workspace.store.sweeps(experiment=experiment, limit=limit)
-        rows = []
-        for one in found:
-            spec, state = read_sweep(workspace.store, one.job.id)
-            rows.append((one.job, spec, state))
+        rows = [(one.job, *read_sweep(workspace.store, one.job.id)) for one in found]
+        seen = outlooks(workspace.path, [one.job for one in found])
+        if not rows:
+            require_experiment(workspace.store, experiment)
     if settings.as_json:
-        print_json([{**job_json(job), **counts(spec, state)} for job, spec, state in rows])
+        print_json(
+            [{**job_json(job, seen[job.id]), **counts(spec, state)} for job, spec, state in rows]
+        )
+        return
+    if not rows and experiment is not None:
+        settings.note(f"Experiment {experiment} has no sweeps; `rayjobs sweep ls -a` lists all.")
         return
     if not rows:
         settings.note("No sweeps yet. Start one: rayjobs sweep create -f sweep.yaml")
@@ -214,14 +237,14 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
             (
                 short_id(job),
                 job.display_name or job.spec.name,
-                str(job.state),
+                seen[job.id].state,
                 ago_text(job.submitted_at),
                 f"{found_so_far['ended']}/{found_so_far['total']}",
                 "-" if best is None else f"{spec.metric} = {best['value']:.6g}",
-                "" if job.state == "Completed" else " ".join(job.reason.split()),
+                "" if job.state == "Completed" else " ".join(seen[job.id].reason.split()),
             )
         )
-        colour = state_colour(str(job.state)) if settings.colours() else None
+        colour = state_colour(seen[job.id].state) if settings.colours() else None
         colours.append([None, None, colour, None, None, None, None])
     header = ("ID", "NAME", "STATE", "SUBMITTED", "TRIALS", "BEST", "")
     click.echo(table(cells, header, right=(4,), colours=colours))
@@ -235,22 +258,23 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
 @common_options
 @click.pass_obj
 def show(settings: Settings, sweep_id: str) -> None:
-    """Show everything about a sweep: what it searches, its trials, and why each one ended."""
-    from rayjobs.cli.sweep_watch import trials_table, warning_text
-    from rayjobs.clock import SystemClock
+    """Show all details of a sweep: its search, its trials, and why each one ended."""
+    from rayjobs.cli.sweep_watch import metric_text, trials_table
+    from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.watch import head_line
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
         job = workspace.store.job(found)
+        outlook, shown = stands(workspace, job, state)
     if settings.as_json:
         print_json(
             {
-                **job_json(job),
+                **job_json(job, outlook),
                 **counts(spec, state),
                 "sweep": spec.model_dump(mode="json"),
-                "trials": [trial_json(trial, spec) for trial in state.trials],
+                "trials": [trial_json(trial, spec, shown) for trial in state.trials],
             }
         )
         return
@@ -261,19 +285,19 @@ def show(settings: Settings, sweep_id: str) -> None:
                 ("Sweep", job.id),
                 ("Name", spec.name),
                 ("Experiment", job.experiment),
-                ("State", settings.style(str(job.state), state_colour(str(job.state)))),
-                ("Reason", " ".join(job.reason.split())),
+                ("State", settings.style(outlook.state, state_colour(outlook.state))),
+                ("Reason", " ".join((outlook.reason or job.reason).split())),
                 ("Searches", f"{str(spec.goal).lower()} {spec.metric}"),
                 ("Sampling", kind_text(spec.sampling.to_dict())),
                 ("Policy", kind_text(spec.policy.to_dict())),
-                ("Trials", head_line(state, spec, now=SystemClock().now())),
+                ("Trials", head_line(state, spec, now=SystemClock().now(), shown=shown)),
                 ("Model", job.properties.get("model", "")),
             ]
         )
     )
-    if warning := warning_text(settings, state, spec):
-        click.echo(warning)
-    click.echo("\n" + trials_table(settings, state, spec))
+    if notice := metric_text(settings, state, spec):
+        click.echo(notice)
+    click.echo("\n" + trials_table(settings, state, spec, shown=shown))
     for line in failed:
         click.echo(f"  {' '.join(line.split())}")
 
@@ -285,7 +309,7 @@ def show(settings: Settings, sweep_id: str) -> None:
 def watch(settings: Settings, sweep_id: str) -> int:
     """Follow a sweep until it ends; exits with its result. Ctrl-C detaches.
 
-    On a terminal a live table; else a line for each thing that happens.
+    On a terminal a live table, otherwise one line per event.
     """
     from rayjobs.cli.sweep_watch import stay
 
@@ -302,7 +326,7 @@ def watch(settings: Settings, sweep_id: str) -> int:
 @click.pass_obj
 def best(settings: Settings, sweep_id: str, top: int) -> None:
     """Show the best trial: completed, its last value of the metric finite."""
-    from rayjobs.metrics import number_text
+    from rayjobs.results.metrics import number_text
     from rayjobs.tuning.results import ranked
     from rayjobs.tuning.trials import TrialState
     from rayjobs.tuning.watch import parameters_text
@@ -315,11 +339,11 @@ def best(settings: Settings, sweep_id: str, top: int) -> None:
     if not valued:
         raise NotFoundError(
             f"no trial of {found} has completed with a finite last value of {spec.metric!r} so "
-            f"far; `rayjobs sweep show {found}` tells how its {len(state.trials)} trials stand"
+            f"far; `rayjobs sweep show {found}` lists its {len(state.trials)} trials"
         )
     chosen = valued[:top]
     if settings.as_json:
-        listed = [trial_json(trial, spec) for trial in chosen]
+        listed = [trial_json(trial, spec, {}) for trial in chosen]
         print_json(listed[0] if top == 1 else listed)
         return
     for trial in chosen:

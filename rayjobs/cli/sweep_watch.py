@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,11 +14,12 @@ from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, short_id
 from rayjobs.cli.output import state_colour, table, width
 from rayjobs.cli.settings import Settings
-from rayjobs.clock import SystemClock
-from rayjobs.records import Job
-from rayjobs.states import JobState
-from rayjobs.terminal import plain_text
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.cli.sweepviews import stands
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.workspace.folder import OpenWorkspace
 
 if TYPE_CHECKING:
     from rayjobs.tuning.engine import SweepState
@@ -45,8 +47,8 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     spec = parse_sweep(found.spec)
     try:
         if start_target and not found.job.state.is_final:
-            from rayjobs.compute.starting import ensure_target
-            from rayjobs.paths import home
+            from rayjobs.core.paths import home
+            from rayjobs.target.starting import ensure_target
 
             ensure_target(
                 found.job.target, home=home(), workspace=workspace.path, on_stage=settings.note
@@ -58,20 +60,18 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
     except KeyboardInterrupt:
         short = short_id(found.job)
         settings.note(
-            f"detached; {sweep_id} goes on.\n"
-            f"  rayjobs sweep watch {short}    attach again\n"
-            f"  rayjobs sweep cancel {short}   end it"
+            f"detached; {sweep_id} keeps running.\n"
+            f"  rayjobs sweep watch {short}    follow it again\n"
+            f"  rayjobs sweep cancel {short}   cancel it"
         )
         return Exit.INTERRUPTED
     settings.note(settings.style(plain_text(end_text(job)), state_colour(str(job.state)), err=True))
     for line in job.failure.lines if job.failure is not None else ():
         settings.note(f"  {plain_text(line)}")
-    if job.state is JobState.COMPLETED and not settings.quiet:
-        from rayjobs.cli.summary import useful_commands
+    from rayjobs.cli.summary import next_commands, useful_commands
 
-        hints = [("sweep best", "the best trial"), ("sweep plot", "plots and an HTML page")]
-        for line in useful_commands(short_id(job), hints):
-            settings.note(line)
+    for line in useful_commands(short_id(job), next_commands(job)):
+        settings.note(line)
     if spec.register_as is not None and job.state is JobState.COMPLETED:
         if "model" not in job.properties:
             settings.note(plain_text(job.reason))
@@ -127,11 +127,13 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while not job.state.is_final:
             rows = max(3, shutil.get_terminal_size().lines - 5)
-            drawn = trials_table(settings, state, spec, rows=rows, columns=console.width)
-            head = _head(state, spec, columns=console.width)
-            warning = warning_text(settings, state, spec)
-            warning = f"\n{warning}" if warning else ""
-            live.update(Text.from_ansi(f"{head}{warning}\n\n{drawn}"), refresh=True)
+            _outlook, shown = stands(workspace, job, state)
+            wide = console.width
+            drawn = trials_table(settings, state, spec, rows=rows, columns=wide, shown=shown)
+            head = _head(state, spec, columns=wide, shown=shown)
+            notice = metric_text(settings, state, spec)
+            notice = f"\n{notice}" if notice else ""
+            live.update(Text.from_ansi(f"{head}{notice}\n\n{drawn}"), refresh=True)
             time.sleep(DRAW_EVERY_S)
             job, state = _look(workspace, sweep_id)
     click.echo(trials_table(settings, state, spec))
@@ -139,18 +141,24 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
     return job
 
 
-def warning_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
-    """Return what is wrong with a sweep's metric as far as its trials show; else empty."""
+def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
+    """Return a notice that running trials do not report the sweep's metric; else empty."""
     from rayjobs.tuning.engine import metric_missing
 
-    told = metric_missing(state.trials, spec.metric)
-    return f"{settings.style('warning', 'yellow')}: {plain_text(told)}" if told else ""
+    notice = metric_missing(state.trials, spec.metric)
+    if notice is None:
+        return ""
+    level = settings.style(notice.level, "yellow") if notice.near else notice.level
+    return f"{level}: {plain_text(notice.text)}"
 
 
-def _head(state: SweepState, spec: SweepSpec, *, columns: int) -> str:
+def _head(
+    state: SweepState, spec: SweepSpec, *, columns: int, shown: Mapping[int, str] | None = None
+) -> str:
     from rayjobs.tuning.watch import folded, head_line
 
-    return folded(plain_text(head_line(state, spec, now=SystemClock().now())), columns)
+    line = head_line(state, spec, now=SystemClock().now(), shown=shown)
+    return folded(plain_text(line), columns)
 
 
 def trials_table(
@@ -160,24 +168,26 @@ def trials_table(
     *,
     rows: int | None = None,
     columns: int | None = None,
+    shown: Mapping[int, str] | None = None,
 ) -> str:
     """Return the trial table as text: the best is marked, what ended says why.
 
     Args:
         rows: At most so many: the running ones, the best, the latest.
         columns: The width to fit into; None takes the terminal's.
+        shown: States of unfinished trials by number, see `sweepviews.stands`.
     """
     from rayjobs.tuning.watch import fitted, newest, table_cells
 
-    cells = table_cells(state, spec)
+    cells = table_cells(state, spec, shown)
     columns = width() if columns is None else columns
-    header, shown = fitted(cells if rows is None else newest(cells, rows), columns)
+    header, chosen = fitted(cells if rows is None else newest(cells, rows), columns)
     colours: list[list[str | None]] = []
-    for row in shown:
+    for row in chosen:
         colour = _COLOURS.get(row[1], state_colour(row[1])) if settings.colours() else None
         best = "green" if settings.colours() and row[0].endswith("*") else None
         colours.append([best, colour, *[None] * (len(header) - 2)])
-    plain: list[Any] = [[plain_text(cell) for cell in row] for row in shown]
+    plain: list[Any] = [[plain_text(cell) for cell in row] for row in chosen]
     numbers = ("TRIAL", "BEST", "LAST", "REPORTS")
     right = tuple(index for index, name in enumerate(header) if name in numbers)
     return table(plain, header, right=right, colours=colours, columns=columns)

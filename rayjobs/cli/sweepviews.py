@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.cli.naming import newest_named
-from rayjobs.errors import NotFoundError, UsageError
+from rayjobs.core.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from rayjobs.cli.outlook import Outlook
     from rayjobs.cli.settings import Settings
+    from rayjobs.jobs.records import Job
     from rayjobs.store.base import Store
     from rayjobs.tuning.engine import SweepState
     from rayjobs.tuning.spec import SweepSpec
     from rayjobs.tuning.trials import TrialRecord
+    from rayjobs.workspace.folder import OpenWorkspace
 
 
 def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = False) -> str:
@@ -40,7 +44,7 @@ def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = Fa
 
 def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
     """Return a sweep's definition and its trial table as it is now."""
-    from rayjobs.clock import SystemClock
+    from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.spec import parse_sweep
     from rayjobs.tuning.table import load_state
 
@@ -49,13 +53,25 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
     return parse_sweep(found.spec, where=f"sweep {sweep_id}"), state
 
 
+def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlook, dict[int, str]]:
+    """Return how a sweep stands, and each unfinished trial by number, in the words of `ls`."""
+    from rayjobs.cli.outlook import outlooks
+
+    numbers = {one.job_id: one.number for one in state.trials if not one.is_final and one.job_id}
+    lines = workspace.store.job_lines(parent=job.id) if numbers else []
+    jobs = [line for line in lines if line.id in numbers]
+    seen = outlooks(workspace.path, [job, *jobs])
+    return seen[job.id], {numbers[one.id]: seen[one.id].state for one in jobs}
+
+
 def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
     """Return how a sweep stands in numbers, and its best trial, as JSON data."""
-    from rayjobs.clock import SystemClock
+    from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.engine import metric_missing
     from rayjobs.tuning.results import summary
 
     found = summary(state, spec, now=SystemClock().now())
+    notice = metric_missing(state.trials, spec.metric)
     best_found = None
     if found.best is not None:
         best_found = {
@@ -74,13 +90,18 @@ def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
         "failed": found.failed,
         "running": found.running,
         "eta_s": found.eta_s,
-        "warning": metric_missing(state.trials, spec.metric) or None,
+        "warning": notice.text if notice is not None and notice.near else None,
+        "note": notice.text if notice is not None and not notice.near else None,
         "best": best_found,
     }
 
 
-def trial_json(trial: TrialRecord, spec: SweepSpec) -> dict[str, Any]:
-    """Return a trial as JSON data."""
+def trial_json(trial: TrialRecord, spec: SweepSpec, shown: Mapping[int, str]) -> dict[str, Any]:
+    """Return a trial as JSON data.
+
+    Args:
+        shown: See `stands`.
+    """
     import json
 
     from rayjobs.store.sweeps import reports_text
@@ -89,6 +110,7 @@ def trial_json(trial: TrialRecord, spec: SweepSpec) -> dict[str, Any]:
         "number": trial.number,
         "job": trial.job_id,
         "state": str(trial.state),
+        "shown_state": shown.get(trial.number, str(trial.state)),
         "parameters": dict(trial.parameters),
         "best": trial.best(spec.goal),
         # Texts where JSON has no number.

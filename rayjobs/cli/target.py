@@ -14,14 +14,14 @@ from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.cli.target_secrets import secret
-from rayjobs.units import counted
+from rayjobs.core.units import counted, verb
 
 if TYPE_CHECKING:
-    from rayjobs.compute.targets import TargetView
+    from rayjobs.target.targets import TargetView
 
 NO_TOKEN = (
-    "the cluster of target {name} demands no token: anyone who reaches it can run code on it, and "
-    "read the data and secrets of its jobs"
+    "the cluster of target {name} requires no token: anyone who can reach it can run code on it, "
+    "and read the data and secrets of its jobs"
 )
 _COLOURS = {
     "running": "green",
@@ -41,8 +41,8 @@ class TargetName(ParamType):
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
         """Return names that begin with `incomplete`."""
-        from rayjobs.compute.targetrecord import all_targets
-        from rayjobs.paths import home
+        from rayjobs.core.paths import home
+        from rayjobs.target.record import all_targets
 
         names = [record.name for record in all_targets(home=home())]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
@@ -77,19 +77,23 @@ target.add_command(secret)
 )
 @click.argument("name", metavar="NAME")
 @click.option("--address", metavar="HOST:PORT", help="Of the cluster's GCS (`ray start --head`).")
-@click.option("--token-file", metavar="FILE", help="The cluster's token; readable by you alone.")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The cluster's token file; only you may be able to read it.",
+)
 @click.option(
     "--cluster-without-token-anyone-can-run-code",
     "without_token",
     is_flag=True,
-    help="Accept a cluster that demands no token, where only people you trust reach it.",
+    help="Accept a cluster that requires no token, if only people you trust can reach it.",
 )
 @click.option(
     "--lease",
     type=Duration(),
     default="90s",
     metavar="TIME",
-    help="After so long, jobs of a node that cannot be reached are tried elsewhere (90s or more).",
+    help="After this time, jobs of an unreachable node are retried elsewhere (90s or more).",
 )
 @click.option(
     "--cluster",
@@ -121,7 +125,7 @@ def create(
     **given: Any,
 ) -> None:
     """Attach a Ray cluster that runs. One that needs no token is refused without its flag."""
-    from rayjobs.compute.targets import create_target
+    from rayjobs.target.targets import create_target
 
     record = create_target(
         name,
@@ -138,7 +142,7 @@ def create(
     if settings.as_json:
         print_json(asdict(record))
     else:
-        click.echo(f"target {record.name} is there; use it: rayjobs submit --target {record.name}")
+        click.echo(f"target {record.name} created; use it: rayjobs submit --target {record.name}")
         if record.node_types is not None:
             click.echo(f"it may start: {record.node_types.describe()}")
 
@@ -150,14 +154,19 @@ def create(
 @common_options
 @click.pass_obj
 def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
-    """Forget an attached cluster; its Ray is left alone, and need not answer."""
-    from rayjobs.compute.targets import remove_target
-    from rayjobs.paths import home
+    """Remove an attached cluster from the list; the cluster itself is not changed.
+
+    With --cancel, jobs of a cluster that cannot be reached end in the store. Processes that may
+    still run there are not ended, and what they report is ignored.
+    """
+    from rayjobs.core.paths import home
     from rayjobs.target import unfinished
+    from rayjobs.target.targets import remove_target
 
     if cancels:
         jobs = unfinished.of_target(name, home=home())
-        unfinished.cancel(name, jobs, home=home(), say=settings.note)
+        ended = unfinished.cancel_for_good(name, jobs, home=home(), say=settings.note)
+        settings.note(f"canceled: {counted(len(ended), 'job')}")
     reason = remove_target(name, force=force, on_stage=settings.note)
     if reason:
         settings.note(f"the target's actor was not ended: {reason}")
@@ -175,7 +184,7 @@ def rm(settings: Settings, name: str, cancels: bool, force: bool) -> None:
 @click.pass_obj
 def ls(settings: Settings) -> None:
     """List targets and whether they run; `*` marks the default one (see `target use`)."""
-    from rayjobs.compute.targets import list_targets
+    from rayjobs.target.targets import list_targets
 
     views = list_targets()
     if settings.as_json:
@@ -223,8 +232,8 @@ def use(settings: Settings, name: str | None) -> None:
     from rayjobs.submit.project import default_target, use_target
 
     if name is not None:
-        from rayjobs.compute.targetrecord import load_target
-        from rayjobs.paths import home
+        from rayjobs.core.paths import home
+        from rayjobs.target.record import load_target
 
         load_target(name, home=home())  # says which targets there are when there is no such
         use_target(name)
@@ -247,7 +256,7 @@ def use(settings: Settings, name: str | None) -> None:
 @click.pass_obj
 def show(settings: Settings, name: str) -> None:
     """Show a target: its state, nodes, queue and allocations."""
-    from rayjobs.compute.targets import target_status
+    from rayjobs.target.targets import target_status
 
     view = target_status(name, ask=True)
     if settings.as_json:
@@ -288,9 +297,9 @@ def show(settings: Settings, name: str) -> None:
 @click.pass_obj
 def start(settings: Settings, name: str) -> None:
     """Start a target and say each stage; one that runs is left as it is."""
-    from rayjobs.compute.targets import start_target, target_status
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
     from rayjobs.target import unfinished
+    from rayjobs.target.targets import start_target, target_status
 
     began_s = time.monotonic()
     older = unfinished.older(name, home=home())
@@ -326,40 +335,75 @@ Examples:
 def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     """Stop a target and all that belongs to it.
 
-    It is refused, with a list, while jobs are not finished: cancel them, or keep them.
+    It is refused, with a list, while jobs are not finished: cancel them, or keep them. Where a
+    cluster cannot be reached, the stop is recorded: no command starts the target again by itself.
     """
-    from rayjobs.compute.targets import stop_target, was_stopped
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
     from rayjobs.target import unfinished
+    from rayjobs.target.reach import UnreachedError
+    from rayjobs.target.targets import stop_target, was_stopped
 
     if cancels and force:
         raise click.UsageError("give one of --cancel and --force.")
+    address, unreached = unfinished.why_unreached(name, home=home())
+    where = f"{address}: {unreached}" if unreached else ""
     jobs = unfinished.of_target(name, home=home())
     canceled: list[str] = []
+    asked: list[str] = []
     if cancels and jobs:
-        canceled = unfinished.cancel(name, jobs, home=home(), say=settings.note)
+        before = {job.id for _path, job in jobs.all}
+        canceled = unfinished.cancel(
+            name, jobs, home=home(), say=settings.note, is_reached=not unreached
+        )
         jobs = unfinished.of_target(name, home=home())
-    if not force and not was_stopped(name, home=home()):
-        unfinished.check_none(name, jobs, command="stop")
-    ran = stop_target(name, force=force, on_stage=settings.note)
+        asked = [job.id for _path, job in jobs.all if unreached and job.id in before]
+    if not force and not was_stopped(name, home=home()) and not (cancels and unreached):
+        unfinished.check_none(name, jobs, command="stop", unreached=where)
+    try:
+        ran = stop_target(name, force=force, on_stage=settings.note)
+    except UnreachedError as error:
+        if not cancels:
+            if jobs:
+                settings.note(unfinished.what_becomes(name, jobs))
+            raise
+        ran, address, unreached = False, error.address, unreached or error.message
+    if not unreached:  # jobs may have ended while it stopped
+        jobs = jobs.still(unfinished.of_target(name, home=home()))
     if settings.as_json:
-        facts = {"name": name, "ran": ran, "state": "stopped", "canceled": canceled}
         print_json(
             {
-                **facts,
-                "put_back": [job.id for _path, job in jobs.running],
+                "name": name,
+                "ran": ran,
+                "state": "stopped",
+                "canceled": canceled,
+                "cancel_requested": asked,
+                "unreachable": address if unreached else None,
+                "put_back": [job.id for _path, job in jobs.running if job.id not in asked],
                 "waiting": [job.id for _path, job in jobs.waiting],
             }
         )
         return
-    click.echo(f"target {name} is stopped" if ran else f"target {name} did not run")
-    if canceled:
+    click.echo(f"target {name} is stopped" if ran or unreached else f"target {name} did not run")
+    if unreached:
+        settings.note(
+            f"{counted(len(canceled), 'job')} canceled; the target's actor could not be reached at "
+            f"{address}"
+        )
+    elif canceled:
         settings.note(f"canceled: {counted(len(canceled), 'job')}")
-    if jobs:
-        settings.note(f"{jobs.text} stay in the queue and start with the target's next start:")
+    if asked:
+        settings.note(
+            f"{counted(len(asked), 'running job')} may still run there: the cancel is recorded, "
+            f"and is carried out once `rayjobs target start {name}` reaches the cluster:"
+        )
         for line in jobs.lines():
             settings.note(line)
-        settings.note("  rayjobs cancel JOB...   end what you do not want any more")
+    elif jobs:
+        stay, start = verb(len(jobs.all), "stays", "stay"), verb(len(jobs.all), "starts", "start")
+        settings.note(f"{jobs.text} {stay} in the queue and {start} with the target's next start:")
+        for line in jobs.lines():
+            settings.note(line)
+        settings.note("  rayjobs cancel JOB...   cancel the jobs that you no longer need")
     for path, reason in jobs.unreadable:
         settings.note(f"the jobs of {path} could not be listed: {reason}")
 
@@ -370,7 +414,7 @@ def _kind(view: TargetView) -> str:
 
 def _default_name() -> str | None:
     """Return the name of the default target; None where the project's file is wrong."""
-    from rayjobs.errors import SpecError
+    from rayjobs.core.errors import SpecError
     from rayjobs.submit.project import default_target
 
     try:

@@ -32,7 +32,7 @@ class Amount(ParamType):
 
     def convert(self, value: Any, param: Any, ctx: Any) -> Any:
         """Return the number, or the word."""
-        from rayjobs.errors import UsageError
+        from rayjobs.core.errors import UsageError
 
         if str(value).lower() == "none":
             return "none"
@@ -46,7 +46,7 @@ class Amount(ParamType):
 
 
 def _seconds(text: str) -> float:
-    from rayjobs.units import parse_duration
+    from rayjobs.core.units import parse_duration
 
     return parse_duration(text)
 
@@ -76,7 +76,7 @@ _OPTIONS = (
     click.option(
         "--preemption/--no-preemption",
         default=None,
-        help="Whether preemptible jobs make way for jobs of higher priority.",
+        help="Whether jobs of higher priority may preempt preemptible jobs.",
     ),
 )
 _FIELDS = {
@@ -103,8 +103,8 @@ def set_limits(target: str, given: dict[str, Any]) -> None:
         NotFoundError: no such target.
         UsageError: its limits are damaged, or one that was given is wrong.
     """
-    from rayjobs.compute.targetlimits import load_limits, save_limits
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
+    from rayjobs.target.limits import load_limits, save_limits
 
     changes: dict[str, Any] = {
         _FIELDS[name]: None if value == "none" else value
@@ -123,9 +123,9 @@ def set_limits(target: str, given: dict[str, Any]) -> None:
 @common_options
 @click.pass_obj
 def limits(settings: Settings, /, name: str, **given: Any) -> None:
-    """Show or change the limits of a target's queue. What runs already goes on."""
-    from rayjobs.compute.targetlimits import load_limits
-    from rayjobs.paths import home
+    """Show or change the limits of a target's queue. Running jobs are not affected."""
+    from rayjobs.core.paths import home
+    from rayjobs.target.limits import load_limits
 
     set_limits(name, given)
     now = load_limits(name, home=home())

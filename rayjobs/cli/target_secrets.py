@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\b
 Examples:
-  rayjobs target secret set PHOTOS_KEY               the value of the variable here, or asked for
+  rayjobs target secret set PHOTOS_KEY               the variable's value here, or asks for it
   vault read … | rayjobs target secret set PHOTOS_KEY --stdin
   rayjobs target secret ls
   rayjobs target secret rm PHOTOS_KEY
@@ -45,15 +45,15 @@ def secret() -> None:
     """Set, list and remove the secrets of a target; values are never printed.
 
     Datastores name the variables of their credentials, and jobs those of `--secret`. Submitting
-    hands on what your shell exports of them; give here what it does not. A job that starts later
-    uses the new value; the target is not restarted.
+    passes on those that your shell exports; set the others here. Jobs that start later use the new
+    value; the target is not restarted.
     """
 
 
 def _secrets(target_name: str | None) -> TargetSecrets:
-    from rayjobs.compute.targetrecord import load_target
-    from rayjobs.paths import home
+    from rayjobs.core.paths import home
     from rayjobs.submit.project import default_target
+    from rayjobs.target.record import load_target
     from rayjobs.target.secrets import TargetSecrets
 
     name = target_name or default_target().name
@@ -70,9 +70,10 @@ def _secrets(target_name: str | None) -> TargetSecrets:
 def set_secret(
     settings: Settings, name: str, from_stdin: bool, target_name: str | None
 ) -> int | None:
-    """Give a target a secret, or replace it.
+    """Set a secret of a target, or replace it.
 
-    The value comes from --stdin, else from the variable NAME of this shell, else it is asked for.
+    The value comes from --stdin, else from this shell's variable NAME, else the command
+    asks for it.
     """
     secrets = _secrets(target_name)
     if from_stdin:
@@ -91,7 +92,7 @@ def set_secret(
     settings.note(f"target {secrets.target} has {name}, in {secrets.path}")
     if dropped:
         settings.note(
-            f"removed {', '.join(dropped)}, which a submit had handed on with another {name}: set "
+            f"removed {', '.join(dropped)}, which a submit had passed on with another {name}: set "
             f"the whole AWS credential"
         )
     return None
@@ -103,7 +104,7 @@ def set_secret(
 @common_options
 @click.pass_obj
 def list_secrets(settings: Settings, target_name: str | None) -> None:
-    """List the names of a target's secrets, and who gave each."""
+    """List the names of a target's secrets, and who set each."""
     secrets = _secrets(target_name)
     found = sorted(secrets.all().values(), key=lambda one: one.name)
     if settings.as_json:
@@ -125,5 +126,5 @@ def remove_secret(settings: Settings, name: str, target_name: str | None) -> int
     if not secrets.remove(name):
         settings.note(f"target {secrets.target} has no secret {name}")
         return Exit.NOT_FOUND
-    settings.note(f"target {secrets.target} has {name} no more")
+    settings.note(f"target {secrets.target} no longer has {name}")
     return None

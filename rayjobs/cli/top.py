@@ -12,15 +12,15 @@ import click
 
 from rayjobs.cli.jobviews import name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import ANSWER_S, key_of
-from rayjobs.cli.output import cut, duration_text, print_json, table, width
+from rayjobs.cli.output import cut, cut_inside, duration_text, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.compute.targetrecord import load_target
-from rayjobs.compute.wakeclient import ask, socket_of
-from rayjobs.paths import home
-from rayjobs.records import Attempt, Job
-from rayjobs.states import JobState
-from rayjobs.units import counted
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.core.paths import home
+from rayjobs.core.units import counted
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
+from rayjobs.target.record import load_target
+from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.workspace.folder import OpenWorkspace
 
 AGAIN_S = 1.0
 WAITING_SHOWN = 10
@@ -35,7 +35,7 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.option("--target", metavar="NAME", help="Which target; default: see `rayjobs target use`.")
-@click.option("--once", is_flag=True, help="Show it once, on a terminal too.")
+@click.option("--once", is_flag=True, help="Print it once, even on a terminal.")
 @json_option
 @common_options
 @click.pass_obj
@@ -91,7 +91,8 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
         }
         for job in waiting
     ]
-    rows.sort(key=lambda row: row["position"] or len(rows) + 1)
+    # Where no place is known, as the queue would stand: what came first is first of its priority.
+    rows.sort(key=lambda row: (row["position"] or len(rows) + 1, -row["priority"]))
     waits = [waited_s(job, now=now) for job in waiting]
     ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}
     return {
@@ -202,7 +203,7 @@ def _lines(seen: dict[str, Any]) -> list[str]:
         rows = [
             (
                 one["short_id"],
-                one["name"][:24],
+                cut_inside(one["name"], 24),
                 one["user"][:12],
                 one["state"],
                 f"{one['gpus']:g}",
@@ -217,7 +218,7 @@ def _lines(seen: dict[str, Any]) -> list[str]:
         rows = [
             (
                 one["short_id"],
-                one["name"][:24],
+                cut_inside(one["name"], 24),
                 one["user"][:12],
                 f"#{one['position']}" if one["position"] else "-",
                 str(one["priority"]),

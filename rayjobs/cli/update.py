@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from rayjobs.cli.jobviews import earlier_runs, job_json
@@ -9,7 +11,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.cli.waking import wake_quietly
-from rayjobs.terminal import plain_text
+from rayjobs.core.terminal import plain_text
 
 EPILOG = """\b
 Examples:
@@ -17,7 +19,7 @@ Examples:
   rayjobs update 1f3c --max-duration 2h
   rayjobs update 1f3c --nodes 1 --gpus-per-proc 1
   rayjobs update 1f3c --tag best=yes --untag draft
-  rayjobs update 1f3c --hold "until the data is there"
+  rayjobs update 1f3c --hold "until the data is uploaded"
   rayjobs update 1f3c --release
 """
 
@@ -62,9 +64,9 @@ def update(
     not ended.
     """
     from rayjobs.cli.spec_options import from_options, named_by_option
-    from rayjobs.errors import SpecError
-    from rayjobs.states import JobState
-    from rayjobs.submit.revising import revise
+    from rayjobs.core.errors import SpecError
+    from rayjobs.jobs.states import JobState
+    from rayjobs.submit.revising import OF_SIZE, notes_of, revise
 
     if hold is not None and (release or not hold.strip()):
         raise click.UsageError("give --hold with a reason, or --release.")
@@ -82,24 +84,29 @@ def update(
         is_queued = found.state is JobState.QUEUED
         if is_queued:  # priority and tags are part of what was submitted
             revised |= {} if priority is None else {"priority": priority}
+        others: dict[str, Any] = {
+            "priority": priority,
+            "display_name": display_name,
+            "hold": None if hold is None else hold.strip(),
+            "release": release,
+        }
         if revised or (is_queued and changed):
             try:
-                revise(workspace, found, revised, tags=changed if is_queued else None)
+                new = revise(workspace, found, revised, tags=changed, **others)
             except SpecError as error:
                 raise named_by_option(error, options) from error.__cause__
-        new = workspace.store.update(
-            found.id, priority=priority, tags=changed or None, display_name=display_name
-        )
-        if hold is not None:
-            new = workspace.store.hold(found.id, reason=hold.strip())
-        elif release:
-            new = workspace.store.release(found.id)
+        else:
+            new = workspace.store.update(found.id, tags=changed or None, **others)
         if revised or (is_queued and changed) or priority is not None or release:
             wake_quietly(new.target, workspace.path)
         earlier_s = earlier_runs(workspace.store, [new]).get(new.id)
         revision = workspace.store.revision(new.id)
+        resized = any(name in revised for name in OF_SIZE)
+        notes = notes_of(new.spec) if resized else ()
+    for text in notes:
+        settings.note(f"note: {text}")
     if settings.as_json:
-        print_json({**job_json(new, earlier_s=earlier_s), "revision": revision})
+        print_json({**job_json(new, earlier_s=earlier_s), "revision": revision, "notes": notes})
     else:
         listed = ", ".join(f"{key}={value}" for key, value in new.tags.items()) or "no tags"
         held = f", held: {plain_text(new.held)}" if new.held else ""

@@ -13,10 +13,10 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import named_by_option, spec_options
 from rayjobs.cli.submit import SubmitCommand, typed_spec
-from rayjobs.errors import SpecError
+from rayjobs.core.errors import SpecError
 
 if TYPE_CHECKING:
-    from rayjobs.verifying import Verdict
+    from rayjobs.verify.verify import Verdict
 
 SEEDS = 1_000_000
 
@@ -26,7 +26,7 @@ Examples:
   rayjobs verify-resume --kills 5 --seed 7 train.py -- --steps 200
   rayjobs verify-resume --rtol 1e-3 --ignore images_per_s --gpus-per-proc 1 train.py
 
-Runs the script undisturbed, then again with ranks killed (SIGKILL) at random steps
+Runs the script without interruption, then again with ranks killed (SIGKILL) at random steps
 and its own resume after each. Every step of every metric must be there once, with
 the same value, and so must the tensors of the last checkpoint. Give the script
 arguments that make it short. The options of `rayjobs submit` hold for both runs.
@@ -62,7 +62,7 @@ Exit codes: 0 the same, 1 something differs or a run failed, 2 wrong usage.
     "--ignore", multiple=True, metavar="METRIC", help="Do not compare it (a time); repeatable."
 )
 @spec_options
-@quiet_option("Print the verdict alone.")
+@quiet_option("Print only the result.")
 @json_option
 @common_options
 @click.pass_obj
@@ -81,7 +81,7 @@ def verify_resume(
     ignore: tuple[str, ...],
     **options: Any,
 ) -> int:
-    """Verify that SCRIPT, killed at random and resumed, does what it does undisturbed."""
+    """Verify that SCRIPT gives the same results when it is killed at random and resumed."""
     if extra:
         raise click.UsageError(
             f"{extra[0]!r} is after the script; the script's own arguments go after `--`."
@@ -89,8 +89,8 @@ def verify_resume(
     if script is None and file is None and options.get("command") is None:
         raise click.UsageError("name a script, or give -f FILE or --command TEXT.")
     from rayjobs.submit.project import load_project
-    from rayjobs.verifying import Asked, verify
-    from rayjobs.verifying_compare import Tolerance
+    from rayjobs.verify.compare import Tolerance
+    from rayjobs.verify.verify import Asked, verify
 
     project = load_project()
     experiment = experiment or project.experiment

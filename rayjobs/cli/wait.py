@@ -10,8 +10,9 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, state_colour
 from rayjobs.cli.params import Duration, JobId
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
-from rayjobs.records import Job
-from rayjobs.terminal import plain_text
+from rayjobs.core.terminal import plain_text
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 
 EPILOG = """\b
 Examples:
@@ -22,17 +23,17 @@ Examples:
 
 @click.command(epilog=EPILOG)
 @click.argument("jobs", nargs=-1, required=True, type=JobId(), metavar="JOB...")
-@click.option("--timeout", type=Duration(), help="Give up after so long, with exit code 124.")
+@click.option("--timeout", type=Duration(), help="Give up after this time, with exit code 124.")
 @quiet_option("Print nothing; only exit with the result.")
 @json_option
 @common_options
 @click.pass_obj
 def wait(settings: Settings, jobs: tuple[str, ...], timeout: float | None) -> int:
-    """Wait until jobs have ended, and exit as they did.
+    """Wait until jobs have ended, and exit with their result.
 
-    0: all completed. 124: the job reached its time limit (or --timeout was over). 1: a job
+    0: all completed. 124: the job reached its time limit (or --timeout passed). 1: a job
     failed or was canceled. An array has ended when all its members have, and counts as the
-    worst of them. Ctrl-C ends the waiting alone, with 130.
+    worst of them. Ctrl-C stops waiting and exits with 130; the jobs go on.
     """
     from rayjobs.cli.following import await_end
 
@@ -61,4 +62,8 @@ def _tell(settings: Settings, job: Job) -> None:
     if job.failure is not None:
         for line in job.failure.lines:
             click.echo(f"    {plain_text(line)}")
-        settings.note(f"  rayjobs logs {short_id(job)}   all it printed")
+    if job.state is not JobState.COMPLETED:
+        from rayjobs.cli.summary import next_commands, useful_commands
+
+        for line in useful_commands(short_id(job), next_commands(job)):
+            settings.note(line)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rayjobs.compute.starting import wake
-from rayjobs.errors import RayjobsError
-from rayjobs.paths import home
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.paths import home
 from rayjobs.target.revive import Condition, Standing, look_after
+from rayjobs.target.starting import wake
 
 
 def wake_quietly(target: str, workspace: Path) -> Condition:

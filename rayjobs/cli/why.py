@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
 from rayjobs.cli.output import duration_text, facts, print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
-from rayjobs.compute.wakeclient import ask, socket_of
-from rayjobs.errors import NotFoundError
-from rayjobs.paths import home
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError
+from rayjobs.core.paths import home
+from rayjobs.core.terminal import plain_text
+from rayjobs.core.units import duration_text as exact_text
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
-from rayjobs.terminal import plain_text
-from rayjobs.units import duration_text as exact_text
+from rayjobs.target.wake_client import ask, socket_of
 
 EPILOG = """\b
 Examples:
@@ -28,7 +29,7 @@ Examples:
   rayjobs why '1f3c[3]'           a member of an array
   rayjobs why --json 1f3c | jq .decision.estimate_s
 
-The estimate is what the policy thinks now; `rayjobs report queue` says how good
+The estimate is the policy's current one; `rayjobs report queue` says how good
 such estimates were.
 """
 # Rules that room would help with.
@@ -38,6 +39,7 @@ BASES = {
     "history": "from how long such jobs took",
     "script": "from how long the script took in other experiments",
     "limit": "from the time limits of the jobs ahead",
+    "outrun": "a guess",
     "elapsed": "a guess: each running job is assumed to run as long again as it has",
 }
 
@@ -58,9 +60,12 @@ def why(settings: Settings, job: str) -> None:
         decision = _decision(workspace.path, found)
         ahead = _named(store, workspace.path, decision)
         waits_for = _known_without_target(store, found) if decision is None else []
+        outrun = _outrun(store, found)
     if settings.as_json:
         data = job_json(found, outlook, earlier_s=earlier_s)
-        print_json({**data, "decision": decision, "ahead": ahead, "waits_for": waits_for})
+        print_json(
+            {**data, "decision": decision, "ahead": ahead, "waits_for": waits_for, "outrun": outrun}
+        )
         return
     if found.id != asked.id:
         click.echo(f"{asked.id} is an array; this is about {name_of(found)}, the next of it")
@@ -74,11 +79,13 @@ def why(settings: Settings, job: str) -> None:
             click.echo(plain_text(details))
     elif found.state.is_final:
         click.echo(f"{found.id} is not waiting: it is {end_text(found)}")
-    elif found.state is JobState.PROVISIONING and outlook.reason.startswith("waits "):
+    elif found.state is JobState.PROVISIONING and outlook.is_scaling:
         click.echo(f"{found.id} {outlook.reason}")
     else:
         rest = f": {outlook.reason}" if outlook.reason else ""
         click.echo(f"{found.id} is not waiting: it is {outlook.state}{rest}")
+        if outrun is not None:
+            click.echo(f"its end is a guess: {plain_text(outrun['text'])}")
 
 
 def _next_member(store: Store, job: Job) -> Job:
@@ -100,6 +107,18 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
         return None
     decision = (answer or {}).get("decision")
     return decision if isinstance(decision, dict) else None
+
+
+def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
+    """Return which earlier runs a job that runs has taken longer than; None: not all of them."""
+    if job.state is not JobState.RUNNING or job.kind != "job" or job.started_at is None:
+        return None
+    entry = (job.experiment, job.spec.entry)
+    known = store.usual_durations(job.target).get(entry)
+    if known is None or (datetime.now(UTC) - job.started_at).total_seconds() <= known.longest_s:
+        return None
+    text = known.outrun_by(job.id, *entry)
+    return {"runs": known.count, "longest_s": known.longest_s, "text": text}
 
 
 def _named(
@@ -200,7 +219,8 @@ def _estimate_text(decision: Mapping[str, Any]) -> str:
     if estimate_s is not None:
         basis = BASES.get(str(decision.get("basis")), str(decision.get("basis") or ""))
         if decision.get("source"):
-            basis = f"from {decision['source']}"
+            source = decision["source"]
+            basis = f"a guess: {source}" if decision["basis"] == "outrun" else f"from {source}"
         parts.append(f"in about {duration_text(float(estimate_s))}" + (f" ({basis})" * bool(basis)))
     if latest_s is not None:
         parts.append(f"within {duration_text(float(latest_s))} at the latest")

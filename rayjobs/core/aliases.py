@@ -1,16 +1,32 @@
-"""The old top-level names `datastore` and `tuning`, as aliases of the packages inside `rayjobs`."""
+"""Old names: the top-level `datastore` and `tuning`, and modules that have moved."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import sys
 from collections.abc import Sequence
-from types import ModuleType
+from types import CodeType, ModuleType
 
 # old top-level name → canonical name
 ALIASES = {"datastore": "rayjobs.datastore", "tuning": "rayjobs.tuning"}
+# Modules that processes of an earlier version start, or name in what they pickle: a keeper runs the
+# starter, Ray starts an actor again, an agent answers a new target actor with an error.
+MOVED = {
+    "rayjobs.compute.actor": "rayjobs.engine.actor",
+    "rayjobs.compute.agent": "rayjobs.node.agent",
+    "rayjobs.compute.cluster": "rayjobs.protocol.agent",
+    "rayjobs.compute.keeper": "rayjobs.target.keeper",
+    "rayjobs.compute.raylaunch": "rayjobs.engine.starter",
+    "rayjobs.errors": "rayjobs.core.errors",
+    "rayjobs.failures": "rayjobs.core.failures",
+    "rayjobs.queuerecords": "rayjobs.jobs.queue_records",
+    "rayjobs.records": "rayjobs.jobs.records",
+    "rayjobs.states": "rayjobs.jobs.states",
+    "rayjobs.targetstart": "rayjobs.target.background_start",
+}
 
 
 def canonical(module: str) -> str:
@@ -19,6 +35,8 @@ def canonical(module: str) -> str:
     Records keep names such as ``tuning.driver_actor``. They are translated, never imported as they
     are: a user's own ``tuning.py`` may have that name.
     """
+    if module in MOVED:
+        return MOVED[module]
     top, dot, rest = module.partition(".")
     return ALIASES.get(top, top) + dot + rest
 
@@ -33,6 +51,15 @@ def alias(old: str) -> None:
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         # Before the finder that goes by `__path__`, which would load every module a second time.
         sys.meta_path.insert(0, _AliasFinder())
+
+
+def find_moved(name: str) -> importlib.machinery.ModuleSpec | None:
+    """Return where to load a module that has moved from, given its old name; None for others."""
+    if name in MOVED:
+        return importlib.machinery.ModuleSpec(name, _AliasLoader(MOVED[name]))
+    if any(old.startswith(f"{name}.") for old in MOVED):
+        return importlib.machinery.ModuleSpec(name, None, is_package=True)  # the folder is gone
+    return None
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
@@ -68,3 +95,9 @@ class _AliasLoader(importlib.abc.Loader):
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just written the alias's spec into the module; it was run before.
         module.__spec__ = self._spec
+
+    def get_code(self, name: str) -> CodeType | None:
+        """Return the module's code, for ``python -m``."""
+        spec = importlib.util.find_spec(self._name)
+        assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader)
+        return spec.loader.get_code(self._name)

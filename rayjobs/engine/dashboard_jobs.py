@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from rayjobs.clock import Clock
-from rayjobs.compute.board import Served
-from rayjobs.compute.queueview import QueueView
+from rayjobs.core.clock import Clock
+from rayjobs.engine.board import Served
+from rayjobs.engine.queue_view import QueueView
+from rayjobs.jobs.records import Attempt, Job, JobLine
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Plan, Rule
 from rayjobs.protocol.ray_jobs import JobRecords, Shown, UnsupportedRayError
-from rayjobs.records import Attempt, Job, JobLine
-from rayjobs.states import FINAL, JobState
 
 log = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from rayjobs.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError
+from rayjobs.protocol.calls import SWEEP, UNCLEANED, Nothing, Sweep, Uncleaned
 
 if TYPE_CHECKING:
-    from rayjobs.compute.engine import Engine
+    from rayjobs.engine.engine import Engine
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +26,7 @@ async def sweep(engine: Engine) -> None:
         engine.recovered.get(served.path) is not served for served in engine.board.served
     ):
         return  # ends that are not taken over yet
-    busy = {
-        str(order["node_id"]) for drive, _task in engine.drives.values() for order in drive.orders
-    }
+    busy = {node.node_id for drive, _task in engine.drives.values() for node in drive.nodes}
     if engine.swept_s is None:
         nodes = {node.node_id for node in engine.nodes} if engine.shares_machine else busy
     elif now_s - engine.swept_s < SWEEP_EVERY_S:
@@ -40,15 +38,17 @@ async def sweep(engine: Engine) -> None:
     engine.swept_s = now_s
     for node_id in sorted(nodes):
         agent = await engine.cluster.agent(node_id)
-        found = await agent.uncleaned()
-        roots = [str(one["root"]) for one in found if await _has_ended(engine, one)]
-        if roots and (removed := await agent.sweep(roots)):
-            log.info("%d folders of ended attempts were left on %s: removed", removed, node_id[:12])
+        found = await agent.call(UNCLEANED, Nothing())
+        roots = tuple([one.root for one in found.folders if await _has_ended(engine, one)])
+        if roots and (swept := await agent.call(SWEEP, Sweep(roots))).removed:
+            log.info(
+                "%d folders of ended attempts were left on %s: removed", swept.removed, node_id[:12]
+            )
 
 
-async def _has_ended(engine: Engine, one: Mapping[str, Any]) -> bool:
+async def _has_ended(engine: Engine, one: Uncleaned) -> bool:
     """Whether the store says that an attempt has ended, and nothing here is at work on its job."""
-    job, number = str(one["job"]), int(one["attempt"])
+    job, number = one.job, one.attempt
     for served in engine.board.served:
         if served.key(job) in engine.drives:
             return False

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import BUILD_LOG
 from rayjobs.environments import tied
-from rayjobs.errors import PrepareError
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.launch.leftovers import end_leftovers
-from rayjobs.paths import BUILD_LOG
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _BEGIN = ("error:", "×", "  ×")
 
 
 class StoppedError(PrepareError):
-    """The job's end was asked for while its environment was made."""
+    """The job's end was requested while its environment was built."""
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Control:
             PrepareError: class ``time_limit``.
         """
         if self.stopped.is_set():
-            raise StoppedError("the job's end was asked for while its environment was made")
+            raise StoppedError("the job's end was requested while its environment was built")
         if self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s:
             raise PrepareError(
                 f"the environment was not ready within the job's limit of {self.limit_s:g} s; "
-                f"give more by --max-duration",
+                f"raise it with --max-duration",
                 failure_class="time_limit",
             )
 
@@ -198,7 +198,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
     if any(word in line for line in lines for word in _FULL):
         message = f"{doing}: the disk of the node's scratch or of uv's cache is full"
         return PrepareError(message, failure_class="storage", lines=told)
-    message = f"{doing}: {sentence(told) or f'exit code {code}'}. The whole log: {BUILD_LOG}"
+    message = f"{doing}: {sentence(told) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Packages that do not exist, or not together, will not the next time either.
     is_permanent = any(_NO_SOLUTION in line for line in lines)
     return PrepareError(message, failure_class="environment", lines=told, is_permanent=is_permanent)

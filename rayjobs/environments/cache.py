@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.durable import sync_folder
+from rayjobs.core.durable import sync_folder
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
-from rayjobs.paths import AttemptPaths
 
 RECORD = "rayjobs-environment.json"
 KEY = re.compile(r"[0-9a-f]{32}")

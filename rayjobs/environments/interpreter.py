@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayjobs.environments.requirements import LEAST_PYTHON
-from rayjobs.errors import PrepareError
+from rayjobs.core.errors import PrepareError
+from rayjobs.spec.requirements import LEAST_PYTHON
 
 _ASK = (
     "import json,platform,sys;"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build, taken
-from rayjobs.safe_delete import OwnFolder, Removed
 
 FOLDER = "environments"
 _REQUEST = re.compile(r"[0-9a-f]{64}\.txt")

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore import credentials
 from rayjobs.environments import interpreter as interpreters
-from rayjobs.environments import requirements, settings
+from rayjobs.environments import settings
 from rayjobs.environments.building import BuildLog, Control, run
 from rayjobs.environments.cache import Cache, taken
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
-from rayjobs.errors import PrepareError
-from rayjobs.paths import AttemptPaths
+from rayjobs.spec import requirements
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class Environments:
             await self._run(
                 [uv, "venv", "--relocatable", "--no-project", *python, str(venv)],
                 work,
-                "the virtual environment cannot be made",
+                "the virtual environment cannot be created",
             )
             if packages:
                 (folder / "lock.txt").write_text(lock)

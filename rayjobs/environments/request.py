@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayjobs.environments import requirements
 from rayjobs.environments.interpreter import Interpreter
+from rayjobs.spec import requirements
 
 FORMAT = 1  # raised when the same request must be resolved or built in another way
 _REQUEST = "# request: "

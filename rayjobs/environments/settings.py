@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from rayjobs.errors import PrepareError
+from rayjobs.core.errors import PrepareError
 from rayjobs.launch.plan import inherited
 
 # What a build needs of the agent's own variables besides those that every rank inherits.
@@ -53,8 +53,8 @@ def find_uv() -> str:
     found = str(beside) if os.access(beside, os.X_OK) else _uv_of_package() or shutil.which("uv")
     if found is None:
         raise PrepareError(
-            "packages are installed by uv, which is neither beside the target's Python nor on its "
-            "PATH: run `pip install uv` there, or name an interpreter's path as environment",
+            "packages are installed with uv, which is neither next to the target's Python nor on "
+            "its PATH: run `pip install uv` there, or name an interpreter's path as environment",
             failure_class="environment",
         )
     return found

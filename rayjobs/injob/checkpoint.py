@@ -103,7 +103,7 @@ def save(
     """
     number = int(step)
     if number != step or number < 0:
-        raise ValueError("a checkpoint's step must be a whole number from 0 on, not %r" % (step,))
+        raise ValueError("a checkpoint's step must be a whole number, 0 or more, not %r" % (step,))
     if keep is not None and keep < 1:
         raise ValueError("keep must be 1 or more, or None to keep all; not %r" % (keep,))
     if not files:

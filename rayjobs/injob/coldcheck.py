@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Collection, Mapping
 
-from rayjobs.injob.plan import Plan
+from rayjobs.injob.plan import LaunchPlan
 
 # Read once, at the start of the process: a value that differs from the one the warm interpreter
 # started with cannot take effect after a fork. OMP_NUM_THREADS and its like are set by call.
@@ -40,7 +40,7 @@ _READ_LATE = ("TORCH_HOME", "TORCH_NCCL_", "TORCH_EXTENSIONS_DIR", "TORCH_CUDA_A
 
 
 def cold_reason(
-    plan: Plan,
+    plan: LaunchPlan,
     preloaded: Collection[str],
     *,
     started_with: Mapping[str, str] | None = None,
@@ -69,7 +69,7 @@ def cold_reason(
             return reason
     shadow = shadowed_module(os.path.dirname(os.path.realpath(plan.script)), preloaded)
     if shadow:
-        return f"{shadow} beside the script stands for a module that is already imported"
+        return f"{shadow} next to the script replaces a module that is already imported"
     return None
 
 

@@ -17,7 +17,7 @@ from rayjobs.injob.ranks import Program, WarmState
 
 
 def take_over(
-    plan: plans.Plan,
+    plan: plans.LaunchPlan,
     secrets: Mapping[str, str],
     *,
     warm: WarmState | None,

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Iterable
+from typing import TYPE_CHECKING, Iterable, Optional
 
+from rayjobs.injob.exitrecord import ExitRecord, Leftovers
 from rayjobs.injob.identity import ProcessStat, send_signal
-from rayjobs.injob.memory import ProcessLimit, remove_cgroups_of
+from rayjobs.injob.memory import remove_cgroups_of
+from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.injob.tree import as_remaining
 
 if TYPE_CHECKING:
@@ -32,8 +34,9 @@ class Ending:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.outcome: str | None = None
+        self.outcome: Optional[Outcome] = None
         self.reason = ""
+        self.end_reason: Optional[EndReason] = None
         self.first_failed: int | None = None
         self.is_over = False
         self.is_consequence = False  # of what happened on another node
@@ -49,7 +52,14 @@ class Ending:
         """Whether the attempt is being ended."""
         return self.outcome is not None
 
-    def begin(self, outcome: str, reason: str, *, grace_s: float | None = None) -> None:
+    def begin(
+        self,
+        outcome: Outcome,
+        reason: str,
+        *,
+        grace_s: float | None = None,
+        end_reason: Optional[EndReason] = None,
+    ) -> None:
         """Begin the end, or, when it has begun, only shorten its grace. Idempotent."""
         grace = self._host.plan.grace_s if grace_s is None else max(grace_s, 0.0)
         kill_at = time.monotonic() + grace
@@ -58,6 +68,7 @@ class Ending:
                 self._kill_at = min(self._kill_at, kill_at)
             return
         self.outcome, self.reason, self._kill_at = outcome, reason, kill_at
+        self.end_reason = end_reason
         if grace <= 0:
             return  # killed at once: a SIGTERM just before would be heard by some, by chance
         for rank in self._host.ranks:
@@ -70,16 +81,16 @@ class Ending:
         self.first_failed = first.plan.rank
         if first.setup_error:
             text = first.setup_error.decode("utf-8", "replace")
-            self.begin("host_error", f"rank {first.plan.rank} cannot be set up: {text}")
+            self.begin(Outcome.HOST_ERROR, f"rank {first.plan.rank} cannot be set up: {text}")
             return
         over = [rank for rank in failed if self._was_over_memory(rank)]
         if over:
             for rank in over:
                 rank.out_of_memory = True
             self.first_failed = over[0].plan.rank
-            self.begin("out_of_memory", self._memory_text(over[0].plan.rank))
+            self.begin(Outcome.OUT_OF_MEMORY, self._memory_text(over[0].plan.rank))
             return
-        self.begin("failed", self._failure_text(first))
+        self.begin(Outcome.FAILED, self._failure_text(first))
 
     def begin_over_memory(self) -> None:
         """Begin the end because our own watch has killed a process of the tree."""
@@ -88,7 +99,7 @@ class Ending:
         if rank is not None:
             rank.out_of_memory = True
             self.first_failed = rank.plan.rank
-        self.begin("out_of_memory", self._memory_text(self.first_failed))
+        self.begin(Outcome.OUT_OF_MEMORY, self._memory_text(self.first_failed))
 
     def _rank_of(self, pid: int) -> Rank | None:
         ranks = self._host.ranks
@@ -108,7 +119,7 @@ class Ending:
         limit = memory_text(self._host.plan.memory_bytes or 0)
         who = "a process of the attempt" if rank is None else f"rank {rank}"
         return (
-            f"{who} was killed: the attempt reached its own memory limit of {limit}; "
+            f"{who} was killed: the attempt exceeded the job's memory limit of {limit}; "
             "raise the limit or use less (smaller batches, fewer data loader workers)"
         )
 
@@ -183,7 +194,7 @@ class Ending:
         self.is_over = True
         return True
 
-    def make_record(self, started_at: float, cold_reason: str | None) -> dict[str, Any]:
+    def make_record(self, started_at: float, cold_reason: str | None) -> ExitRecord:
         """The exit record; removes the cgroups of the tree."""
         for rank in self._host.ranks:
             rank.log.enforce(at_end=True)
@@ -193,39 +204,35 @@ class Ending:
             remove_cgroups_of(self._host.plan.marker)
         return record
 
-    def as_record(self, started_at: float, cold_reason: str | None) -> dict[str, Any]:
+    def as_record(self, started_at: float, cold_reason: str | None) -> ExitRecord:
         """What the exit record would say now; nothing is changed."""
         host = self._host
-        return {
-            "version": 1,
-            "job": host.plan.job,
-            "attempt": host.plan.attempt,
-            "node": host.plan.node,
-            "marker": host.plan.marker,
-            "started_at": started_at,
-            "ended_at": time.time(),
-            "duration_s": host.duration_s(),
-            "outcome": self.outcome,
-            "reason": self.reason,
-            "is_consequence": self.is_consequence,
-            "ranks": [rank.as_record() for rank in host.ranks],
-            "first_failed_rank": self.first_failed,
-            "leftovers": {
-                "killed": len(self._killed),
-                "proven_dead": not self._remaining,
-                "remaining": as_remaining(self._remaining),
-            },
-            "tree": host.tree.kind,
-            "memory": host.memory.as_record(),
-            "pids": self._pids_record(host.processes),
-            "cold": cold_reason,
-            "usage": host.usage.as_record(),
-            **host.watch.as_record(),
-        }
-
-    @staticmethod
-    def _pids_record(limit: ProcessLimit) -> dict[str, Any]:
-        return {"limit": limit.limit, "how": limit.how}
+        return ExitRecord(
+            job=host.plan.job,
+            attempt=host.plan.attempt,
+            node=host.plan.node,
+            marker=host.plan.marker,
+            started_at=started_at,
+            ended_at=time.time(),
+            duration_s=host.duration_s(),
+            outcome=self.outcome or Outcome.HOST_ERROR,
+            reason=self.reason,
+            end_reason=self.end_reason,
+            is_consequence=self.is_consequence,
+            ranks=tuple(rank.as_record() for rank in host.ranks),
+            first_failed_rank=self.first_failed,
+            leftovers=Leftovers(
+                killed=len(self._killed),
+                proven_dead=not self._remaining,
+                remaining=as_remaining(self._remaining),
+            ),
+            tree=host.tree.kind,
+            memory=host.memory.as_record(),
+            pids=host.processes.as_record(),
+            cold=cold_reason,
+            usage=host.usage.as_record(),
+            stacks=host.watch.found,
+        )
 
 
 def _order_of_failure(rank: Rank) -> tuple[float, bool, int]:
@@ -242,7 +249,7 @@ def _is_full(folder: str) -> bool:
 
 
 def memory_text(size: float) -> str:
-    """Return bytes as a limit is written; as `rayjobs.units.memory_text`, which is not here."""
+    """Return bytes as a limit is written, as `rayjobs.core.units.memory_text` does."""
     if 0 < size < 2**30:
         return "%.4g MiB" % (size / 2**20)
     return "%.4g GiB" % (size / 2**30)

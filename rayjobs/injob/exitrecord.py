@@ -1,19 +1,224 @@
-"""Writing and reading the exit record, the one truth about how an attempt ended."""
+"""The exit record, the one truth about how an attempt ended on a node: its fields and its file."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-from typing import Any, Mapping
+from dataclasses import dataclass
+from typing import Any, Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.messages import Message, MessageError
+from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
 
 NAME = "exit.json"
 # How the attempt ended, known before it is proven that nothing of it is left.
 OUTCOME = "outcome.json"
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True)
+class RankExit(Message):
+    """How one rank ended.
+
+    Attributes:
+        pid: Of its process; None where an earlier version did not record it.
+        start_time: Of its process, in clock ticks since boot.
+        exit_code: None when it died of a signal, or has not ended.
+        signal: Number of the signal that ended it.
+        started_at: Seconds of the wall clock; None: it was never let go.
+        ended_at: Seconds of the wall clock.
+        out_of_memory: The attempt's own memory limit ended it.
+        log_bytes: Size of its log.
+        log_dropped: Bytes that the log's cap has cut out.
+    """
+
+    rank: int
+    pid: Optional[int] = None
+    start_time: Optional[int] = None
+    exit_code: Optional[int] = None
+    signal: Optional[int] = None
+    started_at: Optional[float] = None
+    ended_at: Optional[float] = None
+    max_rss_bytes: Optional[int] = None
+    out_of_memory: bool = False
+    log_bytes: int = 0
+    log_dropped: int = 0
+
+
+@dataclass(frozen=True)
+class Remaining(Message):
+    """A process that could not be ended."""
+
+    pid: int
+    start_time: int
+    comm: str
+
+
+@dataclass(frozen=True)
+class Leftovers(Message):
+    """What an attempt left behind beside its ranks.
+
+    Attributes:
+        killed: Processes that were ended after the ranks.
+        proven_dead: Nothing of the attempt runs any more, for sure.
+        remaining: What could not be ended.
+    """
+
+    killed: int = 0
+    proven_dead: bool = True
+    remaining: Tuple[Remaining, ...] = ()
+
+
+@dataclass(frozen=True)
+class MemoryUse(Message):
+    """The attempt's memory limit on the node, what kept it, and the most that was used."""
+
+    limit_bytes: Optional[int] = None
+    how: str = "none"
+    peak_bytes: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class PidsLimit(Message):
+    """The attempt's limit of processes and threads on the node, and what kept it."""
+
+    limit: Optional[int] = None
+    how: str = "none"
+
+
+@dataclass(frozen=True)
+class RankStack(Message):
+    """Where a rank is, or was when its attempt had stalled (`stacks.Dump`).
+
+    Attributes:
+        state: Of its process, one letter of Linux.
+        how: The way in which that was found.
+        where: Its innermost frame that is not of a library; empty where none is known.
+        waits: It is inside a library that waits for other ranks.
+        text: The whole dump, where it was asked for; records hold none.
+    """
+
+    rank: int
+    state: str
+    how: str
+    where: str
+    waits: bool
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class ExitRecord(Message):
+    """How an attempt ended on one node. One constructor for each kind of record.
+
+    Attributes:
+        started_at: Seconds of the wall clock; None where no host lived to tell.
+        duration_s: Since its ranks were let go.
+        reason: A sentence for people.
+        end_reason: Why its end was asked for; None where it was not.
+        is_consequence: Of what happened on another node.
+        first_failed_rank: The rank that the end began with; None: it began with no rank.
+        tree: What held its processes; ``lost``: nobody knows.
+        pids: None where no host lived to tell.
+        cold: Why its ranks did not come from a warm interpreter; None when they did.
+        usage: Samples of CPU, memory and GPUs (`usage.Usage`); None without one.
+        stacks: Where its ranks were, if it had stalled.
+        boot_id: Of the machine, in a record that a node wrote in place of a killed host.
+    """
+
+    job: str
+    attempt: int
+    node: int
+    marker: str
+    outcome: Outcome
+    reason: str = ""
+    end_reason: Optional[EndReason] = None
+    is_consequence: bool = False
+    started_at: Optional[float] = None
+    ended_at: Optional[float] = None
+    duration_s: Optional[float] = None
+    ranks: Tuple[RankExit, ...] = ()
+    first_failed_rank: Optional[int] = None
+    leftovers: Leftovers = Leftovers()
+    tree: str = "lost"
+    memory: MemoryUse = MemoryUse()
+    pids: Optional[PidsLimit] = None
+    cold: Optional[str] = None
+    usage: Optional[Mapping[str, object]] = None
+    stacks: Tuple[RankStack, ...] = ()
+    boot_id: Optional[str] = None
+    version: int = 1
+
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Name the end's reason, which version 0.1.0 recorded as a sentence alone."""
+        if values.get("outcome") != Outcome.CANCELED or "end_reason" in values:
+            return values
+        return {**values, "end_reason": reason_of_sentence(str(values.get("reason") or ""))}
+
+    @classmethod
+    def of_lost_host(
+        cls,
+        *,
+        job: str,
+        attempt: int,
+        node: int,
+        marker: str,
+        boot_id: str,
+        leftovers: Leftovers,
+        usage: Optional[Mapping[str, object]],
+    ) -> ExitRecord:
+        """Return the record that a host would have written, had it not been killed."""
+        return cls(
+            job=job,
+            attempt=attempt,
+            node=node,
+            marker=marker,
+            boot_id=boot_id,
+            outcome=Outcome.HOST_ERROR,
+            reason="the attempt host was killed and left no exit record",
+            leftovers=leftovers,
+            usage=usage,
+        )
+
+    @classmethod
+    def of_stopped_host(
+        cls,
+        *,
+        job: str,
+        attempt: int,
+        node: int,
+        marker: str,
+        outcome: Outcome,
+        reason: str,
+        end_reason: Optional[EndReason] = None,
+    ) -> ExitRecord:
+        """Return what is known of an attempt that its node ends in place of a stopped host."""
+        return cls(
+            job=job,
+            attempt=attempt,
+            node=node,
+            marker=marker,
+            outcome=outcome,
+            reason=reason,
+            end_reason=end_reason,
+        )
+
+    @classmethod
+    def of_lost_node(
+        cls, *, job: str, attempt: int, node: int, marker: str, name: str
+    ) -> ExitRecord:
+        """Return the record that stands for a host that went with its node `name`."""
+        return cls(
+            job=job,
+            attempt=attempt,
+            node=node,
+            marker=marker,
+            outcome=Outcome.NODE_LOST,
+            reason=f"{name} was lost, and its host ended by its own clock",
+        )
 
 
 def make_reserve(root: str) -> None:
@@ -49,48 +254,67 @@ def write_file(path: str, values: Mapping[str, Any]) -> None:
         os.close(folder)
 
 
-def write(root: str, record: Mapping[str, Any]) -> None:
+def write(root: str, record: ExitRecord) -> None:
     """Write the exit record, on a full disk into the room that was reserved for it.
 
     Raises:
         OSError: even that was not possible.
     """
     path = os.path.join(root, NAME)
+    values = record.to_json()
     try:
-        write_file(path, record)
+        write_file(path, values)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         release_reserve(root)
-        write_file(path, record)
+        write_file(path, values)
     release_reserve(root)
 
 
-def write_outcome(root: str, outcome: Mapping[str, Any]) -> None:
+def write_outcome(root: str, record: ExitRecord) -> None:
     """Keep how the attempt ended, should its host not live to write the exit record.
 
     What is there already stays: the first to know was right. A disk that refuses keeps nothing.
-
-    Args:
-        outcome: Entries of the exit record; ``marker``, ``outcome`` and ``reason`` at least.
     """
     path = os.path.join(root, OUTCOME)
     try:
         if not os.path.lexists(path):
-            write_file(path, outcome)
+            write_file(path, record.to_json())
     except OSError:
         return  # the exit record has room of its own; this is for the case that none comes
 
 
-def read_outcome(root: str, marker: str) -> dict[str, Any] | None:
-    """What `write_outcome` kept of the attempt `marker`; None where there is nothing."""
+def has_outcome(root: str, marker: str) -> bool:
+    """Whether `write_outcome` kept the end of the attempt `marker`."""
+    return bool(_outcome_values(root, marker))
+
+
+def with_outcome(root: str, lost: ExitRecord) -> Optional[ExitRecord]:
+    """Return the record `lost` of a killed host with what `write_outcome` kept of the attempt.
+
+    None where nothing was kept. An earlier version kept no more than outcome and reason.
+    """
+    values = _outcome_values(root, lost.marker)
+    if not values:
+        return None
+    kept = {name: one for name, one in values.items() if one is not None}
+    try:
+        return ExitRecord.from_json(
+            {**lost.to_json(), **kept, "leftovers": lost.leftovers.to_json()}
+        )
+    except MessageError:
+        return None
+
+
+def _outcome_values(root: str, marker: str) -> Mapping[str, Any]:
     try:
         values = recordfiles.read_json(root, OUTCOME)
     except (OSError, ValueError):
-        return None
+        return {}
     if not isinstance(values, dict) or values.get("marker") != marker:
-        return None
-    return values if isinstance(values.get("outcome"), str) else None
+        return {}
+    return ExitRecord.upgraded(values) if isinstance(values.get("outcome"), str) else {}
 
 
 def release_reserve(root: str) -> None:
@@ -98,7 +322,7 @@ def release_reserve(root: str) -> None:
     _remove(os.path.join(root, _RESERVE))
 
 
-def read(root: str) -> dict[str, Any] | None:
+def read(root: str) -> Optional[ExitRecord]:
     """The exit record below an attempt's directory, or None while there is none.
 
     Raises:
@@ -109,9 +333,10 @@ def read(root: str) -> dict[str, Any] | None:
         values = recordfiles.read_json(root, NAME)
     except FileNotFoundError:
         return None
-    if not isinstance(values, dict) or "outcome" not in values:
-        raise ValueError(f"{os.path.join(root, NAME)} is not an exit record")
-    return values
+    try:
+        return ExitRecord.from_json(values)
+    except MessageError as error:
+        raise ValueError(f"{os.path.join(root, NAME)} is not an exit record: {error}") from error
 
 
 def _remove(path: str) -> None:

@@ -1,6 +1,6 @@
 """Ranks of Horovod's Gloo controller: forked as those of torch.distributed.
 
-Beside them, node 0 runs the server where they find each other (`gloopoint`).
+Beside them, node 0 runs the server where they find each other (`injob.gloo_rendezvous`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any, Mapping
 
-from rayjobs.injob import gloopoint, helpers
-from rayjobs.injob.beside import Beside
+from rayjobs.injob import gloo_rendezvous, helpers
+from rayjobs.injob.extras import Beside
+from rayjobs.injob.outcomes import Outcome
 
 if TYPE_CHECKING:
     from rayjobs.injob.host import Host
@@ -45,7 +46,7 @@ class GlooHelper(Beside):
             listener.listen(1024)
             self._server = helpers.start(
                 _NAME,
-                [sys.executable, "-S", "-E", os.path.abspath(gloopoint.__file__)],
+                [sys.executable, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
                 dict(self._host.plan.env, RAYJOBS_MARKER=self._host.plan.marker),
                 folder="/",
                 log=os.path.join(self._host.plan.root, "host.log"),
@@ -63,7 +64,7 @@ class GlooHelper(Beside):
     def look_for_an_end(self) -> None:
         """Begin the attempt's end when the server has died: who has not met never will."""
         if self._server is not None and self._server.has_ended:
-            self._host.ending.begin("host_error", f"{_NAME} {self._server.end_in_words()}")
+            self._host.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
 
     def is_leaving(self) -> bool:
         """End the server, once the ranks have ended."""

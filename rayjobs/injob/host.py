@@ -18,14 +18,16 @@ if __name__ == "__main__":
     # this folder, whose module names are general words.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-from rayjobs.injob import beside, control, detach, exitrecord, kernel, masterport
+from rayjobs.injob import control, detach, exitrecord, extras, kernel, masterport
 from rayjobs.injob.ending import Ending
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.logtimes import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
-from rayjobs.injob.plan import Plan, RankPlan
+from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
+from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.usage import Usage
@@ -34,6 +36,7 @@ from rayjobs.injob.watch import Watch
 
 _TICK_S = 0.5
 _ENDING_TICK_S = 0.02
+_ROUNDS = 8
 _RETRY_RECORD_S = 0.5
 _REAP_S = 1.0
 _KEEP_RECORD_S = 24 * 3600.0
@@ -44,7 +47,7 @@ class Host:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: LaunchPlan,
         secrets: Mapping[str, str],
         *,
         warm: WarmState | None,
@@ -61,7 +64,7 @@ class Host:
         self._warm = warm
         self._cold_reason = cold_reason
         self.ranks: list[Rank] = []
-        self.record: dict[str, Any] | None = None
+        self.record: ExitRecord | None = None
         self._is_recorded = False
         self._started_at = time.time()
         self._started_s = boot_clock_s()
@@ -80,7 +83,7 @@ class Host:
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
-        self._beside = beside.make(self)
+        self._beside = extras.make(self)
         exitrecord.write_file(os.path.join(plan.root, "host.json"), self._description())
 
     def _description(self) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class Host:
 
     def _start_ranks(self) -> Program | None:
         if self._port_error is not None:
-            self.ending.begin("host_error", self._port_error)
+            self.ending.begin(Outcome.HOST_ERROR, self._port_error)
             return None
         self.watch.check_lease()  # the node may have been frozen since it was told to start this
         if self.ending.has_begun:
@@ -145,12 +148,14 @@ class Host:
         try:
             self._show_inputs()
         except (OSError, ValueError, TypeError) as error:
-            self.ending.begin("host_error", f"the inputs cannot be shown to the ranks: {error}")
+            self.ending.begin(
+                Outcome.HOST_ERROR, f"the inputs cannot be shown to the ranks: {error}"
+            )
             return None
         try:
             self._beside.start()
         except OSError as error:
-            self.ending.begin("host_error", f"what the ranks need cannot be started: {error}")
+            self.ending.begin(Outcome.HOST_ERROR, f"what the ranks need cannot be started: {error}")
             return None
         if not self._beside.starts_ranks:
             program = self.fork(self.plan.ranks)
@@ -180,7 +185,9 @@ class Host:
                     tree=self.tree,
                 )
             except OSError as error:
-                self.ending.begin("host_error", f"rank {item.rank} cannot be started: {error}")
+                self.ending.begin(
+                    Outcome.HOST_ERROR, f"rank {item.rank} cannot be started: {error}"
+                )
                 return None
             if isinstance(rank, Program):
                 return rank
@@ -263,6 +270,8 @@ class Host:
             timeout = min(timeout, max(left, 0.0))
         self._serve(timeout)
         self._reap()
+        if not self.ending.has_begun and any(rank.has_failed for rank in self.ranks):
+            self._serve_what_waits()
         for rank in self.ranks:
             rank.log.enforce()
         self.watch.check_lease()
@@ -299,6 +308,19 @@ class Host:
         for key, events in self._selector.select(timeout_s):
             key.data(events)
 
+    def _serve_what_waits(self) -> None:
+        """Answer requests that are there already, before a rank's end counts as a failure.
+
+        A host that was stopped finds the request to cancel and the rank that its node has ended
+        meanwhile at the same time: the request came first.
+        """
+        for _ in range(_ROUNDS):  # accept, read and answer are rounds of their own
+            waiting = self._selector.select(0)
+            if not waiting or self.ending.has_begun:
+                return
+            for key, events in waiting:
+                key.data(events)
+
     def _reap(self) -> bool:
         """Take in the ends of children, adopted ones too; False when there are no children."""
         now = time.time()
@@ -320,7 +342,7 @@ class Host:
         left = self.deadline_in_s()
         if self._signals.told is not None:
             name = self._signals.told
-            self.ending.begin("host_error", f"the attempt host was told to end by {name}")
+            self.ending.begin(Outcome.HOST_ERROR, f"the attempt host received {name}")
         elif failed:
             self.ending.begin_with_failure(failed)
         else:
@@ -328,10 +350,12 @@ class Host:
         if self.ending.has_begun:
             return
         if not self._beside.starts_ranks and all(rank.has_ended for rank in self.ranks):
-            self.ending.begin("completed", "")
+            self.ending.begin(Outcome.COMPLETED, "")
         elif left is not None and left <= 0:
             limit = self.plan.max_duration_s
-            self.ending.begin("time_limit", f"the attempt reached its time limit of {limit:g} s")
+            self.ending.begin(
+                Outcome.TIME_LIMIT, f"the attempt reached its time limit of {limit:g} s"
+            )
         elif self.memory.check() is not None:
             self.ending.begin_over_memory()
         else:
@@ -345,14 +369,16 @@ class Host:
             return self._status()
         if operation == "cancel":
             grace = request.get("grace_s")
+            sentence = str(request.get("reason") or CANCELED.sentence)
             self.ending.begin(
-                "canceled",
-                str(request.get("reason") or "canceled"),
+                Outcome.CANCELED,
+                sentence,
                 grace_s=None if grace is None else float(grace),
+                end_reason=end_reason(request.get("end_reason"), sentence),
             )
             return {"ok": True, "state": self.state}
         if operation == "wait":
-            return self.record if self.record is not None else None
+            return self.record.to_json() if self.record is not None else None
         answer = self.watch.answer(request)
         if answer is not None:
             return answer
@@ -378,10 +404,10 @@ class Host:
             time.sleep(0.02)
         self._reap()
         self.ending.outcome = None
-        self.ending.begin("host_error", f"the attempt host failed: {why}")
+        self.ending.begin(Outcome.HOST_ERROR, f"the attempt host failed: {why}")
         self._finish(self.ending.make_record(self._started_at, self._cold_reason))
 
-    def _finish(self, record: dict[str, Any]) -> None:
+    def _finish(self, record: ExitRecord) -> None:
         """Record first, report second; while the disk refuses, waiters get it from memory."""
         self._note_times(at_end=True)
         self.tree.close()
@@ -399,10 +425,10 @@ class Host:
                 self.record = record
                 if not os.path.isdir(self.plan.root) or time.monotonic() > keep_until:
                     break
-                self._server.answer_waiters(record)
+                self._server.answer_waiters(record.to_json())
                 self._serve(_RETRY_RECORD_S)
         self.record, self._is_recorded = record, True
-        self._server.answer_waiters(record)
+        self._server.answer_waiters(record.to_json())
         deadline = time.monotonic() + 5.0
         while self._server.has_unsent and time.monotonic() < deadline:
             self._serve(0.1)

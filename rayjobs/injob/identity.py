@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping
 
 from rayjobs.injob import openfiles
+from rayjobs.injob.messages import Message
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class ProcessStat:
 
 
 @dataclass(frozen=True)
-class Identity:
+class Identity(Message):
     """One process for all time: no two processes of a machine share all three values."""
 
     pid: int

@@ -7,7 +7,6 @@ target waits for the whole lease, and the host ends its tree when two thirds of 
 from __future__ import annotations
 
 import time
-from typing import Any, Mapping
 
 from rayjobs.injob.identity import Identity, is_alive
 
@@ -16,7 +15,6 @@ HOST_SHARE = 2.0 / 3.0
 # From SIGTERM to SIGKILL then: nobody is there to bring a checkpoint away. A node that was frozen
 # beyond the whole lease has no such time: its job may run elsewhere by now.
 LOST_GRACE_S = 2.0
-LOST_OUTCOME = "lease_lost"
 
 
 def boot_clock_s() -> float:
@@ -52,11 +50,9 @@ class Lease:
         self._since_s = now_s if since_s is None else min(since_s, now_s)
 
     @classmethod
-    def of(
-        cls, lease_s: float | None, raylet: Mapping[str, Any] | None, since_s: float | None
-    ) -> Lease:
+    def of(cls, lease_s: float | None, raylet: Identity | None, since_s: float | None) -> Lease:
         """Return the lease that a plan's fields describe."""
-        return cls(lease_s, None if raylet is None else Identity.from_dict(raylet), since_s)
+        return cls(lease_s, raylet, since_s)
 
     def renew(self, stamp_s: float | None) -> float:
         """Prolong the lease to count from `stamp_s`; return the stamp for the next renewal.

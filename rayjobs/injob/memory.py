@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 from rayjobs.injob import cgroups
+from rayjobs.injob.exitrecord import MemoryUse, PidsLimit
 from rayjobs.injob.identity import ProcessStat
 from rayjobs.injob.tree import Tree, cgroup_name
 
@@ -84,14 +84,14 @@ class MemoryLimit:
             return bool(cgroups.value(self.folder, "memory.oom_control", "oom_kill"))
         return False
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> MemoryUse:
         """The `memory` entry of an exit record; ask before `remove`."""
         peak: int | None = self._peak or None
         if self.how == "cgroup2" and self._tree.cgroup is not None:
             peak = _number(cgroups.read(self._tree.cgroup, "memory.peak"))
         elif self.folder is not None:
             peak = _number(cgroups.read(self.folder, "memory.max_usage_in_bytes"))
-        return {"limit_bytes": self.limit_bytes, "how": self.how, "peak_bytes": peak}
+        return MemoryUse(self.limit_bytes, self.how, peak)
 
 
 class ProcessLimit:
@@ -114,6 +114,10 @@ class ProcessLimit:
         """Count a process that has no children yet."""
         if self.folder is not None and not cgroups.write(self.folder, "cgroup.procs", str(pid)):
             self.how = "none"
+
+    def as_record(self) -> PidsLimit:
+        """The `pids` entry of an exit record."""
+        return PidsLimit(self.limit, self.how)
 
 
 def _make_version_1(controller: str, marker: str) -> str | None:

@@ -91,8 +91,8 @@ class Appender:
             return
         self._warned = True
         text = (
-            "rayjobs: a metric could not be written (%s); the script goes on, further losses "
-            "are counted in silence\n" % (exc.strerror or exc)
+            "rayjobs: a metric could not be written (%s); the script continues; further "
+            "losses are only counted\n" % (exc.strerror or exc)
         )
         try:
             sys.stderr.write(text)

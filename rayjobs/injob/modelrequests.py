@@ -190,7 +190,7 @@ def _check(name: str, full: str, outputs: str) -> None:
             raise ValueError("%r is an empty folder; save the model's files there first" % name)
         is_step = name.startswith(CHECKPOINTS) and name.count("/") == CHECKPOINTS.count("/")
         if is_step and not checkpoint.is_whole(full):
-            raise ValueError("%r is a checkpoint that is not whole; register another" % name)
+            raise ValueError("%r is an incomplete checkpoint; register another" % name)
     elif not os.path.isfile(full):
         raise ValueError("%r is neither a file nor a folder" % name)
 

@@ -17,9 +17,10 @@ import time
 from typing import TYPE_CHECKING, Any, Mapping
 
 from rayjobs.injob import helpers, kernel, mpistub
-from rayjobs.injob.beside import Beside
+from rayjobs.injob.extras import Beside
 from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import RankPlan
 
 if TYPE_CHECKING:
@@ -265,12 +266,12 @@ class MpiStarter(Beside):
         launcher = self._launcher
         if launcher is not None and launcher.signal is not None:
             self._host.ending.begin(
-                "host_error",
+                Outcome.HOST_ERROR,
                 f"{launcher.name}, which starts the ranks of node {self._host.plan.node}, "
                 f"{launcher.end_in_words()}",
             )
         elif launcher is not None and launcher.exit_code == 0 and self._all_have_ended():
-            self._host.ending.begin("completed", "")
+            self._host.ending.begin(Outcome.COMPLETED, "")
         elif self._lost_at is not None and time.monotonic() > self._lost_at + _PULL_S:
             who = "MPI"
             if launcher is not None and launcher.has_ended:
@@ -279,7 +280,7 @@ class MpiStarter(Beside):
             # What MPI ends for a reason on another node must not be taken for the cause.
             self._host.ending.is_consequence = True
             self._host.ending.begin(
-                "host_error",
+                Outcome.HOST_ERROR,
                 f"{who} gave up the ranks of node {self._host.plan.node}"
                 f"{': ' + said if said else ''}",
             )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
-from typing import Any, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Mapping, Optional, Tuple
 
 from rayjobs.injob import interfaces
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.processes import MARKER_VARIABLE
 
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
@@ -20,50 +22,130 @@ class PlanError(ValueError):
 
 
 @dataclass(frozen=True)
-class RankPlan:
-    """One process of the attempt on this node."""
+class RankPlan(Message):
+    """One process of the attempt on this node.
+
+    Attributes:
+        rank: Its number in the whole attempt.
+        local_rank: Its number on this node.
+        env: Variables of this rank alone.
+    """
 
     rank: int
     local_rank: int
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What an attempt host has to do; see docs/architecture.md for each field."""
+class Peer(Message):
+    """Another node of an attempt whose ranks MPI starts, as the first node's agent reaches it.
+
+    Attributes:
+        node: Its number in the attempt.
+        node_id: Ray's id of it.
+        socket: Where its host takes requests for orted.
+    """
+
+    node: int
+    node_id: str
+    socket: str
+
+
+@dataclass(frozen=True)
+class Relay(Message):
+    """What mpirun on the first node needs of the agents.
+
+    Attributes:
+        socket: Where the first node's host says which nodes mpirun wants.
+    """
+
+    socket: str
+    peers: Tuple[Peer, ...]
+
+
+@dataclass(frozen=True)
+class LaunchPlan(Message):
+    """What an attempt host has to do; plan.json in the attempt's folder.
+
+    Attributes:
+        node: Number of the node in the attempt.
+        marker: Marks every process of the attempt on this node, unique for all time.
+        root: The attempt's folder on the node.
+        socket: Where the host listens.
+        kind: ``script`` or ``command``.
+        argv: The script, below the working directory, and its arguments.
+        command: A line for the shell.
+        python: The interpreter of the ranks.
+        cold: Why the ranks must not come from a warm interpreter; None: they may.
+        env: Variables of all ranks.
+        grace_s: Seconds from SIGTERM to SIGKILL.
+        max_duration_s: The attempt's time limit, in seconds.
+        memory_bytes: Limit of all ranks of the node together.
+        pids_max: Limit of processes and threads of all of them.
+        log_cap_bytes: Of each rank's log; its middle is cut out beyond that.
+        threads: Of each rank's numeric libraries.
+        injob_path: The folder from which ranks import `rayjobs`.
+        master_port: Where the ranks meet, held by the first node's host.
+        address: Where other nodes reach this one, if ranks meet.
+        lease_s: Without a renewal for so many seconds the host ends its ranks; None: no lease.
+        lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
+        raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
+        stall_timeout_s: Seconds without a word from any rank that end the attempt.
+        beside: What the host does besides, see `extras.make`.
+        umask: Of the ranks and of what they start.
+        soft_files: The ranks' soft limit of open files; None: as their host has it.
+        hold: What may hold the attempt's processes, see `tree.LEVELS`.
+        views: How its inputs are shown, see `views.Views`.
+    """
 
     job: str
     attempt: int
-    node: int
-    node_count: int
     marker: str
     root: str
     socket: str
     kind: str
-    argv: tuple[str, ...]
-    command: str | None
     python: str
-    cold: str | None
     env: Mapping[str, str]
-    ranks: tuple[RankPlan, ...]
-    grace_s: float
-    max_duration_s: float | None
-    memory_bytes: int | None
-    pids_max: int | None
-    log_cap_bytes: int | None
-    threads: int | None
+    ranks: Tuple[RankPlan, ...]
     injob_path: str
-    master_port: int | None = None
-    address: str | None = None  # where other nodes reach this one, if ranks meet
-    lease_s: float | None = None
-    lease_since_s: float | None = None  # on the node's boot clock; None: from the host's start on
-    raylet: Mapping[str, Any] | None = None  # Ray's process on the node, with a lease
-    stall_timeout_s: float | None = None
-    beside: Mapping[str, Any] | None = None  # what the host does besides, see `beside.make`
-    umask: int = 0o022  # of the ranks and of what they start
-    soft_files: int | None = None  # the ranks' soft limit of open files; None: as their host has it
-    hold: tuple[str, ...] = ("cgroup", "scan")  # what may hold its processes, see `tree.LEVELS`
-    views: Mapping[str, Any] | None = None  # how its inputs are shown, see `views.Views`
+    node: int = 0
+    node_count: int = 1
+    argv: Tuple[str, ...] = ()
+    command: Optional[str] = None
+    cold: Optional[str] = None
+    grace_s: float = 10.0
+    max_duration_s: Optional[float] = None
+    memory_bytes: Optional[int] = None
+    pids_max: Optional[int] = None
+    log_cap_bytes: Optional[int] = None
+    threads: Optional[int] = None
+    master_port: Optional[int] = None
+    address: Optional[str] = None
+    lease_s: Optional[float] = None
+    lease_since_s: Optional[float] = None
+    raylet: Optional[Identity] = None
+    stall_timeout_s: Optional[float] = None
+    beside: Optional[Mapping[str, object]] = None
+    umask: int = 0o022
+    soft_files: Optional[int] = None
+    hold: Tuple[str, ...] = ("cgroup", "scan")
+    views: Optional[Mapping[str, object]] = None
+    version: int = SUPPORTED_VERSION
+
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Leave out what an earlier version wrote as None, and number ranks that it did not."""
+        known = {name: one for name, one in values.items() if one is not None}
+        ranks = known.get("ranks")
+        if isinstance(ranks, (list, tuple)) and all(isinstance(one, Mapping) for one in ranks):
+            known["ranks"] = [{"local_rank": at, **one} for at, one in enumerate(ranks)]
+        return known
+
+    @property
+    def relay(self) -> Optional[Relay]:
+        """What mpirun needs of the agents, on the first of several nodes; None: nothing."""
+        beside = self.beside or {}
+        return Relay.from_json(beside) if beside.get("peers") else None
 
     @property
     def work(self) -> str:
@@ -105,7 +187,7 @@ def expand(argument: str, env: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, argument)
 
 
-def load(path: str) -> Plan:
+def load(path: str) -> LaunchPlan:
     """Read a plan.
 
     Raises:
@@ -119,11 +201,11 @@ def load(path: str) -> Plan:
     return parse(values)
 
 
-def parse(values: Mapping[str, Any]) -> Plan:
+def parse(values: object) -> LaunchPlan:
     """Build a plan from its JSON object.
 
     Raises:
-        PlanError: a field is missing or has the wrong form.
+        PlanError: a field is missing or has the wrong form, or the plan is of another version.
     """
     if not isinstance(values, dict) or values.get("version") != SUPPORTED_VERSION:
         raise PlanError(
@@ -131,58 +213,14 @@ def parse(values: Mapping[str, Any]) -> Plan:
             f" this host reads version {SUPPORTED_VERSION}. Use the same rayjobs on every node."
         )
     try:
-        plan = Plan(
-            job=str(values["job"]),
-            attempt=int(values["attempt"]),
-            node=int(values.get("node", 0)),
-            node_count=int(values.get("node_count", 1)),
-            marker=str(values["marker"]),
-            root=str(values["root"]),
-            socket=str(values["socket"]),
-            kind=str(values["kind"]),
-            argv=tuple(str(item) for item in values.get("argv") or ()),
-            command=values.get("command"),
-            python=str(values["python"]),
-            cold=values.get("cold"),
-            env={str(key): str(value) for key, value in values["env"].items()},
-            ranks=tuple(
-                RankPlan(
-                    rank=int(item["rank"]),
-                    local_rank=int(item.get("local_rank", index)),
-                    env={str(key): str(value) for key, value in (item.get("env") or {}).items()},
-                )
-                for index, item in enumerate(values["ranks"])
-            ),
-            grace_s=float(values.get("grace_s", 10.0)),
-            max_duration_s=_optional(values.get("max_duration_s"), float),
-            memory_bytes=_optional(values.get("memory_bytes"), int),
-            pids_max=_optional(values.get("pids_max"), int),
-            log_cap_bytes=_optional(values.get("log_cap_bytes"), int),
-            threads=_optional(values.get("threads"), int),
-            injob_path=str(values["injob_path"]),
-            master_port=_optional(values.get("master_port"), int),
-            address=_optional(values.get("address"), str),
-            lease_s=_optional(values.get("lease_s"), float),
-            lease_since_s=_optional(values.get("lease_since_s"), float),
-            raylet=_optional(values.get("raylet"), dict),
-            stall_timeout_s=_optional(values.get("stall_timeout_s"), float),
-            beside=_optional(values.get("beside"), dict),
-            umask=int(values.get("umask", 0o022)),
-            soft_files=_optional(values.get("soft_files"), int),
-            hold=tuple(str(level) for level in values.get("hold") or ("cgroup", "scan")),
-            views=_optional(values.get("views"), dict),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise PlanError(f"the plan is incomplete or malformed: {error!r}") from error
+        plan = LaunchPlan.from_json(values)
+    except MessageError as error:
+        raise PlanError(f"the plan is incomplete or malformed: {error}") from error
     _check(plan)
     return plan
 
 
-def _optional(value: Any, convert: Any) -> Any:
-    return None if value is None else convert(value)
-
-
-def _check(plan: Plan) -> None:
+def _check(plan: LaunchPlan) -> None:
     if plan.kind == "script" and not plan.argv:
         raise PlanError("the plan is of kind script, but argv is empty; name the script in argv[0]")
     if plan.kind == "command" and not plan.command:

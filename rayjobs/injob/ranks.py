@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping
 
 from rayjobs.injob import detach, kernel, leaving, openfiles, rank, startup
+from rayjobs.injob.exitrecord import RankExit
 from rayjobs.injob.identity import Identity, identity_of
-from rayjobs.injob.logcap import LogCap
-from rayjobs.injob.plan import Plan, RankPlan, expand
+from rayjobs.injob.log_cap import LogCap
+from rayjobs.injob.plan import LaunchPlan, RankPlan, expand
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.waitstatus import WaitStatus
 
@@ -63,21 +64,21 @@ class Rank(WaitStatus):
             "signal": self.signal,
         }
 
-    def as_record(self) -> dict[str, Any]:
+    def as_record(self) -> RankExit:
         """Its entry in the exit record."""
-        return {
-            "rank": self.plan.rank,
-            "pid": self.identity.pid,
-            "start_time": self.identity.start_time,
-            "exit_code": self.exit_code,
-            "signal": self.signal,
-            "started_at": self.started_at,
-            "ended_at": self.ended_at,
-            "max_rss_bytes": self.max_rss_bytes,
-            "out_of_memory": self.out_of_memory,
-            "log_bytes": self.log.size,
-            "log_dropped": self.log.dropped,
-        }
+        return RankExit(
+            rank=self.plan.rank,
+            pid=self.identity.pid,
+            start_time=self.identity.start_time,
+            exit_code=self.exit_code,
+            signal=self.signal,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            max_rss_bytes=self.max_rss_bytes,
+            out_of_memory=self.out_of_memory,
+            log_bytes=self.log.size,
+            log_dropped=self.log.dropped,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class WarmState:
 
 
 def fork_rank(
-    plan: Plan,
+    plan: LaunchPlan,
     item: RankPlan,
     secrets: Mapping[str, str],
     warm: WarmState | None,
@@ -162,7 +163,7 @@ def fork_rank(
 
 
 def _set_up(
-    plan: Plan,
+    plan: LaunchPlan,
     item: RankPlan,
     secrets: Mapping[str, str],
     warm: WarmState | None,

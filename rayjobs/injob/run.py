@@ -27,7 +27,7 @@ class Run:
     appears in ``rayjobs metrics ID`` while the job runs.
     """
 
-    # Set by rayjobs.run_context: makes the handle for ``Run(experiment, run_id)``.
+    # Set by rayjobs.api.run_context: makes the handle for ``Run(experiment, run_id)``.
     _handle: Optional[Callable[..., Type["Run"]]] = None
 
     id: str
@@ -37,7 +37,7 @@ class Run:
         if cls is Run:
             if Run._handle is None or not (args or kwargs):
                 raise TypeError(
-                    "a run is not made by hand: inside a job call Run.get_context(); "
+                    "do not create a Run directly: inside a job call Run.get_context(); "
                     "elsewhere Run(experiment, run_id)"
                 )
             return object.__new__(Run._handle())

@@ -12,9 +12,10 @@ import shutil
 import subprocess
 import sys
 import time
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.identity import Identity, send_signal, stat_of
 from rayjobs.injob.rank import DUMP_SIGNAL
 
@@ -62,15 +63,15 @@ class Dump:
         """Whether it is inside a library that waits for the other ranks."""
         return any(mark in file for _, file, _ in self.frames for mark in _WAITS)
 
-    def as_record(self) -> Dict[str, Any]:
+    def as_record(self) -> RankStack:
         """Its entry in the exit record."""
-        return {
-            "rank": self.rank,
-            "state": self.state,
-            "how": self.how,
-            "where": self.where,
-            "waits": self.waits_for_others,
-        }
+        return RankStack(
+            rank=self.rank,
+            state=self.state,
+            how=self.how,
+            where=self.where,
+            waits=self.waits_for_others,
+        )
 
 
 def main_frames(text: str) -> Tuple[Tuple[str, str, int], ...]:
@@ -204,7 +205,7 @@ def _read(path: str) -> str:
         return ""
 
 
-def odd_ones(ranks: Sequence[Mapping[str, Any]]) -> Tuple[List[int], str]:
+def odd_ones(ranks: Sequence[RankStack]) -> Tuple[List[int], str]:
     """Return the ranks that the others most likely wait for, and why, in words.
 
     Stopped ranks, else those that do not wait for others while others do, else those that are
@@ -213,28 +214,28 @@ def odd_ones(ranks: Sequence[Mapping[str, Any]]) -> Tuple[List[int], str]:
     Args:
         ranks: Entries of `Dump.as_record`, of all nodes.
     """
-    stopped = [one for one in ranks if one["state"] == STOPPED]
+    stopped = [one for one in ranks if one.state == STOPPED]
     if stopped:
         return _numbers(stopped), "stopped by a signal (SIGSTOP)"
-    waiting = [one for one in ranks if one["waits"]]
-    busy = [one for one in ranks if not one["waits"]]
+    waiting = [one for one in ranks if one.waits]
+    busy = [one for one in ranks if not one.waits]
     if waiting and busy:
-        at = busy[0]["where"] or "code of its own"
+        at = busy[0].where or "code of its own"
         return _numbers(busy), f"at {at}, while the others wait for it"
-    places: Dict[str, List[Mapping[str, Any]]] = {}
+    places: Dict[str, List[RankStack]] = {}
     for one in ranks:
-        places.setdefault(str(one["where"]), []).append(one)
+        places.setdefault(one.where, []).append(one)
     if len(places) > 1:
         sizes = sorted(places.values(), key=len)
         if len(sizes[0]) < len(sizes[-1]):
-            at = sizes[0][0]["where"] or "code of its own"
-            rest = sizes[-1][0]["where"] or "code of their own"
+            at = sizes[0][0].where or "code of its own"
+            rest = sizes[-1][0].where or "code of their own"
             return _numbers(sizes[0]), f"at {at}, while most are at {rest}"
     return [], ""
 
 
-def _numbers(ranks: Sequence[Mapping[str, Any]]) -> List[int]:
-    return sorted(int(one["rank"]) for one in ranks)
+def _numbers(ranks: Sequence[RankStack]) -> List[int]:
+    return sorted(one.rank for one in ranks)
 
 
 def named(odd: List[int], how: str) -> str:

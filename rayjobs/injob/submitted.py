@@ -149,8 +149,9 @@ class SubmittedRun(LoggingRun):
         key = (record["name"], record["path"])
         if key not in self._models and len(self._models) >= modelrequests.MOST_MODELS:
             raise ValueError(
-                "this run asked for %d models already, and no more are allowed; register folders, "
-                "or the rest by `rayjobs model register` afterwards" % modelrequests.MOST_MODELS
+                "this run has already requested %d models, the largest number allowed; register "
+                "folders, or the rest by `rayjobs model register` afterwards"
+                % modelrequests.MOST_MODELS
             )
         modelrequests.append(self._models_file, record)
         self._models.add(key)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any, Iterable, Sequence
+from typing import Iterable, Sequence, Tuple
 
 from rayjobs.injob import cgroups
+from rayjobs.injob.exitrecord import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, send_signal, stat_of
 from rayjobs.injob.namespace import Namespace, NamespaceRefused
 from rayjobs.injob.processes import children, descendants, marked
@@ -190,7 +191,7 @@ def find_cgroup(marker: str) -> tuple[str | None, str]:
             continue
         folder = cgroups.make(mount.own, cgroup_name(marker))
         if folder is None:
-            why = f"no cgroup can be made in {mount.own}"
+            why = f"no cgroup can be created in {mount.own}"
             continue
         can_kill = os.access(os.path.join(folder, "cgroup.kill"), os.W_OK)
         # To be moved, a process needs a right on the common ancestor of both cgroups, too.
@@ -208,6 +209,6 @@ def find_cgroup(marker: str) -> tuple[str | None, str]:
     return None, why
 
 
-def as_remaining(members: Iterable[ProcessStat]) -> list[dict[str, Any]]:
+def as_remaining(members: Iterable[ProcessStat]) -> Tuple[Remaining, ...]:
     """Processes as they stand in an exit record."""
-    return [{"pid": stat.pid, "start_time": stat.start_time, "comm": stat.comm} for stat in members]
+    return tuple(Remaining(stat.pid, stat.start_time, stat.comm) for stat in members)

@@ -150,7 +150,7 @@ class Warm:
         return {"ok": False, "error": f"unknown operation {operation!r}"}
 
     def _fork(
-        self, plan: plans.Plan, secrets: Mapping[str, str], stream: socket.socket
+        self, plan: plans.LaunchPlan, secrets: Mapping[str, str], stream: socket.socket
     ) -> dict[str, Any] | Forked:
         reader = detach.fork_detached(twice=False)
         if reader is None:

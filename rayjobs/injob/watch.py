@@ -4,37 +4,38 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
 
 from rayjobs.injob import stacks
-from rayjobs.injob.lease import LOST_OUTCOME, Lease
+from rayjobs.injob.exitrecord import RankStack
+from rayjobs.injob.lease import Lease
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.stall import StallWatch
 
 if TYPE_CHECKING:
     from rayjobs.injob.host import Host
-
-STALLED_OUTCOME = "stalled"
 
 
 class Watch:
     """The clocks of one attempt on one node that its host keeps by itself."""
 
     def __init__(self, host: Host) -> None:
-        """Start the lease's clock."""
+        """Start the lease's clock; `found` will say where the ranks were that have stalled."""
         plan = host.plan
         self._host = host
         self.lease = Lease.of(plan.lease_s, plan.raylet, plan.lease_since_s)
         self.stall: Optional[StallWatch] = None
         if plan.stall_timeout_s is not None:
             self.stall = StallWatch(plan.stall_timeout_s, is_alone=plan.node_count == 1)
-        self._found: List[Dict[str, Any]] = []
+        self.found: Tuple[RankStack, ...] = ()
 
     def check_lease(self) -> None:
         """Begin the attempt's end if its lease is over, or hurry one that has begun."""
         why = self.lease.why_over()
         if why is not None:
             grace_s = self.lease.end_grace_s(self._host.plan.grace_s)
-            self._host.ending.begin(LOST_OUTCOME, why, grace_s=grace_s)
+            self._host.ending.begin(Outcome.LEASE_LOST, why, grace_s=grace_s)
 
     def look(self) -> None:
         """Begin the attempt's end if it has stalled."""
@@ -55,11 +56,11 @@ class Watch:
         """Dump the stacks of every rank, then begin the end of the attempt. Idempotent."""
         if self._host.ending.has_begun:
             return
-        self._found = [one.as_record() for one in self._dump_all()]
-        odd, how = stacks.odd_ones(self._found)
+        self.found = tuple(one.as_record() for one in self._dump_all())
+        odd, how = stacks.odd_ones(self.found)
         if odd and self._host.plan.node_count == 1:
             why += f"; {stacks.named(odd, how)}"
-        self._host.ending.begin(STALLED_OUTCOME, why)
+        self._host.ending.begin(Outcome.STALLED, why)
 
     def _dump_all(self) -> List[stacks.Dump]:
         """Dump every living rank, also into the attempt's logs; a full disk keeps none there."""
@@ -96,13 +97,11 @@ class Watch:
         if operation == "stacks":
             return {
                 "ok": True,
-                "ranks": [{**one.as_record(), "text": one.text} for one in self._dump_all()],
+                "ranks": [
+                    replace(one.as_record(), text=one.text).to_json() for one in self._dump_all()
+                ],
             }
         if operation == "stalled":
             self.end_stalled(str(request.get("reason") or "the attempt has stalled"))
             return {"ok": True, "state": self._host.state}
         return None
-
-    def as_record(self) -> Dict[str, Any]:
-        """Entries of the exit record: where the ranks were when the attempt had stalled."""
-        return {"stacks": self._found} if self._found else {}

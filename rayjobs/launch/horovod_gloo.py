@@ -5,48 +5,54 @@ Source: the variables of `horovod.runner.gloo_run.create_slot_env_vars` 0.28.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from rayjobs.injob.beside import HOROVOD_GLOO
+from rayjobs.injob.extras import HOROVOD_GLOO
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.mpi import without_mpi
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
 from rayjobs.launch.torch_env import rank_variables
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 
 
 class HorovodGlooLauncher:
     """Ranks that find each other at a small server beside the first node's ranks."""
 
-    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of each node's host.
 
         Without a port in the context (`--dry-run`), the variable that names it is left out.
         """
         return [self._plan(context, place) for place in context.places]
 
-    def _plan(self, context: AttemptContext, place: Place) -> dict[str, Any]:
+    def _plan(self, context: AttemptContext, place: Place) -> LaunchPlan:
         spec = context.job.spec
         each = [
             without_mpi(rank_variables(spec, place.node, local))
             | horovod_variables(spec, place.node, local)
             for local in range(spec.distribution.processes_per_node)
         ]
-        plan = host_plan(context, place, each)
-        plan["env"] |= {
+        told = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.places[0].address,
         }
-        plan["address"] = place.address
         # Read before ours takes its place: so a job says that what it exchanges is on the CPU.
         on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
-        beside: dict[str, Any] = {"kind": HOROVOD_GLOO, "on_cpu": on_cpu}
+        beside: dict[str, object] = {"kind": HOROVOD_GLOO, "on_cpu": on_cpu}
         if context.master_port is not None:
-            plan["env"]["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
-        if place.node == 0:
-            plan["master_port"] = context.master_port
+            told["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
+        here = place.node == 0
+        if here:
             beside["port"] = context.master_port
-        return {**plan, "beside": beside}
+        plan = host_plan(context, place, each)
+        return replace(
+            plan,
+            env={**plan.env, **told},
+            address=place.address,
+            master_port=context.master_port if here else None,
+            beside=beside,
+        )
 
 
 def horovod_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:

@@ -13,9 +13,11 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
-from rayjobs.errors import TargetError
+from rayjobs.core.errors import TargetError
 from rayjobs.injob import exitrecord, recordfiles
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.identity import Identity, identity_of, is_alive
+from rayjobs.injob.outcomes import CANCELED, EndCause
 from rayjobs.launch.hoststart import (
     DEFAULT_PRELOAD,
     LINE_LIMIT,
@@ -62,7 +64,7 @@ class HostGone(TargetError):
     """The host is dead."""
 
 
-def read_exit_record(root: str) -> dict[str, Any] | None:
+def read_exit_record(root: str) -> ExitRecord | None:
     """Return the exit record below an attempt's directory, or None while there is none.
 
     Raises:
@@ -127,7 +129,11 @@ class HostConnection:
         return await self._ask({"op": "status"}, timeout_s=timeout_s)
 
     async def cancel(
-        self, reason: str = "canceled", *, grace_s: float | None = None, timeout_s: float = 10.0
+        self,
+        cause: EndCause = CANCELED,
+        *,
+        grace_s: float | None = None,
+        timeout_s: float = 10.0,
     ) -> bool:
         """Ask the host to end its attempt; False when it has ended already. Idempotent.
 
@@ -135,7 +141,12 @@ class HostConnection:
             HostGone: the host is dead and left no exit record.
             HostUnreachable: it lives and does not answer in time.
         """
-        request: dict[str, Any] = {"op": "cancel", "reason": reason}
+        # A host of an earlier version reads the sentence alone.
+        request: dict[str, Any] = {
+            "op": "cancel",
+            "reason": cause.sentence,
+            "end_reason": cause.reason,
+        }
         if grace_s is not None:
             request["grace_s"] = grace_s
         try:
@@ -155,7 +166,7 @@ class HostConnection:
         """
         return await self._ask(request, timeout_s=timeout_s)
 
-    async def wait(self, *, timeout_s: float | None = None) -> dict[str, Any]:
+    async def wait(self, *, timeout_s: float | None = None) -> ExitRecord:
         """Return the exit record once the attempt has ended; reconnects as often as needed.
 
         Raises:
@@ -176,7 +187,7 @@ class HostConnection:
                     return answer
                 await asyncio.sleep(RETRY_S)
 
-    async def _wait_once(self) -> dict[str, Any] | None:
+    async def _wait_once(self) -> ExitRecord | None:
         """Hold one connection until the record comes; None when the connection broke."""
         try:
             reader, writer = await asyncio.open_unix_connection(self.socket, limit=LINE_LIMIT)
@@ -186,7 +197,7 @@ class HostConnection:
             writer.write(b'{"op": "wait"}\n')
             line = await reader.readline()
             answer = recordfiles.parse_json(line) if line.endswith(b"\n") else None
-            return answer if isinstance(answer, dict) and "outcome" in answer else None
+            return None if answer is None else ExitRecord.from_json(answer)
         except (OSError, ValueError):
             return None
         finally:
@@ -203,12 +214,12 @@ class HostConnection:
                     raise self._gone() from error
                 if loop.time() >= deadline:
                     raise HostUnreachable(
-                        f"the attempt host (pid {self.identity.pid}) lives, but did not answer "
-                        f"within {timeout_s:g} s: {error!r}. Its attempt goes on; ask again.",
+                        f"the attempt host (pid {self.identity.pid}) runs, but did not answer "
+                        f"within {timeout_s:g} s: {error!r}. Its attempt keeps running; try again.",
                     ) from error
             await asyncio.sleep(RETRY_S)
 
-    def _record(self) -> dict[str, Any] | None:
+    def _record(self) -> ExitRecord | None:
         """Return the exit record; one that its script has spoilt is none (the host writes it)."""
         try:
             return read_exit_record(self.root)

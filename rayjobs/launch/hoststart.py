@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.errors import TargetError
+from rayjobs.core.errors import TargetError
 from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
@@ -158,8 +158,8 @@ async def ensure_warm(
                 held_since = loop.time()
             elif loop.time() - held_since > HELD_S:
                 raise WarmError(
-                    f"{said}, and nobody answers at {socket}. Jobs can still be started cold; end "
-                    f"that process (see `fuser {socket}.lock`) to have them start warm again."
+                    f"{said}, and no process answers at {socket}. Jobs can still be started cold; "
+                    f"end that process (see `fuser {socket}.lock`) to have them start warm again."
                 )
             await asyncio.sleep(RETRY_S)
 

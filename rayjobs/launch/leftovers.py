@@ -7,9 +7,9 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rayjobs.injob import cgroups
+from rayjobs.injob.exitrecord import Remaining
 from rayjobs.injob.identity import Identity, ProcessStat, boot_id, is_alive, send_signal
 from rayjobs.injob.memory import remove_cgroups_of
 from rayjobs.injob.processes import children, descendants
@@ -27,14 +27,14 @@ class Proof:
     Attributes:
         proven_dead: Nothing of the attempt runs on this machine any more.
         killed: How many processes were ended.
-        remaining: Those that could not be ended (pid, start_time, comm), such as a process in
+        remaining: Those that could not be ended, such as a process in
             uninterruptible sleep: the node's share must be drained, not handed on.
         how: What the proof rests on, in words.
     """
 
     proven_dead: bool
     killed: int
-    remaining: tuple[dict[str, Any], ...]
+    remaining: tuple[Remaining, ...]
     how: str
 
 
@@ -81,7 +81,7 @@ def end_leftovers(
     return Proof(
         not members,
         len(ended) - len(members),
-        tuple(as_remaining(members)),
+        as_remaining(members),
         "cgroup and marker scan" if folder is not None else "marker scan",
     )
 

@@ -5,14 +5,15 @@ The attempt hosts are whose children all of these are, and who fork the ranks (i
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from rayjobs.injob.beside import MPI
+from rayjobs.core.paths import short_socket
+from rayjobs.injob.extras import MPI
 from rayjobs.injob.mpi import REMOTE
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
 from rayjobs.launch.torch_env import meeting_variables, rank_variables
-from rayjobs.paths import short_socket
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 
 # What mpirun starts for each rank. On every node the node's own variables say what that is.
 RANK_COMMAND = ("/bin/sh", "-c", 'exec "$RAYJOBS_MPI_PYTHON" -S -E "$RAYJOBS_MPI_STUB" rank')
@@ -23,7 +24,7 @@ LOOPBACK = "127."
 class MpiLauncher:
     """Ranks under mpirun, numbered node by node; each node's plan says how it takes part."""
 
-    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of each node's host; the first one's holds mpirun's command line.
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
@@ -34,29 +35,33 @@ class MpiLauncher:
 
     def _plan(
         self, context: AttemptContext, place: Place, names: list[str], sockets: list[str]
-    ) -> dict[str, Any]:
+    ) -> LaunchPlan:
         spec = context.job.spec
         each = [
             without_mpi(rank_variables(spec, place.node, local))
             for local in range(spec.distribution.processes_per_node)
         ]
-        plan = host_plan(context, place, each)
-        plan["env"] |= meeting_variables(context)
-        plan["address"] = place.address
-        beside: dict[str, Any] = {
+        here = place.node == 0
+        beside: dict[str, object] = {
             "kind": MPI,
             "socket": sockets[place.node],
             "nodes": names,
             "shares_machine": shares_machine(context, place),
         }
-        if place.node == 0:
-            plan["master_port"] = context.master_port
+        if here:
             beside["command"] = command(spec)
             beside["peers"] = [
                 {"node": other.node, "node_id": other.node_id, "socket": sockets[other.node]}
                 for other in context.places[1:]
             ]
-        return {**plan, "beside": beside}
+        plan = host_plan(context, place, each)
+        return replace(
+            plan,
+            env={**plan.env, **meeting_variables(context)},
+            address=place.address,
+            master_port=context.master_port if here else None,
+            beside=beside,
+        )
 
 
 def shares_machine(context: AttemptContext, place: Place) -> bool:

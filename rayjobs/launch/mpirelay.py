@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
-from rayjobs.injob.beside import MPI
+from rayjobs.injob.plan import Peer, Relay
 from rayjobs.launch.hoststart import ask
 
 log = logging.getLogger(__name__)
@@ -20,14 +19,8 @@ ANSWER_S = 60.0
 LISTEN_S = 3600.0  # then it is asked anew
 PAUSE_S = 0.2
 
-# (peer of the plan, orted's command) → why it could not be started; empty when it was.
-StartDaemon = Callable[[Mapping[str, Any], str], Awaitable[str]]
-
-
-def is_needed(plan: Mapping[str, Any]) -> bool:
-    """Whether a plan is that of the first of several nodes whose ranks MPI starts."""
-    beside = plan.get("beside") or {}
-    return beside.get("kind") == MPI and bool(beside.get("peers"))
+# (another node, orted's command) → why it could not be started; empty when it was.
+StartDaemon = Callable[[Peer, str], Awaitable[str]]
 
 
 async def start_daemon(socket: str, command: str) -> str:
@@ -39,16 +32,15 @@ async def start_daemon(socket: str, command: str) -> str:
     return str(answer.get("error") or "")
 
 
-async def relay(plan: Mapping[str, Any], start: StartDaemon) -> None:
+async def relay(of: Relay, start: StartDaemon) -> None:
     """Wait until mpirun has asked for all other nodes, have them started, and tell it.
 
     Returns early when the host ends. Errors of `start` are told to mpirun, which then ends.
     """
-    beside = plan["beside"]
-    peers = {str(peer["node"]): peer for peer in beside["peers"]}
+    peers = {str(peer.node): peer for peer in of.peers}
     while True:
         try:
-            asked = await ask(beside["socket"], {"op": "relay"}, timeout_s=LISTEN_S)
+            asked = await ask(of.socket, {"op": "relay"}, timeout_s=LISTEN_S)
         except (FileNotFoundError, ConnectionRefusedError):
             return  # the host has ended
         except (OSError, TimeoutError, ValueError) as error:
@@ -61,7 +53,7 @@ async def relay(plan: Mapping[str, Any], start: StartDaemon) -> None:
         said = await asyncio.gather(*(start(peers[node], commands[node]) for node in commands))
         errors = {node: error for node, error in zip(commands, said, strict=True) if error}
         try:
-            await ask(beside["socket"], {"op": "relayed", "errors": errors}, timeout_s=ANSWER_S)
+            await ask(of.socket, {"op": "relayed", "errors": errors}, timeout_s=ANSWER_S)
         except (OSError, TimeoutError, ValueError) as error:
             log.info("mpirun's requests: %r", error)
         return

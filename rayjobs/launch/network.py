@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from rayjobs.injob.interfaces import VARIABLES, interface_of
+from rayjobs.injob.plan import LaunchPlan
 
 
-def unknown_interface(plan: Mapping[str, Any]) -> str:
+def unknown_interface(plan: LaunchPlan) -> str:
     """Return what a user may have to do so that this node's ranks meet the others; else nothing."""
-    address = plan.get("address")
-    if address is None or plan.get("node_count", 1) < 2:
+    address = plan.address
+    if address is None or plan.node_count < 2:
         return ""
-    if any(name in plan["env"] for name in VARIABLES) or interface_of(address) is not None:
+    if any(name in plan.env for name in VARIABLES) or interface_of(address) is not None:
         return ""
     return (
-        f"no network interface of node {plan['node']} has its address {address}, so that gloo and "
+        f"no network interface of node {plan.node} has its address {address}, so that gloo and "
         f"nccl choose one by themselves. If its ranks do not meet the others, start Ray there with "
         f"the --node-ip-address of the right one, or submit with --env-var GLOO_SOCKET_IFNAME=NAME "
         f"(NCCL_SOCKET_IFNAME for nccl)"

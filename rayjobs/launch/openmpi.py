@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
 
-from rayjobs.errors import PrepareError
-from rayjobs.injob.beside import MPI
+from rayjobs.core.errors import PrepareError
+from rayjobs.injob.extras import MPI
+from rayjobs.injob.plan import LaunchPlan
 
 # Version 5 starts ranks by other programs (prterun, prted), whose settings are not these.
 MAJOR = 4
@@ -34,7 +33,7 @@ def problem(path: str | None) -> str:
         )
     if int(match[1]) != MAJOR:
         version = f"{match[1]}{match[2] or ''}"
-        return f"{program} is of version {version}; what starts ranks is made for {MAJOR}"
+        return f"{program} is of version {version}; the launcher supports {MAJOR}"
     return ""
 
 
@@ -49,18 +48,18 @@ def _version(program: str) -> str:
     return done.stdout + done.stderr
 
 
-def require(plan: Mapping[str, Any]) -> None:
+def require(plan: LaunchPlan) -> None:
     """Check that this node has what a host's plan needs of Open MPI.
 
     Raises:
         PrepareError: class ``environment``: it has not.
     """
-    if (plan.get("beside") or {}).get("kind") != MPI:
+    if (plan.beside or {}).get("kind") != MPI:
         return
-    found = problem(plan["env"].get("PATH"))
+    found = problem(plan.env.get("PATH"))
     if found:
         raise PrepareError(
-            f"ranks cannot be started by MPI on node {plan['node']} of the job: {found}. Install "
+            f"ranks cannot be started by MPI on node {plan.node} of the job: {found}. Install "
             f"Open MPI {MAJOR} there ({INSTALL}), or use the backend horovod-gloo or gloo",
             failure_class="environment",
         )

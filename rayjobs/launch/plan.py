@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from rayjobs.paths import NodePaths, short_socket
-from rayjobs.records import Job
-from rayjobs.spec import DEFAULT_UMASK, JobSpec
+from rayjobs.core.paths import NodePaths, short_socket
+from rayjobs.injob.plan import LaunchPlan, RankPlan
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 
 # What a rank inherits from the node's own environment: nothing else, so that neither Ray's
 # token nor a user's credentials reach a script by accident.
@@ -66,15 +67,15 @@ class AttemptContext:
 class Launcher(Protocol):
     """Plans one way of starting ranks. Pure: `--dry-run` prints the same plan."""
 
-    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
-        """Return one host plan per node (see docs/architecture.md, plan.json)."""
+    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
+        """Return one host plan per node."""
         ...
 
 
 class SingleLauncher:
     """One process on one node."""
 
-    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of the one host."""
         return [host_plan(context, place, [{}]) for place in context.places[:1]]
 
@@ -99,45 +100,44 @@ def launcher_for(spec: JobSpec) -> Launcher:
 
 def host_plan(
     context: AttemptContext, place: Place, rank_environments: Sequence[Mapping[str, str]]
-) -> dict[str, Any]:
+) -> LaunchPlan:
     """Return plan.json of one node; `rank_environments` has one entry per local rank."""
     spec = context.job.spec
     per_node = spec.distribution.processes_per_node
     first_rank = place.node * per_node
     attempt_paths = NodePaths(place.root).attempt(context.job.id, context.attempt, place.node)
     memory_gib = spec.resources.memory_gib
-    return {
-        "version": 1,
-        "job": context.job.id,
-        "attempt": context.attempt,
-        "node": place.node,
-        "node_count": spec.distribution.nodes,
-        "marker": context.markers[place.node],
-        "root": str(attempt_paths.root),
-        "socket": str(short_socket("host", context.markers[place.node])),
-        "kind": "script" if spec.script is not None else "command",
-        "argv": [spec.script, *spec.arguments] if spec.script is not None else [],
-        "command": spec.command,
-        "python": context.python,
-        "cold": "the job asked for it (--cold)" if spec.cold else None,
-        "env": rank_environment(context, place),
-        "ranks": [
-            {
-                "rank": first_rank + local,
-                "local_rank": local,
-                "env": {"AZ_BATCHAI_TASK_INDEX": str(first_rank + local), **extra},
-            }
+    return LaunchPlan(
+        job=context.job.id,
+        attempt=context.attempt,
+        node=place.node,
+        node_count=spec.distribution.nodes,
+        marker=context.markers[place.node],
+        root=str(attempt_paths.root),
+        socket=str(short_socket("host", context.markers[place.node])),
+        kind="script" if spec.script is not None else "command",
+        argv=(spec.script, *spec.arguments) if spec.script is not None else (),
+        command=spec.command,
+        python=context.python,
+        cold="the job asked for it (--cold)" if spec.cold else None,
+        env=rank_environment(context, place),
+        ranks=tuple(
+            RankPlan(
+                rank=first_rank + local,
+                local_rank=local,
+                env={"AZ_BATCHAI_TASK_INDEX": str(first_rank + local), **extra},
+            )
             for local, extra in enumerate(rank_environments)
-        ],
-        "grace_s": spec.grace_s,
-        "max_duration_s": spec.max_duration_s,
-        "memory_bytes": None if memory_gib is None else int(memory_gib * per_node * 2**30),
-        "pids_max": DEFAULT_PIDS_MAX,
-        "log_cap_bytes": None if spec.log_cap_mib is None else int(spec.log_cap_mib * 2**20),
-        "threads": max(1, int(spec.resources.cpus)) if spec.resources.cpus else None,
-        "injob_path": context.injob_path,
-        "umask": int(spec.umask or DEFAULT_UMASK, 8),
-    }
+        ),
+        grace_s=spec.grace_s,
+        max_duration_s=spec.max_duration_s,
+        memory_bytes=None if memory_gib is None else int(memory_gib * per_node * 2**30),
+        pids_max=DEFAULT_PIDS_MAX,
+        log_cap_bytes=None if spec.log_cap_mib is None else int(spec.log_cap_mib * 2**20),
+        threads=max(1, int(spec.resources.cpus)) if spec.resources.cpus else None,
+        injob_path=context.injob_path,
+        umask=int(spec.umask or DEFAULT_UMASK, 8),
+    )
 
 
 def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:

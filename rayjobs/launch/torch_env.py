@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
-from rayjobs.injob.beside import HEAD_START
+from rayjobs.injob.extras import HEAD_START
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.plan import AttemptContext, Place, host_plan
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 
 # Rank 0 is to listen before the others come. So long they wait at most: a script that imports for
 # longer takes as long in all, since rank 0 then waits for them.
@@ -18,32 +19,35 @@ ELSEWHERE_S = 0.05
 class TorchLauncher:
     """Ranks of torch.distributed over gloo or nccl, numbered node by node."""
 
-    def plans(self, context: AttemptContext) -> list[dict[str, Any]]:
+    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
         """Return the plan of each node's host; node 0's holds the port where the ranks meet.
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
         """
         return [self._plan(context, place) for place in context.places]
 
-    def _plan(self, context: AttemptContext, place: Place) -> dict[str, Any]:
+    def _plan(self, context: AttemptContext, place: Place) -> LaunchPlan:
         spec = context.job.spec
         each = [
             rank_variables(spec, place.node, local)
             for local in range(spec.distribution.processes_per_node)
         ]
-        plan = host_plan(context, place, each)
-        plan["env"] |= meeting_variables(context)
-        plan["address"] = place.address
-        if place.node == 0:
-            plan["master_port"] = context.master_port
+        here = place.node == 0
+        beside: dict[str, object] | None = None
         if context.master_port is not None and spec.distribution.world_size > 1:
-            here = place.node == 0
-            plan["beside"] = {
+            beside = {
                 "kind": HEAD_START,
                 "port": context.master_port if here else None,
                 "most_s": MOST_S if here else ELSEWHERE_S,
             }
-        return plan
+        plan = host_plan(context, place, each)
+        return replace(
+            plan,
+            env={**plan.env, **meeting_variables(context)},
+            address=place.address,
+            master_port=context.master_port if here else None,
+            beside=beside,
+        )
 
 
 def rank_variables(spec: JobSpec, node: int, local_rank: int) -> dict[str, str]:

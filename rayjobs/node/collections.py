@@ -15,6 +15,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from rayjobs.protocol.collected import Collected
+
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -84,15 +86,15 @@ class Collections:
 
     def __init__(self) -> None:
         """Begin with none."""
-        self._running: dict[str, tuple[asyncio.Future[dict[str, Any]], Progress]] = {}
+        self._running: dict[str, tuple[asyncio.Future[Collected], Progress]] = {}
 
     async def collect(
-        self, marker: str, work: Callable[[], dict[str, Any]], progress: Progress
-    ) -> dict[str, Any]:
+        self, marker: str, work: Callable[[], Collected], progress: Progress
+    ) -> Collected:
         """Return what `work` returns; one that runs already for the attempt is waited for.
 
-        While it stands still, ``{"stuck": clause}`` is returned instead, and it goes on. Its result
-        is dropped after `KEPT_S` if it was given up meanwhile: asked for later, `work` runs again.
+        While it stands still, a result that says where is returned instead, and it goes on. Its own
+        result is dropped after `KEPT_S` if it was given up meanwhile: then `work` runs again.
         """
         running = self._running.get(marker)
         if running is None:
@@ -104,19 +106,19 @@ class Collections:
         while not doing.done():
             wait_s = progress.still_in_s()
             if wait_s <= 0:
-                return {"tails": {}, "problems": [], "stuck": progress.stuck()}
+                return Collected(stuck=progress.stuck())
             await asyncio.wait({doing}, timeout=wait_s)
         self._drop(marker, doing)
         return doing.result()
 
-    def _drop(self, marker: str, done: asyncio.Future[dict[str, Any]]) -> bool:
+    def _drop(self, marker: str, done: asyncio.Future[Collected]) -> bool:
         """Forget a collection that has ended; a newer one of the same attempt stays."""
         if (running := self._running.get(marker)) is None or running[0] is not done:
             return False
         del self._running[marker]
         return True
 
-    def _drop_later(self, marker: str, done: asyncio.Future[dict[str, Any]]) -> None:
+    def _drop_later(self, marker: str, done: asyncio.Future[Collected]) -> None:
         def drop() -> None:
             if self._drop(marker, done) and not done.cancelled() and (why := done.exception()):
                 log.warning("a collection that was given up failed: %s", why)

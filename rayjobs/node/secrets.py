@@ -5,24 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
+from rayjobs.core.errors import PrepareError, RayjobsError
 from rayjobs.datastore import credentials
-from rayjobs.errors import PrepareError, RayjobsError
+from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
 Ask = Callable[[], Mapping[str, str]]
-
-
-def are_needed(order: Mapping[str, Any]) -> bool:
-    """Whether anything of an attempt may read a secret: most jobs wait for nothing here."""
-    return bool(
-        order.get("inputs")
-        or order.get("outputs")
-        or order.get("environment")
-        or order.get("secrets")
-    )
 
 
 class NodeSecrets:
@@ -34,14 +24,14 @@ class NodeSecrets:
         self._home = home
         self._ask = ask
 
-    def bring(self, order: Mapping[str, Any], *, is_far: bool) -> None:
+    def bring(self, on: AttemptOnNode, *, is_far: bool) -> None:
         """Read the secrets again, where the attempt may need any. Blocks.
 
         Raises:
             PrepareError: class ``storage``: the target does not answer; class ``environment``: its
                 file cannot be used.
         """
-        if not are_needed(order):
+        if not on.reads_secrets:
             return
         if is_far:
             try:
@@ -61,9 +51,9 @@ class NodeSecrets:
                 ) from error
         credentials.give(values)
 
-    def bring_again(self, order: Mapping[str, Any], *, is_far: bool) -> None:
+    def bring_again(self, on: AttemptOnNode, *, is_far: bool) -> None:
         """Do so where an earlier `bring` may do instead: an attempt's end never fails for it."""
         try:
-            self.bring(order, is_far=is_far)
+            self.bring(on, is_far=is_far)
         except PrepareError as error:
             log.warning("%s; those that are known here are used", error)

@@ -16,7 +16,7 @@ import stat
 from collections.abc import Callable
 from pathlib import Path
 
-from rayjobs.paths import AttemptPaths
+from rayjobs.core.paths import AttemptPaths
 
 log = logging.getLogger(__name__)
 

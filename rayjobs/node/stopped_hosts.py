@@ -10,14 +10,16 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from rayjobs.errors import RayjobsError
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import exitrecord
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.launch import hostclient, leftovers
-from rayjobs.paths import AttemptPaths
+from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,8 @@ ANSWER_S = 5.0
 # Beyond a time limit, how often the host is asked whether it ends its attempt.
 LOOK_S = 5.0
 
-Note = Callable[[Mapping[str, Any], str, str], None]
-"""Writes a line into a job's history: the order, the kind, the text."""
+Note = Callable[[AttemptOnNode, str, str], None]
+"""Writes a line into a job's history: the attempt, the kind, the text."""
 
 
 class StoppedHosts:
@@ -40,30 +42,39 @@ class StoppedHosts:
 
     def end(
         self,
-        order: Mapping[str, Any],
+        on: AttemptOnNode,
         host: hostclient.HostConnection,
-        outcome: str,
+        outcome: Outcome,
         reason: str,
         *,
         grace_s: float,
+        end_reason: EndReason | None = None,
     ) -> None:
         """Begin to end an attempt whose host does not answer. Idempotent; returns at once."""
-        marker = str(order["plan"]["marker"])
+        marker = on.marker
         if marker not in self._ending:
-            task = asyncio.ensure_future(self._end(order, host, outcome, reason, grace_s))
+            record = ExitRecord.of_stopped_host(
+                job=on.job,
+                attempt=on.attempt,
+                node=on.node,
+                marker=marker,
+                outcome=outcome,
+                reason=reason,
+                end_reason=end_reason,
+            )
+            task = asyncio.ensure_future(self._end(on, host, record, grace_s))
             self._ending[marker] = task
             task.add_done_callback(lambda _: self._ending.pop(marker, None))
 
     async def _end(
         self,
-        order: Mapping[str, Any],
+        on: AttemptOnNode,
         host: hostclient.HostConnection,
-        outcome: str,
-        reason: str,
+        record: ExitRecord,
         grace_s: float,
     ) -> None:
         pid = host.identity.pid
-        log.warning("%s: its host (pid %d) does not answer", order["plan"]["job"], pid)
+        log.warning("%s: its host (pid %d) does not answer", on.job, pid)
         if grace_s > 0:
             await asyncio.to_thread(leftovers.signal_ranks, host.identity, signal.SIGTERM)
             await asyncio.sleep(grace_s)
@@ -74,18 +85,12 @@ class StoppedHosts:
             "ended the attempt"
         )
         try:
-            await asyncio.to_thread(self._note, order, "host_stopped", text)
+            await asyncio.to_thread(self._note, on, "host_stopped", text)
         except RayjobsError as error:
-            log.warning("%s: %s", order["plan"]["job"], error)
+            log.warning("%s: %s", on.job, error)
         # First, so that the process that finds the host dead knows why.
-        await asyncio.to_thread(
-            exitrecord.write_outcome,
-            str(order["plan"]["root"]),
-            {"marker": order["plan"]["marker"], "outcome": outcome, "reason": reason},
-        )
-        await asyncio.to_thread(
-            leftovers.kill_with_host, str(order["plan"]["marker"]), host.identity
-        )
+        await asyncio.to_thread(exitrecord.write_outcome, on.root, record)
+        await asyncio.to_thread(leftovers.kill_with_host, on.marker, host.identity)
 
     @staticmethod
     async def _is_heard(host: hostclient.HostConnection) -> bool:
@@ -98,45 +103,41 @@ class StoppedHosts:
             return True
         return True
 
-    async def watch(self, order: Mapping[str, Any], host: hostclient.HostConnection) -> None:
+    async def watch(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
         """Keep the time limit and the stall timeout of an attempt whose host does not."""
-        await asyncio.gather(self._watch_limit(order, host), self._watch_stall(order, host))
+        await asyncio.gather(self._watch_limit(on, host), self._watch_stall(on, host))
 
-    async def _watch_limit(self, order: Mapping[str, Any], host: hostclient.HostConnection) -> None:
-        plan = order["plan"]
-        limit_s = plan.get("max_duration_s")
+    async def _watch_limit(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
+        limit_s = on.max_duration_s
         if limit_s is None:
             return
         try:
             left_s = (await host.status(timeout_s=ANSWER_S))["deadline_in_s"]
         except (hostclient.HostUnreachable, hostclient.HostGone):
             # Stopped before it could be asked: its own record tells since when it runs.
-            left_s = float(limit_s) - await asyncio.to_thread(_age_s, str(plan["root"]))
+            left_s = limit_s - await asyncio.to_thread(_age_s, on.root)
         if left_s is None:
             return
         await asyncio.sleep(max(0.0, float(left_s)) + LOOK_S)
         while await self._is_heard(host):
             await asyncio.sleep(LOOK_S)
-        reason = (
-            f"the attempt reached its time limit of {float(limit_s):g} s; its host did not answer"
-        )
-        self.end(order, host, "time_limit", reason, grace_s=float(plan.get("grace_s") or 0.0))
+        reason = f"the attempt reached its time limit of {limit_s:g} s; its host did not answer"
+        self.end(on, host, Outcome.TIME_LIMIT, reason, grace_s=on.grace_s)
 
-    async def _watch_stall(self, order: Mapping[str, Any], host: hostclient.HostConnection) -> None:
-        plan = order["plan"]
-        timeout_s = plan.get("stall_timeout_s")
+    async def _watch_stall(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
+        timeout_s = on.stall_timeout_s
         # Of several nodes only one may have anything to say: the engine looks at all of them.
-        if timeout_s is None or int(plan.get("node_count", 1)) > 1:
+        if timeout_s is None or on.node_count > 1:
             return
         silent_s = 0.0
-        while silent_s < float(timeout_s) or await self._is_heard(host):
-            await asyncio.sleep(max(1.0, min(float(timeout_s) / 4, 30.0)))
-            silent_s = await asyncio.to_thread(_silent_s, plan)
+        while silent_s < timeout_s or await self._is_heard(host):
+            await asyncio.sleep(max(1.0, min(timeout_s / 4, 30.0)))
+            silent_s = await asyncio.to_thread(_silent_s, on)
         reason = (
             f"nothing was printed or logged for {silent_s:.0f} s, and the attempt host did not "
             "answer"
         )
-        self.end(order, host, "stalled", reason, grace_s=float(plan.get("grace_s") or 0.0))
+        self.end(on, host, Outcome.STALLED, reason, grace_s=on.grace_s)
 
 
 def _age_s(root: str) -> float:
@@ -146,12 +147,11 @@ def _age_s(root: str) -> float:
         return 0.0
 
 
-def _silent_s(plan: Mapping[str, Any]) -> float:
+def _silent_s(on: AttemptOnNode) -> float:
     """Return for how long no rank has printed or logged; 0 when that cannot be told."""
-    paths = AttemptPaths(Path(str(plan["root"])))
+    paths = AttemptPaths(Path(on.root))
     newest = 0.0
-    for rank in plan.get("ranks", ()):
-        number = int(rank["rank"])
+    for number in on.ranks:
         for path in (paths.driver_log(number), paths.metrics(number), paths.host):
             try:
                 newest = max(newest, path.lstat().st_mtime)

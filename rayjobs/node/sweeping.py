@@ -6,31 +6,22 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from rayjobs.compute import wakeclient
-from rayjobs.compute.nodehosts import host_of
-from rayjobs.compute.nodescratch import Scratch, remove_if_empty
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob.identity import is_alive
 from rayjobs.launch.leftovers import find_leftovers
-from rayjobs.paths import AttemptPaths
+from rayjobs.node.hosts import host_of
+from rayjobs.node.scratch import Scratch, remove_if_empty
+from rayjobs.protocol.calls import Uncleaned
+from rayjobs.target import wake_client
 
 log = logging.getLogger(__name__)
 
 _ATTEMPT = re.compile(r"a(\d+)(?:-n\d+)?")
 # A socket is made a moment before somebody listens there.
 SOCKET_AGE_S = 60.0
-
-
-@dataclass(frozen=True)
-class Uncleaned:
-    """A folder of an attempt of which nothing runs, and nothing is left to store."""
-
-    job: str
-    attempt: int
-    root: str
 
 
 class Sweeping:
@@ -67,7 +58,7 @@ class Sweeping:
                 continue
             yield Uncleaned(root.parent.name, int(number[1]), str(root))
 
-    def sweep(self, roots: list[str]) -> int:
+    def sweep(self, roots: Collection[str]) -> int:
         """Remove folders that `uncleaned` named; return how many are gone."""
         removed = 0
         for one in self._found():
@@ -104,7 +95,7 @@ def remove_dead_sockets(folder: Path, kinds: tuple[str, ...] = ("host", "mpi")) 
             try:
                 if time.time() - path.lstat().st_mtime < SOCKET_AGE_S or not path.is_socket():
                     continue
-                if not wakeclient.is_listening(path):
+                if not wake_client.is_listening(path):
                     path.unlink()
                     removed.append(path)
             except OSError as error:

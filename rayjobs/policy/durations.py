@@ -7,8 +7,10 @@ import math
 from rayjobs.policy.records import OVERHEAD_S, Running, Waiting
 
 # What a time rests on: the median of history (of the script in its experiment, or of the script
-# in any), a limit, that a job runs as long again as it has, or nothing.
+# in any), a limit, that a job runs as long again as it has or as it is over the longest of its
+# history, or nothing.
 HISTORY, SCRIPT, LIMITS, ELAPSED, UNKNOWN = "history", "script", "limit", "elapsed", "unknown"
+OUTRUN = "outrun"
 # So long a job must have run before its time so far says anything.
 TELLING_ELAPSED_S = 10.0
 # A job of which nothing is known is taken to run for at least so long.
@@ -32,7 +34,8 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
     """Return when a running job probably ends, and where that is from.
 
     By history the median; one that took longer already is given as much again as it is over,
-    a tenth of the median at least. Without history a job is taken to run as long again as it
+    a tenth of the median at least; and where none of them took as long as it has, that is a
+    guess. Without history a job is taken to run as long again as it
     has, up to its limit: the longer something has run, the less likely it ends in a moment.
     """
     if job.is_ending:
@@ -45,6 +48,8 @@ def likely_end_s(job: Running, now_s: float) -> tuple[float, str]:
         rest_s = job.expected_s - elapsed_s
         if rest_s <= 0:
             rest_s = max(0.1 * job.expected_s, -rest_s)
+        if job.longest_s is not None and elapsed_s > job.longest_s:
+            return (now_s + left_s, LIMITS) if left_s <= rest_s else (now_s + rest_s, OUTRUN)
         return now_s + min(rest_s, left_s), job.expected_basis
     guess_s = max(elapsed_s, LEAST_GUESS_S)
     return (now_s + left_s, LIMITS) if left_s <= guess_s else (now_s + guess_s, ELAPSED)
@@ -79,7 +84,9 @@ def likely_duration_s(job: Waiting) -> tuple[float | None, str]:
 
 
 def source_of(job: Waiting | Running, basis: str) -> str:
-    """Return which runs a job's probable time is from; empty where it is from none."""
+    """Return which runs a job's probable time is from, or which it has outrun; else empty."""
+    if basis == OUTRUN and isinstance(job, Running):
+        return job.outrun_text
     return job.expected_from if basis in (HISTORY, SCRIPT) else ""
 
 

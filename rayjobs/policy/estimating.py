@@ -11,6 +11,7 @@ from rayjobs.policy.durations import (
     ELAPSED,
     HISTORY,
     LIMITS,
+    OUTRUN,
     SCRIPT,
     likely_duration_s,
     source_of,
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 # So far down the line estimates are kept up to date; one further down is made when it is asked for.
 DEPTH = 1000
 # The weakest of what an estimate is built on is what it is built on.
-_WEAKNESS = {"": 0, HISTORY: 1, SCRIPT: 2, LIMITS: 3, ELAPSED: 4}
+_WEAKNESS = {"": 0, HISTORY: 1, SCRIPT: 2, LIMITS: 3, ELAPSED: 4, OUTRUN: 5}
 # So many scripts are named as the source of an estimate.
 NAMED_SOURCES = 2
 
@@ -105,7 +106,7 @@ class _Play:
                 basis = self.weakest = plan.kept.basis  # others that end before are no part of it
                 self.sources = {basis: {plan.kept.source: None}} if plan.kept.source else {}
             found[job.key] = (self.clock_s - self.now_s, basis)
-            plan.sources[job.key] = _named(self.sources.get(basis, {}))
+            plan.sources[job.key] = _named(self.sources.get(basis, {}), basis)
             self._begin(job, taken[1])
         return found
 
@@ -145,8 +146,10 @@ class _Play:
                 self.line.append(child)
 
 
-def _named(sources: dict[str, None]) -> str:
-    """Return whose runs an estimate rests on, for people."""
+def _named(sources: dict[str, None], basis: str) -> str:
+    """Return whose runs an estimate rests on, or which job has outrun them, for people."""
+    if len(sources) > NAMED_SOURCES and basis == OUTRUN:
+        return f"{len(sources)} jobs have already outrun all earlier runs of their scripts"
     if len(sources) > NAMED_SOURCES:
         return f"earlier runs of {len(sources)} scripts"
     return " and ".join(sources)

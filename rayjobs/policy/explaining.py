@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.units import counted, duration_text
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import SLACK, NodeRoom, Shape, describe_free, take
-from rayjobs.units import counted, duration_text
 
 if TYPE_CHECKING:
     from rayjobs.policy.deciding import Plan
@@ -55,7 +55,7 @@ def reason_of(plan: Plan, key: str) -> str:
             assert limits.gpus_per_user is not None
             most = f"jobs of {_who(job)} may hold {limits.gpus_per_user:g} GPUs at a time"
             if job.gpus > limits.gpus_per_user + SLACK:
-                return f"{most}, and this one alone asks for {job.gpus:g}"
+                return f"{most}, and this job requests {job.gpus:g}"
             held = sum(one.gpus for one in plan.holding if one.user == job.user)
             return f"{most}; they hold {held:g}, and this one asks for {job.gpus:g}"
         case Rule.OWN_ORDER:
@@ -71,7 +71,7 @@ def reason_of(plan: Plan, key: str) -> str:
             return "first in line; starts when the jobs that are ending have ended"
         case Rule.ROOM if take(plan.rooms, job.shape) is not None:
             if plan.situation.may_start == 0:
-                return "first in line; no more nodes may start before others have gone"
+                return "first in line; no more nodes may start before others have stopped"
             return "first in line; waits until the nodes of an earlier job have started"
         case Rule.ROOM:
             free = describe_free(plan.rooms)
@@ -276,7 +276,7 @@ def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
         )
     priority = _priority_to_stand_first(plan, job)
     if priority is not None:
-        text = f"with priority {priority} it would stand first and start now"
+        text = f"with priority {priority} it would be first and start now"
         yield replace(job, priority=priority), Advice(text, {"priority": float(priority)})
 
 

@@ -17,6 +17,8 @@ from rayjobs.policy.shapes import NodeRoom, Shape
 AGING_S = 86_400.0
 # Preparing before and storing files after an attempt are not under its limit of time.
 OVERHEAD_S = 60.0
+# Bases of estimates that no earlier run stands for; see `Decision.basis`.
+GUESSES = ("elapsed", "outrun")
 
 
 class Rule(StrEnum):
@@ -55,7 +57,7 @@ class Waiting:
             estimates, and to make way for the first in line earlier, never to start a job.
         expected_basis: What that is from: ``history`` (the same script in the same experiment)
             or ``script`` (the same script in any experiment, which says less).
-        expected_from: The same for people: "12 runs of train.py in this workspace".
+        expected_from: The same for people: "12 earlier runs of train.py in this workspace".
         not_before_s: When a retry's pause is over; None: it is.
         blocked_by: Why it cannot start whatever the room; None when nothing does.
         blocked_rule: The rule behind `blocked_by`.
@@ -94,6 +96,9 @@ class Running:
     Attributes:
         nodes: Node id of each bundle.
         started_s: When its script started; None: it is being prepared.
+        longest_s: How long the longest took of those that `expected_s` is from; None: unknown.
+        outrun_text: For people, where it runs longer than that: "job 1f3c has already outrun
+            all 12 earlier runs of train.py in this workspace (longest 12 m)".
         saved_s: When its newest checkpoint was stored: what it did since would be lost if it were
             stopped; None: there is none.
         is_ending: Its end was ordered or has begun: its room comes back, it is no victim again.
@@ -117,6 +122,8 @@ class Running:
     expected_s: float | None = None
     expected_basis: str = "history"
     expected_from: str = ""
+    longest_s: float | None = None
+    outrun_text: str = ""
     saved_s: float | None = None
     is_ending: bool = False
     is_scaling: bool = False
@@ -224,9 +231,11 @@ class Decision:
         estimate_s: Seconds until it starts, as far as can be told; None: cannot be told.
         basis: Where the estimate is from: ``history``, ``script`` (as `Waiting.expected_basis`),
             ``limit`` (the jobs' own limits of time), ``elapsed`` (a job is taken to run as long
-            again as it has), ``unknown`` (there is no duration history for the jobs ahead);
-            empty: nothing that ends by itself.
-        source: Which runs a basis of ``history`` or ``script`` means, for people.
+            again as it has), ``outrun`` (a running job has taken longer than all the runs it was
+            judged by), ``unknown`` (there is no duration history for the jobs ahead); empty:
+            nothing that ends by itself.
+        source: Which runs a basis of ``history`` or ``script`` means, or which job has outrun
+            which runs, for people.
         latest_s: Seconds by which it starts even if every job takes all its time; only for
             the first in line, None where a running job has no limit.
         remedy: What change would start it now or sooner; empty: none is known.
@@ -251,6 +260,11 @@ class Decision:
     nodes: tuple[str, ...] = ()
 
     @property
+    def is_guess(self) -> bool:
+        """Whether the estimate rests on no run that took as long."""
+        return self.basis in GUESSES
+
+    @property
     def start(self) -> bool:
         """Whether it starts now."""
         return self.rule is Rule.START
@@ -267,6 +281,7 @@ class Decision:
             "nearest": self.nearest,
             "estimate_s": self.estimate_s,
             "basis": self.basis,
+            "is_guess": self.is_guess,
             "source": self.source,
             "latest_s": self.latest_s,
             "remedy": self.remedy,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayjobs.units import memory_text
+from rayjobs.core.units import memory_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +182,7 @@ def describe_free(rooms: Sequence[NodeRoom]) -> str:
     more = f"{startable} node{'' if startable == 1 else 's'} may start"
     rooms = [room for room in rooms if room.is_up]
     if not rooms:
-        return f"no node is up; {more}" if startable else "no node is there"
+        return f"no node is up; {more}" if startable else "there are no nodes"
     cpus = sum(max(0.0, room.free_cpus) for room in rooms)
     gpus = sum(max(0.0, room.free_gpus) for room in rooms)
     all_gpus = sum(room.gpus for room in rooms)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Protocol
 
-from rayjobs.errors import RayjobsError
+from rayjobs.core.errors import RayjobsError
 
 # What a record's metadata must hold to be one of a target: other submissions are left alone.
 TARGET_KEY = "rayjobs_target"

@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.errors import NotFoundError, SnapshotError
+from rayjobs.data.pins import inputs_read
 from rayjobs.datastore.errors import DatastoreError
-from rayjobs.errors import NotFoundError, SnapshotError
-from rayjobs.jobdata import inputs_read
-from rayjobs.metrics import Series, series, summaries
+from rayjobs.results.metrics import Series, series, summaries
 from rayjobs.results.values import named_arguments
+from rayjobs.snapshots import git
 from rayjobs.snapshots.listing import files_of
-from rayjobs.submit import git
 
 if TYPE_CHECKING:
-    from rayjobs.records import Job
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.jobs.records import Job
+    from rayjobs.workspace.folder import OpenWorkspace
 
 GIT = {
     "commit": "azureml.git.commit",

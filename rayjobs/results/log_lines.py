@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from rayjobs.driverlog import CHUNK_BYTES
-from rayjobs.logs import Logs, Part
-from rayjobs.mergedlogs import Timed, merged_lines, rank_set, split
+from rayjobs.results.driver_log import CHUNK_BYTES
 from rayjobs.results.log_times import RankTimes
+from rayjobs.results.logs import Logs, Part
+from rayjobs.results.merged_logs import Timed, merged_lines, rank_set, split
 
 POLL_S = 0.05
 FRESH_S = 0.2  # how old what is known of a followed job may be

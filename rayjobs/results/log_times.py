@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayjobs.driverlog import holes, marker
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
-from rayjobs.paths import AttemptPaths
+from rayjobs.results.driver_log import holes, marker
 
 SHORT_S = 2.0
 _MOST_BYTES = 64 << 20

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.injob import usage
-from rayjobs.records import Attempt, MetricPoint
+from rayjobs.jobs.records import Attempt, MetricPoint
 
 
 def records_of(attempt: Attempt) -> Iterator[tuple[int, Mapping[str, Any]]]:

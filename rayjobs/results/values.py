@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.errors import UsageError
-from rayjobs.units import parse_duration
+from rayjobs.core.errors import UsageError
+from rayjobs.core.failures import FailureClass
+from rayjobs.core.units import parse_duration
+from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
-    from rayjobs.records import JobLine
+    from rayjobs.jobs.records import JobLine
     from rayjobs.store.base import Store
 
 METRIC, ARGUMENT, TAG = "metric", "arg", "tag"
@@ -272,6 +274,21 @@ class Filter:
             return same if self.operator in ("=", "==") else self.operator == "!=" and not same
         return _compare(self.operator, first, second)
 
+    def check_against(self, values: Values) -> None:
+        """Refuse to compare numbers with a text by `<` or `>`: it would admit nothing.
+
+        Raises:
+            UsageError: all values are numbers, and the condition's is not.
+        """
+        if self.operator not in (">", ">=", "<", "<=") or self.name.lower() in DURATIONS:
+            return
+        numbers = [number_of(value) for value in values.by_serial.values() if value is not None]
+        if numbers and None not in numbers and number_of(self.value) is None:
+            raise UsageError(
+                f"--filter '{self.name}{self.operator}{self.value}': {self.name} is a number, and "
+                f"{self.value!r} is not"
+            )
+
     def _admits_text(self, value: str, wanted: str) -> bool:
         if self.operator in ("=", "==", "!="):
             same = value == wanted or fnmatch.fnmatchcase(value, wanted)
@@ -307,7 +324,39 @@ def parse_filter(text: str) -> Filter:
         )
     if found[1].lower() in DURATIONS and found[2] != "~":
         parse_duration(found[3])  # a wrong one is reported now, not per job
+    _check_word(text, found[1].lower(), found[2], found[3])
     return Filter(found[1], found[2], found[3])
+
+
+# Fields whose values are known words.
+WORDS: Mapping[str, Sequence[str]] = {
+    "state": tuple(JobState),
+    "kind": ("job", "array", "sweep"),
+    "failure": tuple(FailureClass),
+}
+
+
+def _check_word(text: str, name: str, operator: str, value: str) -> None:
+    """Refuse a value that a field can never have.
+
+    Raises:
+        UsageError: the message has the nearest word, else all of them.
+    """
+    words = WORDS.get(name)
+    if words is None or operator not in ("=", "==", "!="):
+        return
+    known = {str(word).casefold(): str(word) for word in words}
+    if any(fnmatch.fnmatchcase(word, value.casefold()) for word in known):
+        return
+    import difflib  # only on the way to an error
+
+    near = difflib.get_close_matches(value.casefold(), known, n=2, cutoff=0.6)
+    hint = (
+        f"Did you mean {' or '.join(known[word] for word in near)}?"
+        if near
+        else f"It is one of: {', '.join(known.values())}."
+    )
+    raise UsageError(f"--filter {text!r}: there is no {name} {value!r}. {hint}")
 
 
 def sorted_by(jobs: Sequence[JobLine], values: Values, *, descending: bool) -> list[JobLine]:

@@ -12,7 +12,7 @@ import tarfile
 from collections.abc import Iterator
 from typing import BinaryIO, Protocol
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.scan import Entry, Kind
 
 BLOCK = 512

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.secrets_found import is_secret_name
 
 # The first that exists counts, alone. Source: Azure ML SDK v1 for the last two.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rayjobs.errors import UsageError
+from rayjobs.core.errors import UsageError
 
 MIB = 1024**2
 SIZE_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_MIB"

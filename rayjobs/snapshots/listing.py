@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.archive import entries
 from rayjobs.snapshots.pack import blob_key
 from rayjobs.snapshots.scan import Kind

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayjobs.errors import PrepareError, SnapshotError
+from rayjobs.core.errors import PrepareError, SnapshotError
 from rayjobs.injob import openfiles
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 

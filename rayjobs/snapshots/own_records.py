@@ -15,7 +15,7 @@ import stat
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 
-from rayjobs.paths import WORKSPACE_DIR, home
+from rayjobs.core.paths import WORKSPACE_DIR, home
 
 WORKSPACE_RECORD = "workspace.json"
 STORE = "store.db"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from rayjobs.errors import SnapshotError, StoreFullError
+from rayjobs.core.errors import SnapshotError, StoreFullError
 from rayjobs.snapshots.ignore import LeftOut, read_rules
 from rayjobs.snapshots.limits import Limits, limits_from_environment, size_text
 from rayjobs.snapshots.own_records import read_start
@@ -254,12 +254,12 @@ def _add_file(found: Scan, one: Entry, sink: HashingSink) -> tuple[bool, bool]:
         raise _ChangedError(f"{printable(one.path)} was removed") from error
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise _ChangedError(f"{printable(one.path)} is not a plain file any more") from error
+            raise _ChangedError(f"{printable(one.path)} is no longer a plain file") from error
         raise
     try:
         info = os.fstat(descriptor)
         if not stat.S_ISREG(info.st_mode):
-            raise _ChangedError(f"{printable(one.path)} is not a plain file any more")
+            raise _ChangedError(f"{printable(one.path)} is no longer a plain file")
         if info.st_size <= LOOKED_INTO:
             data = _read_all(descriptor, info.st_size)
             if len(data) < info.st_size:

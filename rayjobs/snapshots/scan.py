@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
     IGNORE_FILES,
@@ -338,7 +338,7 @@ def warnings_of(found: Scan) -> list[str]:
     if secrets:
         warnings.append(
             f"left out as likely secrets: {_some(secrets)}. A line such as "
-            f"`!{ignore_line(secrets[0])}` in {IGNORE_FILES[0]} packs one all the same; "
+            f"`!{ignore_line(secrets[0])}` in {IGNORE_FILES[0]} packs one anyway; "
             f"better pass secrets by reference (`secrets:`)"
         )
     special = [f"{left.path} ({left.detail})" for left in found.left_out if left.why is Why.SPECIAL]
@@ -368,7 +368,7 @@ def warnings_of(found: Scan) -> list[str]:
     warnings.extend(printable(note) for note in found.notes[:NAMED_AT_MOST])
     if any(entry.path.startswith("outputs/") for entry in found.entries):
         warnings.append(
-            "outputs/ is not empty and goes along; the job's own outputs are stored from the "
+            "outputs/ is not empty and is packed too; the job's own outputs are stored from the "
             f"folder of that name, these files with them. The line `/outputs/` in "
             f"{IGNORE_FILES[0]} leaves it out"
         )

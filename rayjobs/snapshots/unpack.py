@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import zstandard
 
-from rayjobs.errors import PrepareError, SnapshotError
+from rayjobs.core.errors import PrepareError, SnapshotError
 from rayjobs.snapshots.archive import CHUNK, Content, Source, entries
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits, size_text
 from rayjobs.snapshots.links import leaves_tree
@@ -129,7 +129,7 @@ def _check_hash(file: BinaryIO, digest: str, limits: Limits) -> int:
     if found != digest:
         raise SnapshotError(
             f"the archive of the snapshot {digest} holds something else ({found}): it was "
-            f"changed or cut short in the blob store. Submit the job again to store it anew"
+            f"changed or truncated in the blob store. Submit the job again to store a new one"
         )
     return size
 

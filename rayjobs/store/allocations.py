@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rayjobs.errors import UsageError
-from rayjobs.records import Allocation
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.records import Allocation
 from rayjobs.store.part import Part
 from rayjobs.store.rows import allocation_of, to_json
 

@@ -6,18 +6,19 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rayjobs import ids
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job
-from rayjobs.states import FINAL, JobState
+from rayjobs.core import ids
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store import transitions
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
+from rayjobs.store.references import refuse_removed
 from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to_json
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 KIND = "array"
 
@@ -83,6 +84,8 @@ class ArrayEnds(Part):
         elif counts.get(JobState.CANCELED):
             state = JobState.CANCELED
         reason = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        if state is JobState.CANCELED and array["cancel_requested_at"] is not None:
+            reason = f"{self._canceled_by(connection, array['id'])}; {reason}"
         values = {
             "job": array["id"],
             "attempt": array["attempt"],
@@ -171,6 +174,7 @@ class ArraysPart(Part):
                 known = connection.execute(BY_KEY, parent).fetchone()
                 if known is not None:
                     return same_submit(known, spec, snapshot), False
+            refuse_removed(connection, spec)
             if numbered and spec.display_name is None:
                 common["display_name"] = next_name(connection, spec.name)
                 parent["display_name"] = common["display_name"]

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rayjobs.errors import TransitionError
-from rayjobs.failures import Failure
-from rayjobs.records import Attempt, Job, ModelDraft, ModelRefusal
-from rayjobs.states import FINAL, LIVE, JobState
+from rayjobs.core.errors import TransitionError
+from rayjobs.core.failures import Failure
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import Attempt, Job, ModelDraft, ModelRefusal
+from rayjobs.jobs.states import FINAL, LIVE, JobState
 from rayjobs.store import transitions
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
@@ -32,13 +33,6 @@ WHERE id = :job AND attempt = :attempt
 """  # noqa: S608 - made of our own names
 
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
-
-
-# Who asked for the end of a job that ran when it was asked.
-CANCELED_BY = """
-SELECT json_extract(data, '$.by') FROM events WHERE job = :job AND kind = 'cancel'
-ORDER BY serial DESC LIMIT 1
-"""
 
 
 class AttemptsPart(ArrayEnds):
@@ -153,7 +147,7 @@ class AttemptsPart(ArrayEnds):
         state: JobState,
         reason: str = "",
         failure: Failure | None = None,
-        outcome: str = "",
+        outcome: Outcome | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> bool:
         """See `Store.finish`.
@@ -181,16 +175,15 @@ class AttemptsPart(ArrayEnds):
                 return False
             told = register_all(connection, row, models, now)
             reason = reason or refusals(told)
-            if state is JobState.CANCELED and reason == "canceled":
-                by = connection.execute(CANCELED_BY, {"job": job_id}).fetchone()
-                reason = f"canceled by {by[0]}" if by is not None and by[0] else reason
+            if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
+                reason = _with_canceler(reason, self._canceled_by(connection, job_id))
             values = {
                 "job": job_id,
                 "attempt": attempt,
                 "now": now,
                 "reason": reason,
                 "failure": failure_text(failure),
-                "outcome": outcome or str(state),
+                "outcome": str(outcome or state),
             }
             if connection.execute(statement, values).fetchone() is None:
                 raise TransitionError(
@@ -214,7 +207,7 @@ class AttemptsPart(ArrayEnds):
         *,
         attempt: int,
         reason: str,
-        outcome: str,
+        outcome: Outcome,
         failure: Failure | None = None,
         not_before: datetime | None = None,
         hold: str | None = None,
@@ -227,7 +220,7 @@ class AttemptsPart(ArrayEnds):
             "attempt": attempt,
             "now": now,
             "reason": reason,
-            "outcome": outcome,
+            "outcome": str(outcome),
             "failure": failure_text(failure),
             "not_before": time_text(not_before),
             "hold": hold,
@@ -245,7 +238,8 @@ class AttemptsPart(ArrayEnds):
             if connection.execute(transitions.REQUEUE, values).fetchone() is None:
                 # The request came first. Nobody would ever start it from the queue.
                 new = JobState.CANCELED
-                reason = values["reason"] = f"canceled instead of queued again ({reason})"
+                by = self._canceled_by(connection, job_id)
+                reason = values["reason"] = f"{by} instead of queued again ({reason})"
                 connection.execute(transitions.CANCEL, values)
             connection.execute(transitions.END_ATTEMPT, values)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
@@ -314,3 +308,11 @@ class AttemptsPart(ArrayEnds):
                 key = {"job": job["id"], "attempt": job["attempt"]}
                 found.append((job, connection.execute(NEWEST_ATTEMPT, key).fetchone()))
         return [(job_of(job), attempt_of(attempt)) for job, attempt in found]
+
+
+def _with_canceler(reason: str, by: str) -> str:
+    """Return the reason of a canceled job, which begins with who or what canceled it."""
+    if reason.startswith(by):
+        return reason
+    rest = reason.removeprefix("canceled").lstrip(":; ")
+    return f"{by}; {rest}" if rest else by

@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayjobs.failures import Failure
-from rayjobs.records import (
+from rayjobs.core.failures import Failure
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import (
     Allocation,
     Attempt,
     Event,
@@ -24,13 +25,13 @@ from rayjobs.records import (
     ModelRefusal,
     StoredFile,
 )
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.store.queuebase import QueueStore
 from rayjobs.store.sweepbase import SweepStore
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from rayjobs.datastore.catalogue import Catalogue
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
     from rayjobs.store.pruning import PruneView
 
 
@@ -135,8 +136,15 @@ class Store(QueueStore, SweepStore, Protocol):
         limit: int | None = None,
         newest_first: bool = True,
         members: bool = True,
+        trials: bool = True,
     ) -> list[JobLine]:
-        """Return what `jobs` does without specs; array members only with `members`."""
+        """Return what `jobs` does without specs.
+
+        Args:
+            members: Also members of arrays. Without them, an array that has not ended is in each
+                state that one of its members is in that has not ended either.
+            trials: Also trials of sweeps.
+        """
         ...
 
     def job_arguments(self, serials: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
@@ -205,7 +213,7 @@ class Store(QueueStore, SweepStore, Protocol):
         state: JobState,
         reason: str = "",
         failure: Failure | None = None,
-        outcome: str = "",
+        outcome: Outcome | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> bool:
         """Write the one final state durably (fsync); also ends the attempt's row.
@@ -226,7 +234,7 @@ class Store(QueueStore, SweepStore, Protocol):
         *,
         attempt: int,
         reason: str,
-        outcome: str,
+        outcome: Outcome,
         failure: Failure | None = None,
         not_before: datetime | None = None,
         hold: str | None = None,
@@ -257,21 +265,41 @@ class Store(QueueStore, SweepStore, Protocol):
         tags: Mapping[str, str | None] | None = None,
         properties: Mapping[str, str] | None = None,
         display_name: str | None = None,
+        hold: str | None = None,
+        release: bool = False,
     ) -> Job:
-        """Change what may change: priority of a job that is not final, tags (None removes),
-        properties (add-only: another value raises UsageError). An array's priority is that of
-        its unfinished members."""
+        """Change what may change: priority, tags, properties; hold or release the job.
+
+        An array's priority is that of its unfinished members. A tag of None is removed. `hold` and
+        `release` do what those methods do.
+
+        Raises:
+            UsageError: the priority of a job that has ended; a property that has another value
+                already (properties can only be added); what `hold` and `release` refuse.
+        """
         ...
 
-    def revise(self, read: Job, spec: JobSpec) -> Job | None:
+    def revise(
+        self,
+        read: Job,
+        spec: JobSpec,
+        *,
+        priority: int | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        display_name: str | None = None,
+        hold: str | None = None,
+        release: bool = False,
+    ) -> Job | None:
         """Write a new revision of a queued job's spec durably, with an event that keeps the old.
 
-        Its place, snapshot and id stay; its tags, and the priority of what is no array, become
-        those of the spec. Of an array, all queued members whose spec is the array's.
+        Its place, snapshot and id stay; its tags, and the priority of a job that is not an array,
+        become those of the spec. Of an array, all queued members whose spec is the array's.
         Raises UsageError where nothing of it is queued any more.
 
         Args:
             read: The job that `spec` was made from.
+            priority, tags, display_name, hold, release: Applied after the revision as by
+                `update`, in the same transaction.
 
         Returns:
             The changed job; None, and nothing is changed, if the job's spec, priority or tags are
@@ -359,8 +387,10 @@ class Store(QueueStore, SweepStore, Protocol):
     ) -> list[MetricPoint]:
         """Return points in the order they were logged (attempt, rank, sequence).
 
-        Of points with a step, a newer attempt hides an older one's from its own first step
-        of that name on, unless `all_attempts`.
+        Unless `all_attempts`, points are left out that a newer attempt has made void. Of points
+        with a step, it is those from the newer attempt's first step of that name on. Points
+        without one are void once a newer attempt that started from the beginning has logged
+        anything, or has completed the job.
         """
         ...
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayjobs.durable import sync_folder
-from rayjobs.errors import (
+from rayjobs.core.durable import sync_folder
+from rayjobs.core.errors import (
     StoreBusyError,
     StoreError,
     StoreLostError,
@@ -102,8 +102,8 @@ def check(path: Path) -> Report:
     kind = file_system_of(path.parent)
     if kind in SHARED:
         warnings.append(
-            f"it lies on a network file system ({kind}), where SQLite's locks do not hold "
-            f"between machines: use it from this machine alone, or move the workspace to a local "
+            f"it is on a network file system ({kind}), where SQLite's locks do not hold "
+            f"between machines: use it only from this machine, or move the workspace to a local "
             f"disk"
         )
     return Report(

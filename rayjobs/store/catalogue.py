@@ -8,18 +8,20 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 
-from rayjobs.clock import Clock, to_text
+from rayjobs.core.clock import Clock, to_text
 from rayjobs.datastore.catalogue import (
     DEFAULT_DATASTORE,
     DatasetRecord,
     DatastoreRecord,
+    check_unused,
     dataset_exists,
     dataset_not_found,
     datastore_exists,
     datastore_not_found,
 )
 from rayjobs.datastore.digests import digest_of
-from rayjobs.datastore.errors import DatasetNotFound
+from rayjobs.datastore.errors import DatasetInUse, DatasetNotFound, DatastoreUsedByJobs
+from rayjobs.store import references
 from rayjobs.store.connection import Database
 from rayjobs.store.rows import time_of, to_json
 
@@ -49,6 +51,8 @@ SELECT * FROM datasets WHERE name = :name AND removed_at IS NULL
     AND (:version IS NULL OR version = :version)
 ORDER BY version DESC LIMIT 1
 """
+
+ALL_DATASETS = "SELECT * FROM datasets WHERE removed_at IS NULL ORDER BY name, version"
 
 LATEST_DATASETS = """
 SELECT * FROM datasets AS one WHERE removed_at IS NULL AND version = (SELECT MAX(version)
@@ -93,10 +97,17 @@ class StoreCatalogue:
             rows = connection.execute("SELECT * FROM datastores ORDER BY name").fetchall()
             return [_datastore_of(row) for row in rows]
 
-    def remove_datastore(self, name: str) -> None:
+    def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """See `Catalogue`."""
         with self._database.write(durable=True) as connection:
             _datastore(connection, name)
+            check_unused(name, map(_dataset_of, connection.execute(ALL_DATASETS)), force=force)
+            jobs = references.jobs_using(connection, name)
+            if jobs:
+                raise DatastoreUsedByJobs(
+                    f"datastore {name!r} is used by unfinished jobs: {references.listed(jobs)}. "
+                    f"Wait for their end, or cancel them; nothing was removed"
+                )
             connection.execute("DELETE FROM datastores WHERE name = :name", {"name": name})
             connection.execute(
                 "DELETE FROM meta WHERE key = :key AND value = :name",
@@ -196,14 +207,31 @@ class StoreCatalogue:
             )
         return replace(kept, tags=dict(tags))
 
-    def remove_dataset(self, name: str, version: int | None = None) -> None:
+    def remove_dataset(
+        self, name: str, version: int | None = None, *, force: bool = False
+    ) -> tuple[str, ...]:
         """See `Catalogue`."""
+        title = name if version is None else f"{name}:{version}"
         with self._database.write(durable=True) as connection:
+            jobs = references.jobs_reading(connection, name, version)
+            if jobs:
+                raise DatasetInUse(
+                    f"dataset {title} is an input of unfinished jobs: {references.listed(jobs)}. "
+                    f"Wait for their end, or cancel them; nothing was deleted"
+                )
+            models = references.models_made_of(connection, name, version)
+            if models and not force:
+                raise DatasetInUse(
+                    f"dataset {title} is in the lineage of models: {references.listed(models)}. "
+                    f"Without it their training data can no longer be fetched by version. "
+                    f"Nothing was deleted. To delete it all the same, force it."
+                )
             connection.execute(
                 "UPDATE datasets SET removed_at = :now WHERE name = :name AND removed_at IS NULL"
                 " AND (:version IS NULL OR version = :version)",
                 {"name": name, "version": version, "now": to_text(self._clock.now())},
             )
+        return tuple(models)
 
 
 def _find_datastore(connection: sqlite3.Connection, name: str) -> DatastoreRecord | None:

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
-from rayjobs.durable import sync_folder
-from rayjobs.errors import StoreBusyError, StoreError, StoreFullError
+from rayjobs.core.durable import sync_folder
+from rayjobs.core.errors import StoreBusyError, StoreError, StoreFullError
 from rayjobs.store.schema import bring_up_to_date, check_version
 from rayjobs.store.witness import Witness, events_of
 
@@ -189,9 +189,9 @@ class Database:
 
     def _check_process(self) -> None:
         if self._closed:
-            raise StoreError(f"the store {self.where} was closed; open it anew")
+            raise StoreError(f"the store {self.where} was closed; open it again")
         if self.path is None and os.getpid() != self._pid:
-            raise StoreError("a store in memory belongs to the process that made it")
+            raise StoreError("a store in memory belongs to the process that created it")
         if self._broken_by_fork:
             raise StoreError(
                 f"this process was forked in the middle of a transaction of the store "
@@ -390,7 +390,7 @@ class Database:
         raise StoreBusyError(
             f"the store {self.where} is locked by another process for longer than "
             f"{self.busy_timeout_s:g} s, so nothing was changed. See who has it open "
-            f"(`fuser -v {self.where}`): a stopped process or a backup tool must go on or end; "
+            f"(`fuser -v {self.where}`): a stopped process or a backup tool must continue or end; "
             f"then repeat the command.",
             path=self.where,
         ) from error

@@ -40,7 +40,7 @@ def warn_if_shared(path: Path, *, mounts: Path = MOUNTS) -> None:
         import logging  # rarely needed, and not free
 
         logging.getLogger("rayjobs.store").warning(
-            "the store %s lies on a network file system (%s): use it from this machine alone, "
+            "the store %s is on a network file system (%s): use it only from this machine, "
             "since SQLite's locks do not hold between machines; or set RAYJOBS_WORKSPACE to a "
             "folder on a local disk",
             path,

@@ -7,19 +7,20 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import ids
-from rayjobs.arrays import split_member
-from rayjobs.errors import NotFoundError, TakenOverError, UsageError
-from rayjobs.records import Job, JobLine
-from rayjobs.states import JobState
+from rayjobs.core import ids
+from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
+from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.arrays import split_member
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import member_row
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
+from rayjobs.store.references import refuse_removed
 from rayjobs.store.rows import job_of, light_row, line_of, same_submit, to_json
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 INSERT_JOB = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
@@ -81,6 +82,17 @@ _BEYOND = "\U0010ffff"
 _SHOWN = 10
 
 
+NO_MEMBER = "array_index IS NULL"
+# An array that has not ended is in each state that one of its members is in that has not ended.
+ARRAY_IS_IN = """(
+    CASE WHEN kind = 'array' AND state NOT IN ('Completed', 'Failed', 'Canceled')
+    THEN EXISTS (SELECT 1 FROM jobs AS member WHERE member.parent = jobs.id
+                 AND member.state NOT IN ('Completed', 'Failed', 'Canceled')
+                 AND member.array_index IS NOT NULL AND member.state {wanted})
+    ELSE state {wanted} END
+)"""
+
+
 class JobsPart(Part):
     """Rows of jobs."""
 
@@ -133,6 +145,7 @@ class JobsPart(Part):
                 if known is not None:
                     first = first_spec(connection, known)
                     return same_submit(known, spec, snapshot, first), False
+            refuse_removed(connection, spec)
             if numbered and spec.display_name is None:
                 values["display_name"] = next_name(connection, spec.name)
             values["submitted_at"] = self._submitted(connection, now)
@@ -216,10 +229,13 @@ class JobsPart(Part):
         limit: int | None = None,
         newest_first: bool = True,
         members: bool = True,
+        trials: bool = True,
     ) -> list[JobLine]:
         """See `Store.job_lines`."""
+        where = [] if members else [NO_MEMBER]
+        where += [] if trials else ["(parent IS NULL OR array_index IS NOT NULL)"]
         rows = self._select(
-            LINE_COLUMNS, states, experiment, parent, target, tag, limit, newest_first, members
+            LINE_COLUMNS, states, experiment, parent, target, tag, limit, newest_first, where
         )
         return [line_of(row) for row in rows]
 
@@ -253,13 +269,16 @@ class JobsPart(Part):
         tag: tuple[str, str] | None,
         limit: int | None,
         newest_first: bool,
-        members: bool = True,
+        only: Sequence[str] = (),
     ) -> list[sqlite3.Row]:
-        where: list[str] = [] if members else ["array_index IS NULL"]
+        where = list(only)
         values: dict[str, Any] = {"limit": -1 if limit is None else limit}
         if states is not None:
             values.update({f"state{n}": str(state) for n, state in enumerate(states)})
-            where.append(f"state IN ({', '.join(f':state{n}' for n in range(len(states)))})")
+            wanted = f"IN ({', '.join(f':state{n}' for n in range(len(states)))})"
+            where.append(
+                f"state {wanted}" if NO_MEMBER not in where else ARRAY_IS_IN.format(wanted=wanted)
+            )
         for column, value in (("experiment", experiment), ("parent", parent), ("target", target)):
             if value is not None:
                 where.append(f"{column} = :{column}")
@@ -305,49 +324,32 @@ class JobsPart(Part):
         tags: Mapping[str, str | None] | None = None,
         properties: Mapping[str, str] | None = None,
         display_name: str | None = None,
+        hold: str | None = None,
+        release: bool = False,
     ) -> Job:
         """See `Store.update`."""
-        with self._database.write() as connection:
-            row = self._row(connection, job_id)
-            changes: dict[str, Any] = {}
-            if priority is not None and priority != row["priority"]:
-                if JobState(row["state"]).is_final:
-                    raise UsageError(
-                        f"job {job_id!r} is {row['state']}: the priority of a job that has "
-                        f"ended cannot be changed",
-                        job=job_id,
-                    )
-                changes["priority"] = priority
-                self._event(
-                    connection,
-                    job_id,
-                    "priority",
-                    f"priority {row['priority']} → {priority}",
-                    now=self._now(),
-                    attempt=row["attempt"],
-                )
-                if row["kind"] == ARRAY:
-                    connection.execute(
-                        f"UPDATE jobs SET priority = :priority WHERE {UPDATED}",  # noqa: S608
-                        {"priority": priority, "job": job_id},
-                    )
-            if tags:
-                merged = {**json.loads(row["tags"]), **tags}
-                changes["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
-            if properties:
-                changes["properties"] = _add_only(job_id, row["properties"], properties)
-            if display_name is not None:
-                changes["display_name"] = display_name
-            if changes:
-                assignments = ", ".join(f"{column} = :{column}" for column in changes)
-                row = connection.execute(
-                    f"UPDATE jobs SET {assignments} WHERE id = :job RETURNING *",  # noqa: S608
-                    {**changes, "job": job_id},
-                ).fetchone()
-            return job_of(row)
+        _check_hold(hold, release)
+        with self._database.write(durable=hold is not None or release) as connection:
+            self._change(connection, job_id, priority, tags, properties, display_name)
+            if hold is None and not release:
+                return job_of(self._row(connection, job_id))
+            self._set_hold(connection, job_id, hold)
+            changed = self._row(connection, job_id)
+        return job_of(changed)  # only now: a job whose spec is damaged can be held too
 
-    def revise(self, read: Job, spec: JobSpec) -> Job | None:
+    def revise(
+        self,
+        read: Job,
+        spec: JobSpec,
+        *,
+        priority: int | None = None,
+        tags: Mapping[str, str | None] | None = None,
+        display_name: str | None = None,
+        hold: str | None = None,
+        release: bool = False,
+    ) -> Job | None:
         """See `Store.revise`."""
+        _check_hold(hold, release)
         text, now, job_id = spec.to_json(), self._now(), read.id
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
@@ -361,7 +363,7 @@ class JobsPart(Part):
                 ).fetchall()
             if not waiting:
                 raise UsageError(
-                    f"{job_id} is {row['state']}: nothing of it waits in the queue any more",
+                    f"{job_id} is {row['state']}: it no longer waits in the queue",
                     job=job_id,
                 )
             changes = _differences(before, text)
@@ -378,10 +380,13 @@ class JobsPart(Part):
                     data={"revision": number, "before": before},
                 )
             # In the same transaction: the next change of the job starts from these. The
-            # priority of an array is also that of members which do not wait (see `update`).
-            priority = row["priority"] if row["kind"] == ARRAY else spec.priority
-            values = {"job": job_id, "tags": to_json(dict(spec.tags)), "priority": priority}
+            # priority of an array is also that of members which do not wait (see `_change`).
+            own = row["priority"] if row["kind"] == ARRAY else spec.priority
+            values = {"job": job_id, "tags": to_json(dict(spec.tags)), "priority": own}
             connection.execute(TAGS_AND_PRIORITY, values)
+            self._change(connection, job_id, priority, tags, None, display_name)
+            if hold is not None or release:
+                self._set_hold(connection, job_id, hold)
             return job_of(self._row(connection, job_id))
 
     def revision(self, job_id: str) -> int:
@@ -391,50 +396,91 @@ class JobsPart(Part):
 
     def hold(self, job_id: str, *, reason: str) -> Job:
         """See `Store.hold`."""
-        if not reason:
-            raise UsageError("a job is held for a reason; say which")
-        return self._set_hold(job_id, reason)
+        return self.update(job_id, hold=reason)
 
     def release(self, job_id: str) -> Job:
         """See `Store.release`."""
-        return self._set_hold(job_id, None)
+        return self.update(job_id, release=True)
 
-    def _set_hold(self, job_id: str, reason: str | None) -> Job:
-        with self._database.write(durable=True) as connection:
-            row = self._row(connection, job_id)
+    def _change(
+        self,
+        connection: sqlite3.Connection,
+        job_id: str,
+        priority: int | None,
+        tags: Mapping[str, str | None] | None,
+        properties: Mapping[str, str] | None,
+        display_name: str | None,
+    ) -> None:
+        row = self._row(connection, job_id)
+        changes: dict[str, Any] = {}
+        if priority is not None and priority != row["priority"]:
             if JobState(row["state"]).is_final:
                 raise UsageError(
-                    f"job {job_id!r} is {row['state']}: only a job that has not ended can be held "
-                    f"or released",
+                    f"job {job_id!r} is {row['state']}: the priority of a job that has "
+                    f"ended cannot be changed",
                     job=job_id,
                 )
-            if row["kind"] not in ("job", ARRAY):
-                raise UsageError(
-                    f"{job_id!r} is a {row['kind']}: hold or release its jobs instead", job=job_id
-                )
-            chosen = [row]
+            changes["priority"] = priority
+            self._event(
+                connection,
+                job_id,
+                "priority",
+                f"priority {row['priority']} → {priority}",
+                now=self._now(),
+                attempt=row["attempt"],
+            )
             if row["kind"] == ARRAY:
-                chosen += connection.execute(
-                    f"SELECT * FROM jobs WHERE {UPDATED}",  # noqa: S608
-                    {"job": job_id},
-                ).fetchall()
-            for one in chosen:
-                if one["hold"] == reason:
-                    continue
                 connection.execute(
-                    "UPDATE jobs SET hold = :hold WHERE id = :job",
-                    {"hold": reason, "job": one["id"]},
+                    f"UPDATE jobs SET priority = :priority WHERE {UPDATED}",  # noqa: S608
+                    {"priority": priority, "job": job_id},
                 )
-                self._event(
-                    connection,
-                    one["id"],
-                    "hold",
-                    f"held: {reason}" if reason else "released",
-                    now=self._now(),
-                    attempt=one["attempt"],
-                )
-            changed = self._row(connection, job_id)
-        return job_of(changed)  # only now: a job whose spec is damaged can be held too
+        if tags:
+            merged = {**json.loads(row["tags"]), **tags}
+            changes["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
+        if properties:
+            changes["properties"] = _add_only(job_id, row["properties"], properties)
+        if display_name is not None:
+            changes["display_name"] = display_name
+        if changes:
+            assignments = ", ".join(f"{column} = :{column}" for column in changes)
+            connection.execute(
+                f"UPDATE jobs SET {assignments} WHERE id = :job",  # noqa: S608
+                {**changes, "job": job_id},
+            )
+
+    def _set_hold(self, connection: sqlite3.Connection, job_id: str, reason: str | None) -> None:
+        row = self._row(connection, job_id)
+        if JobState(row["state"]).is_final:
+            raise UsageError(
+                f"job {job_id!r} is {row['state']}: only a job that has not ended can be held "
+                f"or released",
+                job=job_id,
+            )
+        if row["kind"] not in ("job", ARRAY):
+            raise UsageError(
+                f"{job_id!r} is a {row['kind']}: hold or release its jobs instead", job=job_id
+            )
+        chosen = [row]
+        if row["kind"] == ARRAY:
+            chosen += connection.execute(
+                f"SELECT * FROM jobs WHERE {UPDATED}",  # noqa: S608
+                {"job": job_id},
+            ).fetchall()
+        for one in chosen:
+            if one["hold"] == reason:
+                continue
+            connection.execute(
+                "UPDATE jobs SET hold = :hold WHERE id = :job",
+                {"hold": reason, "job": one["id"]},
+            )
+            self._event(
+                connection,
+                one["id"],
+                "hold",
+                f"held: {reason}" if reason else "released",
+                now=self._now(),
+                attempt=one["attempt"],
+            )
 
 
 def first_spec(connection: sqlite3.Connection, row: sqlite3.Row) -> str:
@@ -482,6 +528,11 @@ def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:
         job=parent["id"],
         claim=claim,
     )
+
+
+def _check_hold(hold: str | None, release: bool) -> None:
+    if hold is not None and (release or not hold):
+        raise UsageError("hold a job for a reason, or release it; say which")
 
 
 def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:

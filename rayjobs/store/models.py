@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.records import ModelDraft, ModelFile, ModelRefusal, ModelVersion, StoredFile
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import ModelDraft, ModelFile, ModelRefusal, ModelVersion, StoredFile
+from rayjobs.jobs.states import JobState
+from rayjobs.store import references
 from rayjobs.store.part import Part
 from rayjobs.store.rows import time_of, to_json
 
@@ -159,11 +160,18 @@ class ModelsPart(Part):
                 _row_of(connection, name, version)
                 connection.execute(SET_ALIAS, values)
 
-    def delete_model(self, name: str, version: int) -> None:
+    def delete_model(self, name: str, version: int, *, force: bool = False) -> tuple[str, ...]:
         """See `Store.delete_model`."""
         values = {"name": name, "version": version, "now": self._now()}
         with self._database.write(durable=True) as connection:
-            _row_of(connection, name, version)
+            aliases = _model_of(connection, _row_of(connection, name, version)).aliases
+            if aliases and not force:
+                names = references.listed([f"{name}@{alias}" for alias in aliases])
+                raise UsageError(
+                    f"model {name}:{version} is what {names} points to. Point the alias at another "
+                    f"version (`rayjobs model alias {name}:VERSION {aliases[0]}`), or delete both "
+                    f"with --force; nothing was deleted"
+                )
             connection.execute(
                 "UPDATE models SET deleted_at = :now WHERE name = :name AND version = :version",
                 values,
@@ -171,6 +179,7 @@ class ModelsPart(Part):
             connection.execute(
                 "DELETE FROM model_aliases WHERE name = :name AND version = :version", values
             )
+        return tuple(aliases)
 
 
 def register_all(

@@ -6,14 +6,19 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any
 
-from rayjobs.clock import Clock, to_text
-from rayjobs.errors import NotFoundError
-from rayjobs.states import JobState
+from rayjobs.core.clock import Clock, to_text
+from rayjobs.core.errors import NotFoundError
+from rayjobs.jobs.states import JobState
 from rayjobs.store.connection import Database
 from rayjobs.store.rows import to_json
 from rayjobs.store.transitions import INSERT_EVENT
 
 STATE_EVENT = "state"
+# Who asked for the end of a job that ran when it was asked.
+CANCELED_BY = """
+SELECT json_extract(data, '$.by') FROM events WHERE job = :job AND kind = 'cancel'
+ORDER BY serial DESC LIMIT 1
+"""
 LAST_SUBMIT = "SELECT submitted_at FROM jobs ORDER BY serial DESC LIMIT 1"
 
 
@@ -80,6 +85,11 @@ class Part:
             data={"old": None if old is None else str(old), "new": str(new)},
         )
 
+    def _canceled_by(self, connection: sqlite3.Connection, job_id: str) -> str:
+        """Return who or what canceled a job, as its reason: ``canceled by ada``."""
+        found = connection.execute(CANCELED_BY, {"job": job_id}).fetchone()
+        return f"canceled by {found[0]}" if found is not None and found[0] else "canceled"
+
     def _row(self, connection: sqlite3.Connection, job_id: str) -> sqlite3.Row:
         row: sqlite3.Row | None = connection.execute(
             "SELECT * FROM jobs WHERE id = :job", {"job": job_id}
@@ -87,7 +97,7 @@ class Part:
         if row is None:
             raise NotFoundError(
                 f"no job {job_id!r} in the store {self._database.where}; `rayjobs ls --all` "
-                f"lists the jobs that are there",
+                f"lists all jobs",
                 job=job_id,
             )
         return row

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rayjobs.states import FINAL, JobState
+from rayjobs.core.units import counted, verb
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time
 
@@ -124,7 +125,8 @@ class PruningPart(Part):
                         connection,
                         job,
                         PRUNED_EVENT,
-                        f"its {number} stored files ({size} bytes) were pruned",
+                        f"its {counted(number, 'stored file')} ({counted(size, 'byte')}) "
+                        f"{verb(number, 'was', 'were')} pruned",
                         now=now,
                         attempt=0,
                         data={"files": number, "bytes": size},

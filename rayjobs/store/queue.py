@@ -10,8 +10,9 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from rayjobs.queuerecords import RESUMED, Durations, Prediction, QueueRow, Usage
-from rayjobs.states import FINAL, JobState
+from rayjobs.jobs.outcomes import UNSEEN as UNSEEN_OUTCOMES
+from rayjobs.jobs.queue_records import RESUMED, Durations, Prediction, QueueRow, Usage
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time, time_of, time_text
 
@@ -53,6 +54,14 @@ WHERE attempts.job IN (SELECT value FROM json_each(:jobs))
     AND attempts.started_at IS NOT NULL AND attempts.ended_at IS NOT NULL
     AND (attempts.number < jobs.attempt OR jobs.started_at IS NULL)
 """
+
+_LOST = ", ".join(f"'{outcome}'" for outcome in sorted(UNSEEN_OUTCOMES))
+
+UNSEEN = f"""
+SELECT DISTINCT job FROM attempts
+WHERE job IN (SELECT value FROM json_each(:jobs)) AND started_at IS NOT NULL
+    AND ended_at IS NOT NULL AND outcome IN ({_LOST})
+"""  # noqa: S608 - made of our own names
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
@@ -135,6 +144,12 @@ class QueuePart(Part):
             found[job] = found.get(job, 0.0) + _seconds(started_at, ended_at)
         return found
 
+    def unseen_ends(self, jobs: Iterable[str]) -> frozenset[str]:
+        """See `Store.unseen_ends`."""
+        with self._database.read() as connection:
+            rows = connection.execute(UNSEEN, {"jobs": json.dumps(list(jobs))}).fetchall()
+        return frozenset(str(row["job"]) for row in rows)
+
     def note_predictions(self, predictions: Sequence[Prediction]) -> None:
         """See `Store.note_predictions`."""
         if not predictions:
@@ -210,6 +225,7 @@ def _durations(
         count=len(seconds),
         median_s=statistics.median(seconds),
         p90_s=seconds[min(len(seconds) - 1, int(0.9 * len(seconds)))],
+        longest_s=seconds[-1],
     )
 
 

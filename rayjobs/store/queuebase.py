@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from rayjobs.queuerecords import Durations, Mark, Prediction, QueueRow, Usage
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Usage
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 
 class QueueStore(Protocol):
@@ -105,6 +105,14 @@ class QueueStore(Protocol):
 
         A job's `started_at` is its last attempt's, and gone when it is queued again. Jobs without
         such attempts are left out.
+        """
+        ...
+
+    def unseen_ends(self, jobs: Iterable[str]) -> frozenset[str]:
+        """Return the jobs with an attempt that ended while nothing saw it.
+
+        Its node, or the whole cluster, was lost: the time of its end is that of the discovery, so
+        it ran at most so long.
         """
         ...
 

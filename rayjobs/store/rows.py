@@ -9,10 +9,10 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.clock import to_text
-from rayjobs.errors import UnreadableSpecError, UsageError
-from rayjobs.failures import Failure
-from rayjobs.records import (
+from rayjobs.core.clock import to_text
+from rayjobs.core.errors import UnreadableSpecError, UsageError
+from rayjobs.core.failures import Failure
+from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
     Attempt,
@@ -22,10 +22,10 @@ from rayjobs.records import (
     MetricPoint,
     StoredFile,
 )
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 
 def to_json(data: Any) -> str:
@@ -56,7 +56,7 @@ def optional_time(text: str | None) -> datetime | None:
 @lru_cache(maxsize=16_384)
 def spec_of(text: str) -> JobSpec:
     """Return the spec; an actor that looks every second parses each once."""
-    from rayjobs.spec import JobSpec  # pydantic: not for calls that see no spec
+    from rayjobs.spec.model import JobSpec  # pydantic: not for calls that see no spec
 
     return JobSpec.model_validate_json(text)
 
@@ -110,7 +110,7 @@ def _spec_of(row: sqlite3.Row) -> JobSpec:
         first = str(error).replace("\n", " ")[:200]
         raise UnreadableSpecError(
             f"the spec of job {row['id']!r} cannot be read ({first}); it was damaged, or written "
-            f"by a later version. `rayjobs cancel -e {row['experiment']}` ends it all the same",
+            f"by a later version. `rayjobs cancel -e {row['experiment']}` ends it anyway",
             job=row["id"],
         ) from error
 

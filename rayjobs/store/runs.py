@@ -6,9 +6,10 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rayjobs.clock import to_text
-from rayjobs.records import Event, MetricPoint, StoredFile
-from rayjobs.states import JobState
+from rayjobs.core.clock import to_text
+from rayjobs.jobs.queue_records import RESUMED
+from rayjobs.jobs.records import Event, MetricPoint, StoredFile
+from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import event_of, file_of, point_of, to_json
 
@@ -54,6 +55,18 @@ WHERE job_serial = :serial AND (:name IS NULL OR name = :name) AND NOT late
     AND step IS NOT NULL
 GROUP BY name, attempt
 """
+
+# Attempts that brought no checkpoint of the job along, and that have logged something or have
+# completed the job.
+AFRESH = f"""
+SELECT number FROM attempts
+WHERE job = :job AND number > 1 AND number NOT IN (
+        SELECT attempt FROM events WHERE job = :job AND kind = '{RESUMED}'
+            AND COALESCE(json_extract(data, '$.continues'), 1))
+    AND (EXISTS (SELECT 1 FROM metrics WHERE job_serial = :serial AND attempt = number
+                 AND NOT late)
+         OR (:completed AND number = :attempt))
+"""  # noqa: S608 - made of our own names
 
 PUBLISH_FILE = """
 INSERT INTO files (job, name, attempt, size, digest, blob, stored_at)
@@ -152,16 +165,23 @@ class RunsPart(Part):
             rows = connection.execute(POINTS, values).fetchall()
             if all_attempts or job["attempt"] <= 1:
                 return [point_of(row) for row in rows]
+            more = {"job": job_id, "attempt": job["attempt"]}
+            more["completed"] = job["state"] == JobState.COMPLETED
+            afresh = [row[0] for row in connection.execute(AFRESH, {**values, **more})]
             firsts: dict[str, list[tuple[int, int]]] = {}
             for first in connection.execute(FIRST_STEPS, values).fetchall():
                 firsts.setdefault(first["name"], []).append((first["attempt"], first["step"]))
+        began = max((one for one in afresh if not _goes_on(one, firsts)), default=1)
         return [
             point_of(row)
             for row in rows
-            if row["step"] is None
-            or not any(
-                attempt > row["attempt"] and step <= row["step"]
-                for attempt, step in firsts[row["name"]]
+            if (
+                row["attempt"] >= began
+                if row["step"] is None
+                else not any(
+                    attempt > row["attempt"] and step <= row["step"]
+                    for attempt, step in firsts[row["name"]]
+                )
             )
         ]
 
@@ -246,3 +266,13 @@ def _last_of(texts: Iterable[tuple[Any, ...]]) -> Iterable[tuple[Any, ...]]:
         if known is None or (attempt, -rank, sequence) > (known[0], -known[1], known[2]):
             newest[name] = text
     return newest.values()
+
+
+def _goes_on(number: int, firsts: Mapping[str, Sequence[tuple[int, int]]]) -> bool:
+    """Whether an attempt's steps begin after an earlier one's: its script has resumed by itself."""
+    for pairs in firsts.values():
+        own = [step for attempt, step in pairs if attempt == number]
+        before = [step for attempt, step in pairs if attempt < number]
+        if own and before and min(own) > min(before):
+            return True
+    return False

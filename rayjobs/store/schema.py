@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from rayjobs.errors import StoreError, StoreVersionError
+from rayjobs.core.errors import StoreError, StoreVersionError
 
 VERSION = 7  # the number of the newest file in migrations/versions
 
@@ -31,7 +31,7 @@ def check_version(connection: sqlite3.Connection, where: str) -> None:
         )
     if found < VERSION:
         raise StoreVersionError(
-            f"the store {where} has schema version {found} instead of {VERSION}: open it anew",
+            f"the store {where} has schema version {found} instead of {VERSION}: open it again",
             found=found,
             known=VERSION,
         )

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from rayjobs.clock import Clock, SystemClock
-from rayjobs.errors import UsageError
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.core.errors import UsageError
 from rayjobs.store.allocations import AllocationsPart
 from rayjobs.store.arrays import ArraysPart
 from rayjobs.store.attempts import AttemptsPart
@@ -110,6 +110,6 @@ def _path_of(url_or_path: str | Path) -> Path | None:
         # Source: SQLAlchemy's URLs, three slashes before a relative path, four before another.
         return Path(rest[1:]).absolute()
     raise UsageError(
-        f"the store {url_or_path!r} is of a kind that this version does not know; give a path, "
+        f"the store {url_or_path!r} is of a kind that this version does not support; give a path, "
         f"or sqlite:///path"
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rayjobs.records import ChildNews, ModelFile, ModelVersion, StoredFile, Sweep, TrialRow
+from rayjobs.jobs.records import ChildNews, ModelFile, ModelVersion, StoredFile, Sweep, TrialRow
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 
 class SweepStore(Protocol):
@@ -147,6 +147,10 @@ class SweepStore(Protocol):
         """Let an alias point to a version; None takes it away. Raises NotFoundError."""
         ...
 
-    def delete_model(self, name: str, version: int) -> None:
-        """Take a version out, with its aliases; its number is not given again. NotFoundError."""
+    def delete_model(self, name: str, version: int, *, force: bool = False) -> tuple[str, ...]:
+        """Take a version out of the registry; its number is not given again.
+
+        Returns the aliases that pointed to it, which are deleted too. Raises NotFoundError, and
+        UsageError if there is one and `force` is off.
+        """
         ...

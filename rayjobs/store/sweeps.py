@@ -16,11 +16,12 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rayjobs import ids
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.records import ChildNews, MetricPoint, Sweep, TrialRow
-from rayjobs.states import JobState
+from rayjobs.core import ids
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import ChildNews, MetricPoint, Sweep, TrialRow
+from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
+from rayjobs.store.references import refuse_removed
 from rayjobs.store.rows import (
     failure_of,
     job_of,
@@ -31,7 +32,7 @@ from rayjobs.store.rows import (
 )
 
 if TYPE_CHECKING:
-    from rayjobs.spec import JobSpec
+    from rayjobs.spec.model import JobSpec
 
 KIND = "sweep"
 
@@ -141,6 +142,7 @@ class SweepsPart(Part):
                 ).fetchone()
                 if known is not None:
                     return _sweep_of(known), False
+            refuse_removed(connection, base)
             try:
                 connection.execute(INSERT_SWEEP_JOB, values)
             except sqlite3.IntegrityError as error:

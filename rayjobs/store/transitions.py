@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 
 S = JobState
 

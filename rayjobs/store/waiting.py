@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from rayjobs.core.units import duration_text
 from rayjobs.injob.checkpoint import MANIFEST
-from rayjobs.queuerecords import Mark
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.jobs.queue_records import Mark
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import job_of, time_of, time_text
-from rayjobs.units import duration_text
 
 # All of a queued job's row that decides about its start and may change while it is queued.
 MARKS = """

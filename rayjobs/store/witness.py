@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rayjobs.errors import StoreLostError
+from rayjobs.core.errors import StoreLostError
 from rayjobs.injob.identity import boot_id
 
 ENDING = "-serial"
@@ -108,7 +108,7 @@ class Witness:
     def refuse_deleted(self) -> None:
         """Say that the store was deleted. Raises StoreLostError."""
         raise StoreLostError(
-            f"the store {self._store} was deleted. Put a backup back with `rayjobs db restore "
+            f"the store {self._store} was deleted. Restore a backup with `rayjobs db restore "
             f"FILE` (`rayjobs db backup` makes one); without a backup, `rayjobs db restore "
             f"--as-is` begins a new, empty store",
             path=str(self._store),

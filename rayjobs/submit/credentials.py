@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rayjobs.compute.localhead import is_kept, proxies_with_password
+from rayjobs.core.errors import Problem, RayjobsError
 from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.errors import Problem, RayjobsError
+from rayjobs.target.local_head import is_kept, proxies_with_password
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rayjobs.datastore.catalogue import DatastoreRecord
-    from rayjobs.spec import JobSpec
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.spec.model import JobSpec
+    from rayjobs.workspace.folder import OpenWorkspace
 
 
 @dataclass
@@ -44,7 +44,7 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
         if reference.env is not None:
             needs.required.setdefault(reference.env, (f"secrets.{name}", f"the secret {name}"))
     if spec.environment is not None and not isinstance(spec.environment, str):
-        from rayjobs.environments import requirements
+        from rayjobs.spec import requirements
 
         for name in requirements.secrets_of(spec.environment.pip):
             needs.required.setdefault(name, ("environment.pip", "a package of the environment"))
@@ -65,14 +65,14 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
 
 def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]:
     """Return the datastores of a source; none where they cannot be found, which others report."""
-    from rayjobs import jobdata
-    from rayjobs.data_arguments import SAVED
+    from rayjobs.data import pins
+    from rayjobs.data.arguments import SAVED
     from rayjobs.datastore.errors import DatastoreError
 
     try:
-        if source.startswith((SAVED, jobdata.DATASET)):
-            return jobdata.datastores_of(workspace, source)
-        return jobdata.datastore_of(workspace, source)
+        if source.startswith((SAVED, pins.DATASET)):
+            return pins.datastores_of(workspace, source)
+        return pins.datastore_of(workspace, source)
     except DatastoreError:
         return ()
 
@@ -140,15 +140,15 @@ def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Pa
 
 def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     """Return which variables a target has, in its file or, where it runs, in its environment."""
-    from rayjobs.compute import wakeclient
-    from rayjobs.compute.headstop import Place
+    from rayjobs.target import wake_client
     from rayjobs.target.secrets import TargetSecrets
+    from rayjobs.target.stopping import Place
 
     kept = set(TargetSecrets(target, home=home).all())
     left = sorted(set(names) - kept)
     if left:
         try:
-            answer = wakeclient.ask(Place(target, home).socket, {"op": "sees", "names": left})
+            answer = wake_client.ask(Place(target, home).socket, {"op": "sees", "names": left})
         except TimeoutError:
             answer = None
         kept |= set((answer or {}).get("sees") or ())

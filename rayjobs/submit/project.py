@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rayjobs.errors import Problem, RayjobsError, SpecError
-from rayjobs.paths import home as default_home
+from rayjobs.core.errors import Problem, RayjobsError, SpecError
+from rayjobs.core.paths import home as default_home
 
 FILE = "rayjobs.yaml"
 TARGET_VARIABLE = "RAYJOBS_TARGET"
@@ -88,7 +88,7 @@ def load_project(start: Path | None = None) -> Project:
             )
     if "target" in job and "target" in data:
         problems.append(Problem("job.target", "repeats `target`.", "Give one of them only."))
-    from rayjobs.environments.reading import anchored
+    from rayjobs.spec.environment import anchored
 
     if "environment" in job:
         job["environment"] = anchored(job["environment"], path.absolute().parent)
@@ -145,7 +145,7 @@ def use_target(name: str) -> None:
 
 def with_defaults(data: Mapping[str, Any], project: Project) -> dict[str, Any]:
     """Return what a job file and options say, on top of the project's and the user's defaults."""
-    from rayjobs.spec_file import merge
+    from rayjobs.spec.file import merge
 
     merged = merge(project.job, data)
     if merged.get("target") is None:
@@ -154,8 +154,8 @@ def with_defaults(data: Mapping[str, Any], project: Project) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from rayjobs.spec_file import FILE_LIMIT
-    from rayjobs.spec_text import parse_yaml
+    from rayjobs.spec.file import FILE_LIMIT
+    from rayjobs.spec.text import parse_yaml
 
     try:
         with path.open("rb") as stream:
@@ -178,7 +178,7 @@ def _choice_file() -> Path:
 
 def _problems_of(job: Mapping[str, Any]) -> list[Problem]:
     """Return what is wrong with a job that has nothing but these defaults and a script."""
-    from rayjobs.spec_file import build_spec, merge
+    from rayjobs.spec.file import build_spec, merge
 
     try:
         build_spec(merge(job, {"script": "-", "name": "defaults"}))

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.errors import Problem, SpecError, UsageError
+from rayjobs.core.errors import Problem, SpecError, UsageError
 
 if TYPE_CHECKING:
-    from rayjobs.submitting import Submitted
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.submit.submitting import Submitted
+    from rayjobs.workspace.folder import OpenWorkspace
 
 
 def rerun(
@@ -43,8 +43,8 @@ def rerun(
         UsageError: it is a sweep; `new_code`, and its source directory is not known.
         SpecError: a setting is wrong; all problems at once.
     """
-    from rayjobs.spec_file import build_spec, merge
-    from rayjobs.submitting import submit
+    from rayjobs.spec.file import build_spec, merge
+    from rayjobs.submit.submitting import submit
 
     job = workspace.store.find(job_id)
     if job.kind == "sweep":
@@ -127,8 +127,8 @@ def with_argument(arguments: Sequence[str], option: str, value: str) -> list[str
 
 
 def _is_key(key: str) -> bool:
-    from rayjobs.spec import JobSpec
-    from rayjobs.spec_problems import SHORT_KEYS
+    from rayjobs.spec.model import JobSpec
+    from rayjobs.spec.problems import SHORT_KEYS
 
     top = key.partition(".")[0]
     return top in JobSpec.model_fields or top in SHORT_KEYS[""]

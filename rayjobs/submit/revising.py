@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.errors import RayjobsError, UsageError
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:
-    from rayjobs.capacity import Capacity
-    from rayjobs.spec import JobSpec
-    from rayjobs.workspace_files import OpenWorkspace
+    from rayjobs.policy.capacity import Capacity
+    from rayjobs.spec.model import JobSpec
+    from rayjobs.workspace.folder import OpenWorkspace
 
 # Of these a target's capacity says whether the job can ever be placed.
 OF_SIZE = ("distribution", "resources")
@@ -24,6 +24,7 @@ def revise(
     changes: Mapping[str, Any],
     *,
     tags: Mapping[str, str | None] | None = None,
+    **others: Any,
 ) -> Job:
     """Write a new revision of a waiting job's spec; return the job.
 
@@ -33,21 +34,33 @@ def revise(
     Args:
         changes: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
         tags: Tags to set; those with None are removed.
+        others: What `Store.revise` changes with the revision, in the same transaction.
 
     Raises:
         UsageError: the job does not wait, or runs nothing itself.
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
+    of_spec = {} if job.kind == "array" else (tags or {})  # members have their own tags
+    of_array = tags if job.kind == "array" else None
     while True:
-        revised = workspace.store.revise(job, _changed(job, changes, tags or {}))
+        spec = _changed(job, changes, of_spec)
+        revised = workspace.store.revise(job, spec, tags=of_array, **others)
         if revised is not None:
             return revised
         job = workspace.store.job(job.id)  # another process changed it: its changes count too
 
 
+def notes_of(spec: JobSpec) -> tuple[str, ...]:
+    """Return what people are told of how a spec is placed on its target, as at submit."""
+    from rayjobs.policy.capacity import plan_shape
+
+    capacity = _capacity(spec.target)
+    return plan_shape(spec, capacity).notes if capacity is not None else ()
+
+
 def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None]) -> JobSpec:
-    from rayjobs import spec_checks
-    from rayjobs.spec_file import build_spec, merge
+    from rayjobs.spec.file import build_spec, merge
+    from rayjobs.submit import checks
 
     if job.kind not in ("job", "array"):
         raise UsageError(f"{job.id} is a {job.kind}: change its jobs instead", job=job.id)
@@ -64,12 +77,12 @@ def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None
     }
     spec = build_spec(merge(base, changes))
     if any(name in changes for name in OF_SIZE):
-        spec_checks.refuse(spec, source=None, capacity=_capacity(spec.target))
+        checks.refuse(spec, source=None, capacity=_capacity(spec.target))
     return spec
 
 
 def _capacity(target: str) -> Capacity | None:
-    from rayjobs.compute.targets import capacity_of
+    from rayjobs.target.targets import capacity_of
 
     try:
         return capacity_of(target)

@@ -6,7 +6,7 @@ import fcntl
 import os
 from pathlib import Path
 
-from rayjobs.paths import TargetPaths
+from rayjobs.core.paths import TargetPaths
 
 
 def lock_path(paths: TargetPaths) -> Path:

@@ -6,7 +6,7 @@ import socket
 import threading
 import time
 
-from rayjobs.errors import TargetError
+from rayjobs.core.errors import TargetError
 
 LIMIT_S = 5.0
 # The beginning of HTTP/2 (RFC 9113, 3.4) and an empty SETTINGS frame. A gRPC server answers with
@@ -43,7 +43,19 @@ def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> N
         TargetError: it does not; the message names the address and the reason.
     """
     if reason := why_unreachable(address, timeout_s=timeout_s):
-        raise TargetError(unreachable_text(name, address, reason), address=address)
+        raise UnreachedError(unreachable_text(name, address, reason), address=address)
+
+
+class UnreachedError(TargetError):
+    """No Ray cluster answers at the address of a target.
+
+    Attributes:
+        address: `host:port` of the cluster's GCS.
+    """
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message, address=address)
+        self.address = address
 
 
 def unreachable_text(name: str, address: str, reason: str) -> str:

@@ -16,12 +16,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rayjobs.compute import keeper, localhead, starting, wakeclient
-from rayjobs.compute.headstop import Place
-from rayjobs.compute.targetrecord import load_target
-from rayjobs.errors import NotFoundError
+from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.target import reach, stops
+from rayjobs.target import keeper, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target.record import load_target
+from rayjobs.target.stopping import Place
 
 QUICK_LOOK_S = 0.3  # reads of the store do not wait for a cluster
 SPAWNED_WITHIN_S = 5.0  # a process that was spawned has written its own record by then
@@ -46,6 +45,12 @@ class Condition:
 
     standing: Standing
     reason: str = ""
+    may_run_on: bool = False  # a user stopped it, and its cluster could not be reached
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether no target of that name exists."""
+        return self.standing is Standing.UNKNOWN
 
     @property
     def is_stopped(self) -> bool:
@@ -70,17 +75,18 @@ def look_after(
     except NotFoundError as missing:
         return Condition(Standing.UNKNOWN, missing.message)
     if answers is None:
-        answers = wakeclient.is_listening(place.socket)
+        answers = wake_client.is_listening(place.socket)
     if answers:
         if record.is_local and starting.lost_its_keeper(place):
             _begin(place, workspace)
         return Condition(Standing.RUNNING)
-    stop = stops.last(place.paths)
+    stop = stop_record.last(place.paths)
     if stop.is_in_force:
         return Condition(
             Standing.STOPPED,
             f"target {name!r} was stopped ({_clock(stop.at)}); start it with "
             f"`rayjobs target start {name}`",
+            may_run_on=stop.is_unreached,
         )
     starts = Condition(Standing.STARTING, f"target {name!r} is being started")
     if record.is_local and keeper.is_kept(place.paths):
@@ -115,13 +121,16 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
     """
     place = Place(name, home)
     place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
-    command = [sys.executable, "-P", "-m", "rayjobs.targetstart"]
+    command = [sys.executable, "-P", "-m", "rayjobs.target.background_start"]
     # A stop that a user asks for from now on is newer than this start, and wins over it.
-    options = [f"--stop-seen={stops.last(place.paths).id}", *(["--revive"] if revives else [])]
+    options = [
+        f"--stop-seen={stop_record.last(place.paths).id}",
+        *(["--revive"] if revives else []),
+    ]
     with (place.paths.log / "background-start.log").open("ab") as output:
         child = subprocess.Popen(
             [*command, str(home), name, str(workspace), *options],
-            env=localhead.head_environment(home, place.paths.token),
+            env=local_head.head_environment(home, place.paths.token),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -181,11 +190,11 @@ def _is_of_this_boot(values: dict[str, Any]) -> bool:
 
 
 def _read(place: Place) -> dict[str, Any]:
-    return localhead.read_json(place.paths.revival) or {}
+    return local_head.read_json(place.paths.revival) or {}
 
 
 def _write(place: Place, values: dict[str, Any]) -> None:
-    localhead.write_private(place.paths.revival, json.dumps(values))
+    local_head.write_private(place.paths.revival, json.dumps(values))
 
 
 def _now_s() -> float:

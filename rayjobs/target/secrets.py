@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayjobs.compute.localhead import write_private
+from rayjobs.core.errors import UsageError
+from rayjobs.core.paths import TargetPaths
 from rayjobs.datastore.credentials import AWS_KEYS
 from rayjobs.datastore.locks import locked
-from rayjobs.errors import UsageError
-from rayjobs.paths import TargetPaths
+from rayjobs.target.local_head import write_private
 
 FILE = "secrets.json"
 MOST_BYTES = 64 * 2**10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import getpass
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -11,14 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from rayjobs.compute import keeper, localhead, starting, wakeclient
-from rayjobs.compute.headstop import Place
-from rayjobs.compute.targetrecord import all_targets
-from rayjobs.errors import RayjobsError, TargetError
-from rayjobs.records import JobLine
-from rayjobs.states import FINAL, JobState
-from rayjobs.units import counted
-from rayjobs.workspace_files import WorkspaceFiles, open_workspace
+from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.units import counted, verb
+from rayjobs.jobs.records import JobLine
+from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target.record import all_targets, load_target
+from rayjobs.target.stopping import Place
+from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 UNFINISHED = [state for state in JobState if state not in FINAL]
 LISTED = 10
@@ -58,6 +59,17 @@ class Unfinished:
             counted(len(self.waiting), "waiting job") if self.waiting else "",
         ]
         return " and ".join(part for part in parts if part)
+
+    def still(self, now: Unfinished) -> Unfinished:
+        """Return those of these jobs that `now` has too, as they are there, and its new ones.
+
+        They are told apart as here: a stop puts running jobs back among those that wait.
+        """
+        found = {job.id: (path, job) for path, job in now.all}
+        ran = {job.id for _path, job in self.running}
+        waiting = [one for name, one in found.items() if name not in ran]
+        running = [one for name, one in found.items() if name in ran]
+        return Unfinished(tuple(running), tuple(waiting), now.unreadable)
 
     def lines(self) -> list[str]:
         """Return a line for each of the first few."""
@@ -99,8 +111,10 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
 def served(place: Place) -> list[Path]:
     """Return the workspaces that were registered with a target."""
     files = sorted(place.paths.workspaces.glob("*.json"))
-    found = [(localhead.read_json(file) or {}).get("path") for file in files]
-    return [Path(str(path)) for path in found if path]
+    found = [(local_head.read_json(file) or {}).get("path") for file in files]
+    return [
+        Path(path) for path in dict.fromkeys(os.path.realpath(str(one)) for one in found if one)
+    ]
 
 
 def check_not_served(workspace: Path, *, home: Path) -> None:
@@ -111,15 +125,41 @@ def check_not_served(workspace: Path, *, home: Path) -> None:
     """
     for record in all_targets(home=home):
         place = Place(record.name, home)
-        if wakeclient.is_listening(place.socket) and starting.is_registered(place.paths, workspace):
+        if wake_client.is_listening(place.socket) and starting.is_registered(
+            place.paths, workspace
+        ):
             raise TargetError(
                 f"target {record.name!r} runs and uses the workspace {workspace}: its store cannot "
                 f"be replaced now. Stop it first: `rayjobs target stop {record.name}`"
             )
 
 
-def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]) -> list[str]:
+def why_unreached(name: str, *, home: Path) -> tuple[str, str]:
+    """Return the address of a target's cluster and why it cannot be reached; empty: it can be.
+
+    Raises:
+        NotFoundError: no such target.
+    """
+    address = load_target(name, home=home).address or ""
+    return address, reach.why_unreachable(address) if address else ""
+
+
+def cancel(
+    name: str,
+    jobs: Unfinished,
+    *,
+    home: Path,
+    say: Callable[[str], None],
+    command: str = "stop",
+    is_reached: bool = True,
+) -> list[str]:
     """Cancel jobs and return their ids once all have ended; a target that died is started for it.
+
+    Args:
+        command: Of `rayjobs target`, which cancels them.
+        is_reached: Whether the target's cluster answers. Of one that does not, the jobs that
+            have a place are only asked to end, since they may still run: nothing is waited for,
+            and those are not among the ids.
 
     Raises:
         TargetError: they did not end in time, or the target that has to end them does not start.
@@ -127,7 +167,7 @@ def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None
     by_workspace: dict[Path, list[JobLine]] = {}
     for path, job in jobs.all:
         by_workspace.setdefault(path, []).append(job)
-    if jobs.running:
+    if jobs.running and is_reached:
         say(f"canceling {jobs.text}")
     with contextlib.ExitStack() as stack:
         stores = {
@@ -136,8 +176,12 @@ def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None
         }
         left: list[tuple[Path, JobLine]] = []
         for path, job in jobs.all:
-            if not stores[path].request_cancel(job.id, by=getpass.getuser()).is_final:
+            by = f"{getpass.getuser()} with `rayjobs target {command} {name}`"
+            if not stores[path].request_cancel(job.id, by=by).is_final:
                 left.append((path, job))
+        if not is_reached:
+            asked = {job.id for _path, job in left}
+            return [job.id for _path, job in jobs.all if job.id not in asked]
         grace_s = max((stores[path].job(job.id).spec.grace_s for path, job in left), default=0.0)
         for path in {path for path, _job in left}:
             starting.ensure_target(name, home=home, workspace=path, on_stage=say)
@@ -154,32 +198,61 @@ def cancel(name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None
     return [job.id for _path, job in jobs.all]
 
 
+def cancel_for_good(
+    name: str, jobs: Unfinished, *, home: Path, say: Callable[[str], None]
+) -> list[str]:
+    """Cancel the jobs of a target that is about to be forgotten; return their ids.
+
+    Where its cluster cannot be reached, their records are ended here: nothing else will do it.
+
+    Raises:
+        TargetError: they did not end in time.
+    """
+    why = abandoned.why_gone(name, home=home)
+    if not why:
+        return cancel(name, jobs, home=home, say=say, command="rm")
+    by = f"{getpass.getuser()} with `rayjobs target rm {name}`"
+    ended: list[str] = []
+    for path, job in jobs.all:
+        with open_workspace(path, create=False) as opened:
+            ended += abandoned.end(opened.store, job.id, by=by, why=why)
+    if jobs.running:
+        say(f"{why}. Processes of its jobs may still run there")
+    return ended
+
+
 def older(name: str, *, home: Path, than: str | None = None) -> str:
     """Return a sentence about jobs that a start of the target starts too; empty without any.
 
     Args:
         than: The job that is being submitted; it is none of them.
     """
+    # Of a burst of submits each would tell of the others. What waited at a stop that a user asked
+    # for is told of whatever its age: it was to stay where it is.
     since = datetime.now(UTC) - timedelta(seconds=AGE_S)
+    stopped_at = datetime.fromtimestamp(stop_record.last(Place(name, home).paths).at, UTC)
     jobs = [
         (path, job)
         for path, job in of_target(name, home=home).all
-        if job.id != than and job.submitted_at < since
+        if job.id != than and job.submitted_at < max(since, stopped_at)
     ]
     if not jobs:
         return ""
     first = min(jobs, key=lambda one: one[1].submitted_at)[1]
     days = (datetime.now(UTC) - first.submitted_at).days
     age = f", the oldest {counted(days, 'day')} old" if days else ""
-    verb = "starts" if len(jobs) == 1 else "start"
+    starts = verb(len(jobs), "starts", "start")
     return (
-        f"{counted(len(jobs), 'older job')} of target {name!r} {verb} with it{age} (first: "
-        f"{first.id}). `rayjobs ls` lists them, `rayjobs cancel` ends those you do not want"
+        f"{counted(len(jobs), 'older job')} of target {name!r} {starts} with it{age} (first: "
+        f"{first.id}). `rayjobs ls` lists them, `rayjobs cancel` ends those that you no longer need"
     )
 
 
-def check_none(name: str, jobs: Unfinished, *, command: str) -> None:
+def check_none(name: str, jobs: Unfinished, *, command: str, unreached: str = "") -> None:
     """Return if a target has no unfinished job.
+
+    Args:
+        unreached: Where its cluster cannot be reached, and why; empty: it can be.
 
     Raises:
         TargetError: it has; the message lists them and what can be done.
@@ -189,13 +262,35 @@ def check_none(name: str, jobs: Unfinished, *, command: str) -> None:
     listed = "\n".join(jobs.lines())
     kept = "running jobs go back into the queue, and all of them start with the next start"
     if command == "rm":
-        kept = "they stay in the store, and wait for a target of that name"
+        kept = "they stay in the store, and wait for a target of that name to be created"
+    if unreached:
+        raise TargetError(
+            f"target {name!r} has {jobs.text}, and its cluster cannot be reached at "
+            f"{unreached}\n{listed}\n{what_becomes(name, jobs)}\n"
+            f"Nothing was stopped. Wait until the cluster answers, or use `rayjobs target "
+            f"{command} {name} --cancel`: it cancels the waiting jobs, and asks the running ones "
+            f"to end. With --force all of them are kept.",
+            jobs=[job.id for _path, job in jobs.all],
+        )
     raise TargetError(
         f"target {name!r} has {jobs.text}:\n{listed}\n"
         f"Wait for them (`rayjobs wait`), or end them with `rayjobs target {command} {name} "
         f"--cancel`. With --force they are kept: {kept}.",
         jobs=[job.id for _path, job in jobs.all],
     )
+
+
+def what_becomes(name: str, jobs: Unfinished) -> str:
+    """Say what a stop means for the jobs of a target whose cluster cannot be reached."""
+    told = []
+    if jobs.running:
+        told.append(
+            f"Running jobs may continue there unobserved; their state is known again once "
+            f"`rayjobs target start {name}` reaches the cluster."
+        )
+    if jobs.waiting:
+        told.append("Waiting jobs stay in the queue and start then.")
+    return " ".join(told)
 
 
 def main(arguments: list[str]) -> int:

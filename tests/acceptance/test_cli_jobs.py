@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.attaching import wait
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.submit.attaching import wait
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.local_target import LocalTarget
 from tests.terminal import DEADLINE_S, PROGRAM, Terminal
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs import Workspace
-from rayjobs.jobdata import inputs_read
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.data.pins import inputs_read
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.local_target import LocalTarget
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.server import (  # noqa: F401

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.terminal import Terminal
+from tests.unit.cli.fake_target import target
 from tests.unit.tuning_driver.world import World
 
 OPTIMISER = "a-rather-long-name-of-an-optimiser"
@@ -30,7 +31,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("LINES", raising=False)  # it would overrule the terminal
     world = World(tmp_path, script)
-    yield world
+    # A target that answers: without one, the table says that what runs does not respond.
+    with target({"ok": True, "waiting": {}, "nodes": [], "allocations": []}):
+        yield world
     world.close()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import takewhile
 
-from rayjobs.failures import FailureClass
-from rayjobs.records import Attempt, Job
-from rayjobs.states import JobState
+from rayjobs.core.failures import FailureClass
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
 from tests.checker.evidence import Evidence
 
 # Attempts that ended for no failure of theirs spend no budget.

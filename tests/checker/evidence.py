@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rayjobs import checkpoints
 from rayjobs.injob.identity import stat_of
-from rayjobs.records import Allocation, Attempt, Event, Job, ModelVersion
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.jobs.records import Allocation, Attempt, Event, Job, ModelVersion
+from rayjobs.resume import checkpoints
+from rayjobs.workspace.folder import OpenWorkspace
 
 LOG_NAME = "azureml-logs/70_driver_log"
 

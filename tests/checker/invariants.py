@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from rayjobs.driverlog import marker as gap_marker
-from rayjobs.states import JobState, may_move
+from rayjobs.jobs.states import JobState, may_move
+from rayjobs.results.driver_log import marker as gap_marker
 from tests.checker import ends, progress
 from tests.checker.evidence import Evidence
 

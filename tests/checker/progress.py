@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.checker.evidence import Evidence
 
 # As `resuming.bring` says it; from another run, or from given files, it says otherwise.

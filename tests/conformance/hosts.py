@@ -157,12 +157,12 @@ class Attempt:
         return asyncio.run(self.host.cancel(grace_s=grace_s, timeout_s=DEADLINE_S))
 
     def wait(self, deadline_s: float = DEADLINE_S) -> dict[str, Any]:
-        """The exit record, once the host has ended too."""
+        """The JSON of the exit record, once the host has ended too."""
         record = asyncio.run(self.host.wait(timeout_s=deadline_s))
         identity = self.identity
         assert identity is not None
         until(lambda: not hostclient.is_alive(identity), "the end of the host")
-        return record
+        return record.to_json()
 
     def log(self, rank: int = 0) -> bytes:
         """What a rank has printed so far."""

@@ -72,6 +72,9 @@ def test_process_and_interpreter_look_the_same(short_path: Path, torch_warm: str
     assert facts["argv"] == ["train.py", "--x", "0", "0b", "$NOPE"]
     assert facts["random_differs"] and facts["stdin"] == ""
     assert facts["environ"]["PWD"] == facts["cwd"]
+    # 3 is the listing itself: what the script leaves open or unreaped depends on the moment.
+    assert facts["descriptors"] == ["0", "1", "2", "3"]
+    assert facts["psutil"][3] == 0
 
 
 def test_module_path_is_the_interpreters_own_followed_by_ours(short_path: Path, warm: str) -> None:

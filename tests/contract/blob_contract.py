@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.blobs import BlobStore, blob_key
-from rayjobs.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.workspace.blobs import BlobStore, blob_key
 
 
 def digest_of(data: bytes) -> str:

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayjobs.errors import NotFoundError, TransitionError, UsageError
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import AllocationState, Job, MetricPoint, StoredFile
-from rayjobs.spec import Dependency, Input, JobSpec, Resources
-from rayjobs.states import FINAL, LIVE, JobState, may_move
+from rayjobs.core.errors import NotFoundError, TransitionError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.queue_records import RESUMED
+from rayjobs.jobs.records import AllocationState, Job, MetricPoint, StoredFile
+from rayjobs.jobs.states import FINAL, LIVE, JobState, may_move
+from rayjobs.spec.model import Dependency, Input, JobSpec, Resources
 from rayjobs.store.base import Store
 
 S = JobState
@@ -537,6 +538,17 @@ class StoreContract:
             assert store.finish(one.id, attempt=1, state=S.CANCELED, reason="canceled")
         assert store.job(job.id).reason == "canceled by ada"
         assert store.job(other.id).reason == "canceled"
+        given_up, again = submit(store), submit(store)
+        for one in (given_up, again):
+            bring(store, one, S.RUNNING)
+            store.request_cancel(one.id, by="ada")
+        text = "canceled: the store is full."
+        assert store.finish(given_up.id, attempt=1, state=S.CANCELED, reason=text)
+        assert store.job(given_up.id).reason == "canceled by ada; the store is full."
+        assert store.requeue(again.id, attempt=1, reason="its node died", outcome="node_lost")
+        assert store.job(again.id).reason == (
+            "canceled by ada instead of queued again (its node died)"
+        )
 
     def test_tags_properties_name_and_priority_change(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", tags={"keep": "1", "drop": "2"}))
@@ -717,6 +729,36 @@ class StoreContract:
         assert store.metrics(job.id) == [*first[:3], *first[5:], *second]
         assert store.metrics(job.id, all_attempts=True) == [*first, *second]
         assert [p.step for p in store.metrics(job.id, name="loss")] == [0, 1, 2, 3, 4]
+
+    def test_points_without_steps_of_lost_work_are_hidden(self, store: Store) -> None:
+        job = submit(store)
+
+        def log(attempt: int, *values: float) -> list[MetricPoint]:
+            points = [
+                point(n, step=None, attempt=attempt, value=value) for n, value in enumerate(values)
+            ]
+            store.add_metrics(job.id, points)
+            return points
+
+        def again(number: int) -> None:
+            store.requeue(job.id, attempt=number, reason="lost", outcome="lost")
+            bring(store, job, S.RUNNING)
+
+        bring(store, job, S.RUNNING)
+        first = log(1, 0.5, 0.97)
+        again(1)
+        assert store.metrics(job.id) == first  # nothing better is known yet
+        second = log(2, 0.4)
+        assert store.metrics(job.id) == second
+        again(2)
+        store.add_event(job.id, RESUMED, "from its checkpoint", attempt=3, data={"continues": True})
+        third = log(3, 0.6)
+        assert store.metrics(job.id) == [*second, *third]
+        again(3)  # where the first attempt began: what it was given, not what it had saved
+        store.add_event(job.id, RESUMED, "from files", attempt=4, data={"continues": False})
+        fourth = log(4, 0.3)
+        assert store.metrics(job.id) == fourth
+        assert store.metrics(job.id, all_attempts=True) == [*first, *second, *third, *fourth]
 
     def test_points_of_an_attempt_that_is_over_are_kept_hidden(self, store: Store) -> None:
         job = submit(store)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job
-from rayjobs.spec import Array, JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Array, JobSpec
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, steps, submit
 

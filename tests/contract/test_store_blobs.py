@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import blobs as module
-from rayjobs.blobs import BlobStore, FolderBlobs
-from rayjobs.errors import StoreError
+from rayjobs.core.errors import StoreError
+from rayjobs.workspace import blobs as module
+from rayjobs.workspace.blobs import BlobStore, FolderBlobs
 from tests.contract.blob_contract import BlobContract, content
 
 

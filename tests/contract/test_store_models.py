@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.records import Job, ModelFile, ModelVersion
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import Job, ModelFile, ModelVersion
+from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, stored, submit
@@ -159,7 +159,7 @@ def test_what_may_change_changes(store: Store) -> None:
 def test_a_deleted_number_is_not_given_again(store: Store) -> None:
     job = completed(store)
     put(store, job, aliases=["live"])
-    store.delete_model("m", 1)
+    store.delete_model("m", 1, force=True)
     assert store.models() == []
     with pytest.raises(NotFoundError, match="has no alias"):
         store.model("m", alias="live")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.queuerecords import Prediction
-from rayjobs.spec import Array, JobSpec
-from rayjobs.states import JobState
+from rayjobs.jobs.queue_records import Prediction
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Array, JobSpec
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import SHAPE, bring, submit
 
@@ -74,6 +74,7 @@ def test_durations_are_those_of_the_same_entry_that_completed(
     assert set(known) == {("mnist", "train.py")}
     found = known["mnist", "train.py"]
     assert (found.count, found.median_s, found.p90_s) == (5, 30.0, 1000.0)
+    assert found.longest_s == 1000.0
 
 
 def test_durations_come_from_the_newest(store: SqlStore, clock: SetClock) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import NotFoundError, TakenOverError, UsageError
-from rayjobs.records import ChildNews, Sweep, TrialRow
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
+from rayjobs.jobs.records import ChildNews, Sweep, TrialRow
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, point, submit

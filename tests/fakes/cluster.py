@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotGrownError, NotPlacedError
+from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.policy import Shape
+from rayjobs.protocol.agent import AgentLostError, NodeInfo, NotGrownError, NotPlacedError
+from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
+from rayjobs.protocol.calls import (
+    Answer,
+    Asked,
+    Call,
+    Cleaned,
+    Nothing,
+    Port,
+    Renew,
+    Renewed,
+    Settle,
+    Silence,
+    Stacks,
+    Stalled,
+    Stop,
+    Sweep,
+    Swept,
+    UncleanedFolders,
+)
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.nodes import Hello, Prepared
+from rayjobs.protocol.settled import Found, Settled
 
 
 class FakeAgent:
@@ -18,184 +44,169 @@ class FakeAgent:
         self.node_id = node_id
         self.lost = False
         self.calls: list[tuple[str, str, int]] = []
-        self.ends: dict[tuple[str, int], asyncio.Future[dict[str, Any]]] = {}
+        self.ends: dict[tuple[str, int], asyncio.Future[ExitRecord]] = {}
         self.prepare_error: Exception | None = None
         self.launch_error: Exception | None = None
         self.collect_problems: list[str] = []
-        self.settled: dict[str, Any] = {"state": "gone", "proven": True}
+        self.settled = Settled(Found.GONE, proven=True)
         self.instant: int | None = None
         self.ports = 0
-        self.orders: list[Mapping[str, Any]] = []
-        self.stop_reasons: list[str] = []
+        self.requests: list[LaunchRequest] = []
+        self.stop_causes: list[EndCause] = []
         self.silent: float | None = 0.0
 
-    async def hello(self) -> Mapping[str, Any]:
-        return {
-            "node_id": self.node_id,
-            "address": "127.0.0.1",
-            "root": "/nowhere",
-            "environment": {"PATH": "/bin"},
-            "python": "/bin/python",
-            "injob_path": "/nowhere/injob",
-            "version": "0",
-        }
+    async def call(self, method: Call[Asked, Answer], message: Asked) -> Answer:
+        """See `Agent.call`: each call is a method of the same name; both ways are JSON."""
+        sent = method.asked.from_json(json.loads(json.dumps(message.to_json())))
+        answer = await getattr(self, method.name)(sent)
+        return method.answer.from_json(json.loads(json.dumps(answer.to_json())))
 
-    async def free_port(self) -> int:
+    async def hello(self, _: Nothing) -> Hello:
+        return Hello(
+            node_id=self.node_id,
+            address="127.0.0.1",
+            root="/nowhere",
+            environment={"PATH": "/bin"},
+            python="/bin/python",
+            injob_path="/nowhere/injob",
+            rayjobs="0",
+        )
+
+    async def free_port(self, _: Nothing) -> Port:
         self.ports += 1
-        return 40_000 + self.ports
+        return Port(40_000 + self.ports)
 
-    def _note(self, what: str, order: Mapping[str, Any]) -> tuple[str, int]:
+    def _note(self, what: str, on: AttemptOnNode) -> tuple[str, int]:
         if self.lost:
             raise AgentLostError("the fake agent was lost")
-        key = (order["plan"]["job"], order["plan"]["attempt"])
-        self.calls.append((what, *key))
-        return key
+        self.calls.append((what, on.job, on.attempt))
+        return on.job, on.attempt
 
-    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._note("prepare", order)
+    async def prepare(self, request: LaunchRequest) -> Prepared:
+        self._note("prepare", request.on)
         if self.prepare_error is not None:
             raise self.prepare_error
-        return {}
+        return Prepared()
 
-    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        key = self._note("launch", order)
-        self.orders.append(order)
+    async def launch(self, request: LaunchRequest) -> Launched:
+        key = self._note("launch", request.on)
+        self.requests.append(request)
         if self.launch_error is not None:
             raise self.launch_error
         self.future(key)
         if self.instant is not None:
             self.end(*key, exit_code=self.instant)
-        return {"pid": 1, "start_time": 1, "boot_id": "b", "cold": None}
+        return Launched(Identity(1, 1, "b"))
 
-    def future(self, key: tuple[str, int]) -> asyncio.Future[dict[str, Any]]:
+    def future(self, key: tuple[str, int]) -> asyncio.Future[ExitRecord]:
         if key not in self.ends:
             self.ends[key] = asyncio.get_running_loop().create_future()
         return self.ends[key]
 
-    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        key = self._note("follow", order)
+    async def follow(self, on: AttemptOnNode) -> ExitRecord:
+        key = self._note("follow", on)
         return await asyncio.shield(self.future(key))
 
-    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
-        job, attempt = self._note("stop", order)
-        self.stop_reasons.append(reason)
-        self.end(
-            job,
-            attempt,
-            outcome="canceled",
-            signal=15,
-            node=order["plan"]["node"],
-            reason=reason,
-        )
+    async def stop(self, asked: Stop) -> Nothing:
+        job, attempt = self._note("stop", asked.on)
+        self.stop_causes.append(asked.cause)
+        self.end(job, attempt, signal=15, node=asked.on.node, cause=asked.cause)
+        return Nothing()
 
-    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
-        self._note("renew", order)
-        return 0.0 if stamp is None else stamp + 1.0
+    async def renew(self, asked: Renew) -> Renewed:
+        self._note("renew", asked.on)
+        return Renewed(0.0 if asked.stamp is None else asked.stamp + 1.0)
 
-    async def silent_s(self, order: Mapping[str, Any]) -> float | None:
-        self._note("silent", order)
-        return self.silent
+    async def silence(self, on: AttemptOnNode) -> Silence:
+        self._note("silent", on)
+        return Silence(self.silent)
 
-    async def stalled(self, order: Mapping[str, Any], *, reason: str) -> None:
-        job, attempt = self._note("stalled", order)
-        self.end(job, attempt, outcome="stalled", node=order["plan"]["node"], reason=reason)
+    async def stalled(self, asked: Stalled) -> Nothing:
+        job, attempt = self._note("stalled", asked.on)
+        reason = asked.reason
+        self.end(job, attempt, outcome=Outcome.STALLED, node=asked.on.node, reason=reason)
+        return Nothing()
 
-    async def stacks(self, order: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-        self._note("stacks", order)
-        return [{"rank": 0, "state": "S", "how": "proc", "where": "", "waits": False, "text": ""}]
+    async def stacks(self, on: AttemptOnNode) -> Stacks:
+        self._note("stacks", on)
+        return Stacks((RankStack(0, "S", "proc", "", waits=False),))
 
-    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._note("collect", order)
-        return {"tails": {0: b""}, "problems": list(self.collect_problems)}
+    async def collect(self, on: AttemptOnNode) -> Collected:
+        self._note("collect", on)
+        return Collected(tails={0: b""}, problems=tuple(self.collect_problems))
 
-    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
-        self._note("settle-end" if end else "settle", order)
-        return dict(self.settled)
+    async def settle(self, asked: Settle) -> Settled:
+        self._note("settle-end" if asked.end else "settle", asked.on)
+        return self.settled
 
-    async def uncleaned(self) -> list[Mapping[str, Any]]:
-        return []
+    async def uncleaned(self, _: Nothing) -> UncleanedFolders:
+        return UncleanedFolders()
 
-    async def sweep(self, roots: list[str]) -> int:
-        return 0
+    async def sweep(self, _: Sweep) -> Swept:
+        return Swept(0)
 
-    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        self._note("clean", order)
-        return {"proven": True}
+    async def clean(self, on: AttemptOnNode) -> Cleaned:
+        self._note("clean", on)
+        return Cleaned(proven=True)
 
-    def end(
-        self,
-        job: str,
-        attempt: int,
-        *,
-        exit_code: int | None = None,
-        outcome: str = "",
-        signal: int | None = None,
-        proven: bool = True,
-        node: int = 0,
-        reason: str = "",
-    ) -> None:
-        """Let an attempt end as told."""
+    def end(self, job: str, attempt: int, **facts: Any) -> None:
+        """Let an attempt end as told; see `exit_record`."""
         waiting = self.future((job, attempt))
         if not waiting.done():
-            waiting.set_result(
-                exit_record(
-                    job,
-                    attempt,
-                    exit_code=exit_code,
-                    outcome=outcome,
-                    signal=signal,
-                    proven=proven,
-                    node=node,
-                    reason=reason,
-                )
-            )
+            waiting.set_result(exit_record(job, attempt, **facts))
 
 
 def exit_record(
     job: str,
     attempt: int,
     *,
-    exit_code: int | None = 0,
-    outcome: str = "",
+    exit_code: int | None = None,
+    outcome: Outcome | None = None,
     signal: int | None = None,
     proven: bool = True,
     node: int = 0,
+    cause: EndCause | None = None,
     reason: str = "",
-) -> dict[str, Any]:
-    """Return an exit record as an attempt host with one rank writes it."""
-    if not outcome:
-        outcome = "completed" if exit_code == 0 else "failed"
-    return {
-        "version": 1,
-        "job": job,
-        "attempt": attempt,
-        "node": node,
-        "marker": "m",
-        "started_at": 1.0,
-        "ended_at": 2.0,
-        "duration_s": 1.0,
-        "outcome": outcome,
-        "reason": reason,
-        "ranks": [
-            {
-                "rank": node,
-                "pid": 1,
-                "exit_code": exit_code,
-                "signal": signal,
-                "started_at": 1.0,
-                "ended_at": 2.0,
-                "max_rss_bytes": 1,
-                "out_of_memory": False,
-                "log_bytes": 0,
-                "log_dropped": 0,
-            }
-        ],
-        "first_failed_rank": None if outcome in ("completed", "canceled") else node,
-        "leftovers": {"killed": 0, "proven_dead": proven, "remaining": []},
-        "tree": "subreaper",
-        "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
-        "cold": None,
-    }
+    started_at: float = 1.0,
+    ended_at: float = 2.0,
+) -> ExitRecord:
+    """Return an exit record as an attempt host with one rank writes it.
+
+    Args:
+        cause: Why its end was asked for.
+    """
+    if (exit_code, signal, outcome, cause) == (None, None, None, None):
+        exit_code = 0
+    if cause is not None:
+        outcome, reason = Outcome.CANCELED, cause.sentence
+    elif outcome is None:
+        outcome = Outcome.COMPLETED if exit_code == 0 else Outcome.FAILED
+    return ExitRecord(
+        job=job,
+        attempt=attempt,
+        node=node,
+        marker="m",
+        started_at=started_at,
+        ended_at=ended_at,
+        duration_s=1.0,
+        outcome=outcome,
+        reason=reason,
+        end_reason=None if cause is None else cause.reason,
+        ranks=(
+            RankExit(
+                rank=node,
+                pid=1,
+                exit_code=exit_code,
+                signal=signal,
+                started_at=1.0,
+                ended_at=2.0,
+                max_rss_bytes=1,
+            ),
+        ),
+        first_failed_rank=None if outcome in (Outcome.COMPLETED, Outcome.CANCELED) else node,
+        leftovers=Leftovers(proven_dead=proven),
+        tree="subreaper",
+    )
 
 
 class FakeCluster:
@@ -208,6 +219,7 @@ class FakeCluster:
         self.types: dict[str, str] = {}
         # Groups that wait for nodes, and the nodes that they ask for.
         self.pending: dict[str, tuple[Shape, tuple[str | None, ...]]] = {}
+        self._avoided: dict[str, frozenset[str]] = {}
         self.agents = {name: FakeAgent(name) for name in self.sizes}
         self.created: list[str] = []
         self.place_error: Exception | None = None
@@ -273,24 +285,32 @@ class FakeCluster:
         avoid: Collection[str],
         timeout_s: float,
     ) -> tuple[str, ...]:
-        """Wait for a test to `grow` nodes; of several groups the one asked for last is placed."""
+        """Wait for a test to `grow` nodes; of several groups that fit, the last one is placed."""
         self.pending[name] = (shape, tuple(nodes))
+        self._avoided[name] = frozenset(avoid)
         end_s = asyncio.get_running_loop().time() + timeout_s
         try:
             while asyncio.get_running_loop().time() < end_s:
-                left = [one for one in self.sizes if one not in avoid and one not in nodes]
-                places = []
-                for node in nodes:
-                    free = [node] if node else [one for one in left if self._holds(one, shape)]
-                    if free and self._holds(free[0], shape):
-                        places.append(free[0])
-                        left = [one for one in left if one != free[0]]
-                if len(places) == shape.nodes and next(reversed(self.pending)) == name:
+                fitting = [one for one in self.pending if self._places(one)]
+                if fitting and fitting[-1] == name:
+                    places = self._places(name)
                     return await self.create_group(name, shape, places, timeout_s=timeout_s)
                 await asyncio.sleep(0.01)
             raise NotGrownError(f"the nodes for {shape.describe()} did not start")
         finally:
-            del self.pending[name]
+            del self.pending[name], self._avoided[name]
+
+    def _places(self, name: str) -> list[str]:
+        """Return a node for each part of a pending group; empty while some are missing."""
+        shape, nodes = self.pending[name]
+        left = [one for one in self.sizes if one not in self._avoided[name] and one not in nodes]
+        places = []
+        for node in nodes:
+            free = [node] if node else [one for one in left if self._holds(one, shape)]
+            if free and self._holds(free[0], shape):
+                places.append(free[0])
+                left = [one for one in left if one != free[0]]
+        return places if len(places) == shape.nodes else []
 
     def _holds(self, node: str, shape: Shape) -> bool:
         if node not in self.sizes:

@@ -9,13 +9,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-from rayjobs.clock import SystemClock
-from rayjobs.compute.board import Board
-from rayjobs.compute.engine import Engine
-from rayjobs.compute.growth import Growth
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.clock import SystemClock
+from rayjobs.engine.board import Board
+from rayjobs.engine.engine import Engine
+from rayjobs.engine.growth import Growth
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
 from tests.fakes.cluster import FakeAgent, FakeCluster

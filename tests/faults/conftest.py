@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.workspace_files import open_workspace
+from rayjobs.workspace.folder import open_workspace
 from tests.checker.evidence import collect
 from tests.checker.invariants import check
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.injob.identity import Identity, is_alive, send_signal
-from rayjobs.records import Job
-from rayjobs.retry import LONGEST_PAUSE_S
-from rayjobs.spec import Dependency, JobSpec, Resources, Retries
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.retry import LONGEST_PAUSE_S
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Dependency, JobSpec, Resources, Retries
 from rayjobs.store.rows import time_text
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
@@ -60,9 +60,9 @@ FINALIZING_TRIES = 8
 CLIENT = """
 import json, sys
 from pathlib import Path
-from rayjobs.spec import JobSpec
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.workspace.folder import locate, open_workspace
 
 workspace = open_workspace(locate())
 for line in sys.stdin:
@@ -230,8 +230,15 @@ class Stage:
             found[state] = f"{done.state} {took}"
         return found
 
+    def _places_are_free(self) -> bool:
+        """Whether no ended job has a place: it is freed by a write of its own, after the end."""
+        evidence = collect(self.jobs.workspace)
+        ended = {job.id for job in evidence.jobs if job.state.is_final}
+        return not any(one.state == "held" and one.job in ended for one in evidence.allocations)
+
     def violations(self) -> list[str]:
         """Return what is not as it must be, once all have ended."""
+        until(self._places_are_free, "the places of the jobs that have ended are free")
         evidence = collect(self.jobs.workspace)
         evidence.acknowledged = self.acknowledged
         evidence.ran = read_history(self.told)

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute import wakeclient
-from rayjobs.compute.wakeserver import WakeServer
+from rayjobs.engine.wake_server import WakeServer
 from rayjobs.injob import control, warmloop
 from rayjobs.injob.lines import Asker, LineServer
+from rayjobs.target import wake_client
 
 BAD = {
     "deep list": b"[" * 100_000,
@@ -120,7 +120,7 @@ def test_the_targets_socket_refuses_it_and_goes_on(short_path: Path, bad: str) -
         refused = await asyncio.to_thread(ask, short_path / "s", BAD[bad])
         assert bad == "deep value" or refused["ok"] is False
         again = await asyncio.to_thread(
-            wakeclient.ask, short_path / "s", {"op": "number", "value": 1}
+            wake_client.ask, short_path / "s", {"op": "number", "value": 1}
         )
         assert again == {"ok": True, "value": 1.0}
         await server.stop()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.jobs import Jobs, until, wake
 
 pytestmark = pytest.mark.ray

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import checkpoint, checkpoints
+from rayjobs import checkpoint
 from rayjobs.injob.checkpoint import MANIFEST
+from rayjobs.resume import checkpoints
 from tests.faults.checkpoint_scripts import killed_saving
 from tests.unit.resume.conftest import Trainer
 from tests.unit.resume.conftest import trainer as trainer  # the fixture

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.failures import FailureClass
+from rayjobs.core.paths import NodePaths
 from rayjobs.datastore import Datastore
 from rayjobs.datastore.materialise import mounts_root
 from rayjobs.datastore.mountfiles import mount_points
-from rayjobs.failures import FailureClass
-from rayjobs.paths import NodePaths
-from rayjobs.spec import Input
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Input
 from tests.jobs import Jobs, until
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy

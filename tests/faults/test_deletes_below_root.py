@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import safe_delete
-from rayjobs.safe_delete import OwnFolder, Removed, UnsafeDeletionError
+from rayjobs.core import safe_delete
+from rayjobs.core.safe_delete import OwnFolder, Removed, UnsafeDeletionError
 
 CONTENT = {"thesis.txt": b"four years", "deep/er/model.pt": b"weights"}
 

@@ -7,16 +7,18 @@ import json
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rayjobs import snapshots
-from rayjobs.compute import headstop, localhead
-from rayjobs.compute.node import Node
+from rayjobs.core.paths import AttemptPaths, runtime_dir
 from rayjobs.injob.identity import identity_of
-from rayjobs.paths import AttemptPaths, runtime_dir
+from rayjobs.node.node import Node
+from rayjobs.protocol.attempts import LaunchRequest
+from rayjobs.target import local_head, stopping
+from tests.attempts import data_request
 
 LONG_AGO = 1_000_000_000
 
@@ -35,26 +37,25 @@ def precious(tmp_path: Path) -> Path:
     return folder
 
 
-def order(node: Node, job: str = "job", attempt: int = 1) -> dict[str, Any]:
-    paths = node.paths.attempt(job, attempt)
-    plan = {"root": str(paths.root), "marker": f"rj-none-{job}", "job": job, "attempt": attempt}
-    plan["socket"] = str(node.paths.root / "host.sock")
-    return {"workspace": "/nowhere", "snapshot": None, "plan": {**plan, "node": 0}, "secrets": {}}
+def request(node: Node, job: str = "job", attempt: int = 1) -> LaunchRequest:
+    root = node.paths.attempt(job, attempt).root
+    socket = str(node.paths.root / "host.sock")
+    return data_request(root, job=job, attempt=attempt, marker=f"rj-none-{job}", socket=socket)
 
 
-def prepare(node: Node, one: dict[str, Any]) -> AttemptPaths:
+def prepare(node: Node, one: LaunchRequest) -> AttemptPaths:
     node._preparing.make_folder(one)
-    paths = AttemptPaths(Path(one["plan"]["root"]))
-    paths.plan.write_text(json.dumps(one["plan"]))
+    paths = AttemptPaths(Path(one.on.root))
+    paths.plan.write_text(json.dumps(one.plan.to_json()))
     return paths
 
 
-def clean(node: Node, one: dict[str, Any]) -> None:
-    assert asyncio.run(node.clean(one))["proven"]
+def clean(node: Node, one: LaunchRequest) -> None:
+    assert asyncio.run(node.ends.clean(one.on)).proven
 
 
 def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path) -> None:
-    one = order(node)
+    one = request(node)
     paths = prepare(node, one)
     (paths.work / "link").symlink_to(precious)
     (paths.work / "file").symlink_to(precious / "thesis.txt")
@@ -71,7 +72,7 @@ def test_links_in_an_attempts_folder_are_not_followed(node: Node, precious: Path
 def test_a_link_in_the_place_of_a_folder_protects_what_it_leads_to(
     node: Node, precious: Path, place: str
 ) -> None:
-    one = order(node)
+    one = request(node)
     paths = prepare(node, one)
     swapped = {
         "attempt": paths.root,
@@ -89,8 +90,8 @@ def test_a_link_in_the_place_of_a_folder_protects_what_it_leads_to(
 
 
 def test_a_folder_elsewhere_is_never_an_attempts(node: Node, precious: Path) -> None:
-    one = order(node)
-    one["plan"]["root"] = str(precious)
+    one = request(node)
+    one = replace(one, on=replace(one.on, root=str(precious)))
     clean(node, one)
     assert (precious / "thesis.txt").exists()
 
@@ -98,7 +99,7 @@ def test_a_folder_elsewhere_is_never_an_attempts(node: Node, precious: Path) -> 
 def test_old_scratch_goes_and_young_living_or_linked_stays(node: Node, precious: Path) -> None:
     kept = {}
     for job in ("old", "young", "living", "odd"):
-        paths = prepare(node, order(node, job))
+        paths = prepare(node, request(node, job))
         kept[job] = paths.root
         if job == "living":
             me = identity_of(os.getpid())
@@ -119,7 +120,7 @@ def test_old_scratch_goes_and_young_living_or_linked_stays(node: Node, precious:
 
 
 def test_each_attempt_has_a_folder_that_only_its_owner_enters(node: Node) -> None:
-    roots = [prepare(node, order(node, job)).root for job in ("one", "two")]
+    roots = [prepare(node, request(node, job)).root for job in ("one", "two")]
     assert len({*roots}) == 2
     assert [stat.S_IMODE(root.stat().st_mode) for root in roots] == [0o700, 0o700]
 
@@ -145,18 +146,18 @@ def test_a_link_in_the_place_of_a_snapshot_is_replaced(
 def test_a_targets_stop_removes_links_and_not_what_they_lead_to(
     own_home: Path, precious: Path
 ) -> None:
-    place = headstop.Place("local", own_home)
+    place = stopping.Place("local", own_home)
     place.paths.root.mkdir(parents=True)
     runtime = runtime_dir(own_home)
     (runtime / "link.sock").symlink_to(precious / "thesis.txt")
     (runtime / "folder").symlink_to(precious)
     place.paths.log.symlink_to(precious)
     place.paths.head.symlink_to(precious / "thesis.txt")
-    ray_folder = localhead.ray_folder(own_home)
+    ray_folder = local_head.ray_folder(own_home)
     ray_folder.parent.mkdir(parents=True, exist_ok=True)
     ray_folder.symlink_to(precious)
     try:
-        headstop.stop_head(place, say=lambda _text: None)
+        stopping.stop_head(place, say=lambda _text: None)
         assert not (runtime / "link.sock").is_symlink()
         assert not place.paths.head.is_symlink()
         assert (precious / "thesis.txt").read_text() == "all of it"

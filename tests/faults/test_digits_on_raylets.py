@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.jobs import Jobs, until
 from tests.mpi_hosts import needs_horovod, needs_mpi
 from tests.raylets import RAYLETS, TARGET, Cluster

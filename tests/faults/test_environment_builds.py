@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute.nodeenvironments import EVENT
-from rayjobs.failures import FailureClass
+from rayjobs.core.failures import FailureClass
+from rayjobs.core.paths import BUILD_LOG, ENVIRONMENT_LOCK, NodePaths, home
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
-from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK, NodePaths, home
-from rayjobs.records import Job
-from rayjobs.spec import Packages
-from rayjobs.states import JobState
+from rayjobs.node.environments import EVENT
+from rayjobs.spec.model import Packages
 from tests.jobs import Jobs, kill, until, wake
 from tests.wheels import SlowPackage, make_wheel
 

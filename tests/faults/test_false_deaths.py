@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import localhead, starting, targets
-from rayjobs.paths import TargetPaths, home
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.core.paths import TargetPaths, home
+from rayjobs.jobs.states import JobState
+from rayjobs.target import local_head, starting, targets
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.stages import TELLS, WAITS
 from tests.faults.test_nodes_lost import begin, check_curve
 from tests.jobs import Jobs, until
@@ -28,7 +28,7 @@ LONGER_THAN_RAY_WAITS_S = 80.0
 
 def given_up(raylets: Cluster) -> bool:
     """Whether the target sees no node that takes jobs."""
-    known = localhead.read_json(TargetPaths.of(TARGET, under=raylets.home).root / "capacity.json")
+    known = local_head.read_json(TargetPaths.of(TARGET, under=raylets.home).root / "capacity.json")
     return known is not None and {one["address"] for one in known["nodes"]} <= {
         raylets.nodes[0].address
     }

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.spec import JobSpec
-from rayjobs.submit import git
-from rayjobs.submit.git import GitLook, of_properties
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import open_workspace
-from tests.unit.submit.test_git import PATIENT_S, call, look, source
+from rayjobs.snapshots import git
+from rayjobs.snapshots.git import GitLook, of_properties
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.workspace.folder import open_workspace
+from tests.unit.snapshots.test_git import PATIENT_S, call, look, source
 
 __all__ = ["source"]
 

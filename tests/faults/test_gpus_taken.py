@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import nodegpus
 from rayjobs.injob.identity import identity_of
 from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.node import gpus as nodegpus
 from tests.conformance.hosts import until
 from tests.preparing import prepared
 
@@ -207,7 +207,7 @@ def test_memory_that_nobody_holds_who_can_be_seen_is_told(
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides("", used=70000)
     (said,) = told()
-    assert said.startswith("GPU 3: 70000 MiB are held by nobody that can be seen here")
+    assert said.startswith("GPU 3: 70000 MiB are used by no visible process")
 
 
 @pytest.mark.parametrize("code", [6, 9])

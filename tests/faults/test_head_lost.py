@@ -18,14 +18,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import localhead, starting, targets, wakeclient
-from rayjobs.compute.targetrecord import TargetRecord, save_target
+from rayjobs.core.paths import home
 from rayjobs.injob.identity import is_alive, send_signal
-from rayjobs.paths import home
-from rayjobs.records import Job
-from rayjobs.spec import Resources
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Resources
+from rayjobs.target import local_head, starting, targets, wake_client
+from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
 from tests.faults.stages import DONE, TELLS, WAITS
@@ -89,7 +89,7 @@ def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
     assert {job.id: job.attempt for job in running()} == dict.fromkeys(first, 1)
 
     head = target.head
-    killed = list(localhead.processes_of(Path(head.temp_dir)))
+    killed = list(local_head.processes_of(Path(head.temp_dir)))
     for identity in killed:
         send_signal(identity, signal.SIGKILL)
     until(lambda: not any(is_alive(one) for one in killed), "Ray is dead")
@@ -118,8 +118,8 @@ def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
 
 def live(target: LocalTarget, name: str = "local") -> set[str]:
     """Return the ids of the jobs that the target actor looks after."""
-    answer = wakeclient.ask(
-        wakeclient.socket_of(name, target.home), {"op": "status"}, timeout_s=10.0
+    answer = wake_client.ask(
+        wake_client.socket_of(name, target.home), {"op": "status"}, timeout_s=10.0
     )
     return {str(key).rpartition("::")[2] for key in answer["live"]} if answer else set()
 
@@ -130,12 +130,12 @@ class DurableHead:
     def __init__(self, folder: Path, own_home: Path) -> None:
         self.folder = folder
         self.token = folder / "token"
-        localhead.write_private(self.token, secrets.token_hex(32))
+        local_head.write_private(self.token, secrets.token_hex(32))
         self.ip = f"127.{1 + secrets.randbelow(250)}.{secrets.randbelow(250)}.1"
-        self.port = localhead.free_port()
+        self.port = local_head.free_port()
         self.address = f"{self.ip}:{self.port}"
         self._environment = {
-            **localhead.head_environment(own_home, self.token),
+            **local_head.head_environment(own_home, self.token),
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(folder / "gcs"),
             # A node waits so long for a head that is away, instead of a minute: machines are busy.
@@ -257,8 +257,8 @@ def test_jobs_go_on_while_a_head_that_keeps_its_state_is_started_again(
     head.start_head()
 
     def served_again() -> bool:
-        socket_path = wakeclient.socket_of("kept", own_home)
-        answer = wakeclient.ask(socket_path, {"op": "ping"}, timeout_s=10.0)
+        socket_path = wake_client.socket_of("kept", own_home)
+        answer = wake_client.ask(socket_path, {"op": "ping"}, timeout_s=10.0)
         return bool(answer) and answer["epoch"] != before.epoch
 
     until(served_again, "Ray starts the target actor again, on another node or the new head")

@@ -31,6 +31,12 @@ HOG = (
 )
 
 
+def stored(attempt: Attempt) -> dict[str, Any] | None:
+    """Return the JSON of the exit record on disk."""
+    record = hostclient.read_exit_record(str(attempt.root))
+    return None if record is None else record.to_json()
+
+
 @pytest.mark.parametrize("cgroups", ["1", "0"])
 def test_memory_hog_is_named_and_its_neighbour_lives(
     short_path: Path, warm: str, cgroups: str
@@ -76,7 +82,7 @@ def test_full_disk_leaves_a_record_that_names_it(short_path: Path, warm: str) ->
         attempt = Attempt.make(short_path, fill, root=disk / "a").start(warm)
         record = attempt.wait()
         assert record["outcome"] == "failed" and "ENOSPC" in record["reason"]
-        assert hostclient.read_exit_record(str(attempt.root)) == record
+        assert stored(attempt) == record
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -96,13 +102,13 @@ def test_record_is_answered_from_memory_until_the_disk_has_room(
             "    while file.write(b'x' * 512):\n        pass\n"
         )
         attempt = Attempt.make(short_path, fill, root=disk / "a").start(warm)
-        record = asyncio.run(attempt.host.wait(timeout_s=150))
+        record = asyncio.run(attempt.host.wait(timeout_s=150)).to_json()
         assert record["outcome"] == "failed"
-        assert hostclient.read_exit_record(str(attempt.root)) is None
+        assert stored(attempt) is None
         assert attempt.identity is not None and is_alive(attempt.identity)
         (attempt.root / "work/fill").unlink()
         assert attempt.wait() == record
-        assert hostclient.read_exit_record(str(attempt.root)) == record
+        assert stored(attempt) == record
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
 
@@ -200,7 +206,7 @@ def test_deadline_is_kept_with_nobody_else_alive(short_path: Path) -> None:
     attempt = Attempt.make(short_path, script, max_duration_s=1.5).start(warm)
     os.kill(found.identity.pid, signal.SIGKILL)
     until(lambda: not is_alive(found.identity), "the end of the warm interpreter")
-    record = until(lambda: hostclient.read_exit_record(str(attempt.root)), "the exit record")
+    record = until(lambda: stored(attempt), "the exit record")
     assert record["outcome"] == "time_limit" and "1.5 s" in record["reason"]
     assert record["duration_s"] >= 1.5
     assert attempt.wait() == record

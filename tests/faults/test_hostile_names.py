@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.output import table
-from rayjobs.states import JobState
-from rayjobs.terminal import one_line
+from rayjobs.core.terminal import one_line
+from rayjobs.jobs.states import JobState
 from tests.unit.cli.conftest import Queue, Terminal, queue, terminal
 
 __all__ = ["queue", "terminal"]

@@ -9,33 +9,41 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rayjobs import blobs
-from rayjobs.collect import MetricFollower
-from rayjobs.compute import driveends, nodecollect, nodewatch
-from rayjobs.compute.cluster import AgentLostError
-from rayjobs.compute.node import Node
-from rayjobs.compute.nodecollect import Collecting
-from rayjobs.compute.nodedata import NodeData
-from rayjobs.compute.nodehosts import host_of, record_of
-from rayjobs.compute.nodeworkspaces import Workspaces
+from rayjobs.core.errors import NotFoundError
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore import looks
 from rayjobs.datastore.digests import digest_of
-from rayjobs.errors import NotFoundError
+from rayjobs.engine.attempt import ends as driveends
 from rayjobs.injob import exitrecord
+from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
-from rayjobs.logs import Logs
-from rayjobs.node import collections
-from rayjobs.node.inputchanges import InputChanges
-from rayjobs.paths import AttemptPaths
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.node import collect as nodecollect
+from rayjobs.node import collections, watch
+from rayjobs.node.collect import Collecting
+from rayjobs.node.data import NodeData
+from rayjobs.node.hosts import host_of, record_of
+from rayjobs.node.input_changes import InputChanges
+from rayjobs.node.node import Node
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.agent import AgentLostError
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.settled import Found
+from rayjobs.results.collect import MetricFollower
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace import blobs
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import on_node, on_node_of
 from tests.conformance import hosts
 from tests.conformance.hosts import warm
 from tests.fakes.world import World, play
@@ -44,6 +52,8 @@ __all__ = ["warm"]
 
 STILL_S = 20.0  # a collection that stands still for so long fails its test
 LOG = "azureml-logs/70_driver_log.txt"
+
+ENDED = ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.COMPLETED)
 
 
 class Attempt:
@@ -67,18 +77,9 @@ class Attempt:
         self.paths.metrics(0).parent.mkdir()
         self.paths.driver_log(0).write_text("hello\n")
         (self.paths.work / "outputs" / "x").write_text("x")
-        plan = {
-            "job": self.job.id,
-            "attempt": 1,
-            "node": 0,
-            "node_count": 1,
-            "root": str(folder),
-            "marker": "m",
-            "ranks": [{"rank": 0}],
-        }
-        self.order: dict[str, Any] = {"workspace": str(workspace.path), "plan": plan}
-        rank = {"rank": 0, "pid": 1, "started_at": 1.0, "exit_code": 0}
-        exitrecord.write(str(folder), {"outcome": "completed", "ranks": [rank]})
+        self.on = on_node(folder, workspace=str(workspace.path), job=self.job.id)
+        rank = RankExit(rank=0, pid=1, started_at=1.0, exit_code=0)
+        exitrecord.write(str(folder), replace(ENDED, job=self.job.id, ranks=(rank,)))
         store.set_hosts(
             self.job.id, attempt=1, hosts=[{"node": 0, "root": str(folder), "marker": "m"}]
         )
@@ -97,8 +98,8 @@ class Attempt:
     def told(self, kind: str) -> list[str]:
         return [one.message for one in self.workspace.store.events(self.job.id) if one.kind == kind]
 
-    def collect(self) -> dict[str, Any]:
-        return asyncio.run(self.collecting.collect(self.order))
+    def collect(self) -> Collected:
+        return asyncio.run(self.collecting.collect(self.on))
 
     def left_out(self) -> list[str]:
         return self.told("left_out")
@@ -161,7 +162,7 @@ def test_no_record_blocks_its_collection(attempt: Attempt, record: str, harm: st
     path.unlink(missing_ok=True)
     HARMS[harm](path)
     found = attempt.collect()
-    assert (found.get("stuck"), found["problems"]) == (None, [])
+    assert (found.stuck, found.problems) == (None, ())
     assert attempt.stored()["outputs/x"] == b"x"
     if (harm, record) != ("sparse", "models"):
         (told,) = attempt.left_out()
@@ -179,7 +180,7 @@ def test_a_folder_of_records_that_is_something_else_is_named(
     path = attempt.paths.root / folder
     shutil.rmtree(path, ignore_errors=True)
     path.symlink_to(elsewhere)
-    assert attempt.collect()["problems"] == []
+    assert attempt.collect().problems == ()
     assert any(folder in told for told in attempt.left_out())
     assert attempt.workspace.store.metrics(attempt.job.id) == []
     assert (LOG in attempt.stored()) == (folder != "log")
@@ -228,13 +229,13 @@ def test_a_spoilt_record_of_the_host_is_none(attempt: Attempt, name: str, harm: 
 
 def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: Attempt) -> None:
     os.mkfifo(attempt.paths.root / f"exit.json.new-{os.getpid()}")
-    exitrecord.write(str(attempt.paths.root), {"outcome": "failed"})
-    assert record_of(str(attempt.paths.root)) == {"outcome": "failed"}
+    exitrecord.write(str(attempt.paths.root), ENDED)
+    assert record_of(str(attempt.paths.root)) == ENDED
 
 
 def test_a_removed_attempt_folder_is_told(attempt: Attempt) -> None:
     shutil.rmtree(attempt.paths.root)
-    assert attempt.collect()["problems"] == []
+    assert attempt.collect().problems == ()
     (told,) = attempt.left_out()
     assert "the attempt's folder was gone at its end" in told
     attempt.end()
@@ -273,11 +274,11 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
     hosts.until((short_path / "removed").exists, "the removal")
     with open_workspace(short_path / "w"):
         pass
-    order = {"workspace": str(short_path / "w"), "plan": started.plan}
+    on = on_node_of(started.plan, short_path / "w")
 
     waits, wait_once = asyncio.Event(), hostclient.HostConnection._wait_once
 
-    async def heard(host: hostclient.HostConnection) -> dict[str, Any] | None:
+    async def heard(host: hostclient.HostConnection) -> ExitRecord | None:
         waits.set()
         return await wait_once(host)
 
@@ -285,13 +286,13 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
 
     async def scene() -> Any:
         node = Node("local", short_path / "home")
-        assert await nodewatch.renew(order, None) is not None
+        assert await watch.renew(on, None) is not None
         if ends == "settle":
-            assert (await node.settle(order, end=False))["state"] == "running"
-            return await node.settle(order, end=True)
-        following = asyncio.ensure_future(node.follow(order))
+            assert (await node.ends.settle(on, end=False)).state is Found.RUNNING
+            return await node.ends.settle(on, end=True)
+        following = asyncio.ensure_future(node.follow(on))
         await asyncio.wait_for(waits.wait(), STILL_S)  # else its record is asked for too late
-        await node.stop(order, reason="canceled", grace_s=2.0)
+        await node.stop(on, CANCELED, grace_s=2.0)
         return await asyncio.wait_for(following, STILL_S)
 
     try:
@@ -301,11 +302,11 @@ def test_an_attempt_whose_host_record_is_removed_can_be_ended(
         end_leftovers(started.marker, None, 0.0)
     if ends == "settle":
         # Its record has no place without the folder, and reaches only who waits for it.
-        assert record["proven"] and record["ended_now"]
+        assert record.proven and record.ended_now
         return
-    assert record["outcome"] == "canceled"
-    assert record["leftovers"]["proven_dead"]
-    assert record["ranks"][0]["signal"] == signal.SIGTERM
+    assert record.outcome is Outcome.CANCELED
+    assert record.leftovers.proven_dead
+    assert record.ranks[0].signal == signal.SIGTERM
 
 
 def test_a_log_that_was_removed_is_told(attempt: Attempt) -> None:
@@ -352,20 +353,20 @@ def test_a_collection_that_hangs_takes_no_thread_from_the_others(
     async def scene() -> None:
         node = collections.Collections()
 
-        def hangs() -> dict[str, Any]:
+        def hangs() -> Collected:
             go.wait()
-            return {"tails": {}, "problems": []}
+            return Collected()
 
         stuck = [(f"m{number}", collections.Progress()) for number in range(40)]
         for marker, progress in stuck:
             told = await node.collect(marker, hangs, progress)
-            assert told["stuck"].startswith("collecting its beginning has made no progress for")
+            assert str(told.stuck).startswith("collecting its beginning has made no progress for")
         assert await asyncio.wait_for(asyncio.to_thread(lambda: 1), 10.0) == 1
-        again = await node.collect("other", lambda: {"tails": {}, "problems": ["p"]}, stuck[0][1])
-        assert again["problems"] == ["p"]
+        again = await node.collect("other", lambda: Collected(problems=("p",)), stuck[0][1])
+        assert again.problems == ("p",)
         go.set()
         monkeypatch.setattr(collections, "STILL_S", STILL_S)
-        assert "stuck" not in await node.collect("m0", hangs, stuck[0][1])
+        assert (await node.collect("m0", hangs, stuck[0][1])).stuck is None
 
     async def whole() -> None:
         try:
@@ -384,8 +385,8 @@ def test_a_collection_that_stands_still_is_told_and_ends(
     monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
 
     async def scene(here: World) -> None:
-        async def stuck(order: Any) -> dict[str, Any]:
-            return {"tails": {}, "problems": [], "stuck": "collecting x has made no progress"}
+        async def stuck(_: AttemptOnNode) -> Collected:
+            return Collected(stuck="collecting x has made no progress")
 
         job = here.submit()
         await here.launched(job)
@@ -417,12 +418,10 @@ def test_a_collection_that_moves_again_is_finished(
     monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
 
     async def scene(here: World) -> None:
-        collect, answers = here.agent.collect, [{"stuck": "collecting x"}] * 3
+        collect, answers = here.agent.collect, [Collected(stuck="collecting x")] * 3
 
-        async def slow(order: Any) -> Any:
-            return (
-                {"tails": {}, "problems": [], **answers.pop()} if answers else await collect(order)
-            )
+        async def slow(on: AttemptOnNode) -> Collected:
+            return answers.pop() if answers else await collect(on)
 
         job = here.submit()
         await here.launched(job)
@@ -430,7 +429,7 @@ def test_a_collection_that_moves_again_is_finished(
         here.agent.end(job.id, 1, exit_code=0)
         assert (await here.state(job, JobState.COMPLETED)).reason == ""
         told = [one.message for one in here.store.events(job.id) if one.kind == "collecting"]
-        assert told[1:] == ["collecting the job's files goes on"]
+        assert told[1:] == ["the job's files are still being collected"]
 
     play(scene, tmp_path)
 
@@ -454,7 +453,8 @@ def test_a_step_that_hangs_is_named_by_the_collection(
     monkeypatch.setattr(type(attempt.workspace.blobs), "add_file", slow)
     try:
         told = attempt.collect()
-        assert "slow.log" in told["stuck"] or LOG in told["stuck"]
+        assert told.stuck is not None
+        assert "slow.log" in told.stuck or LOG in told.stuck
     finally:
         go.set()
 
@@ -476,7 +476,7 @@ def touched(attempt: Attempt, tmp_path: Path) -> Path:
 def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touched: Path) -> None:
     touched.unlink()
     touched.symlink_to(touched.name)
-    assert attempt.collect()["problems"] == []
+    assert attempt.collect().problems == ()
     (told,) = attempt.told("data")
     assert "Too many levels of symbolic links" in told
     assert attempt.stored()["outputs/x"] == b"x"
@@ -484,7 +484,7 @@ def test_an_input_that_cannot_be_looked_at_fails_no_job(attempt: Attempt, touche
 
 def test_a_comparison_that_goes_wrong_fails_no_job(attempt: Attempt, touched: Path) -> None:
     attempt.keep(touched).write_text("half a rec")
-    assert attempt.collect()["problems"] == []
+    assert attempt.collect().problems == ()
     (told,) = attempt.left_out()
     assert told.startswith("the files of its inputs were not compared")
     assert attempt.stored()["outputs/x"] == b"x"
@@ -508,12 +508,12 @@ def test_an_input_on_storage_that_does_not_answer_is_named_within_a_minute(
 
     monkeypatch.setattr(os, "read", hangs)
 
-    async def scene() -> dict[str, Any]:
-        collecting = attempt.collecting.collect(attempt.order)
+    async def scene() -> Collected:
+        collecting = attempt.collecting.collect(attempt.on)
         return await asyncio.wait_for(collecting, STILL_S)
 
     try:
-        assert str(touched) in asyncio.run(scene())["stuck"]
+        assert str(touched) in str(asyncio.run(scene()).stuck)
     finally:
         go.set()
 
@@ -535,7 +535,7 @@ def test_a_cancel_ends_the_comparison_of_inputs(
     monkeypatch.setattr(os, "read", reads)
     if not meanwhile:
         store.request_cancel(attempt.job.id)
-    assert attempt.collect()["problems"] == []
+    assert attempt.collect().problems == ()
     (told,) = attempt.left_out()
     assert told.endswith("the job was canceled")
     assert attempt.told("input_changed") == []
@@ -552,14 +552,14 @@ def test_an_agent_that_is_lost_during_a_stuck_collection_runs_no_job_again(
     async def scene(here: World) -> None:
         collect, calls = here.agent.collect, 0
 
-        async def lost(order: Any) -> Any:
+        async def lost(on: AttemptOnNode) -> Collected:
             nonlocal calls
             calls += 1
             if calls == 1:
-                return {"tails": {}, "problems": [], "stuck": "collecting x"}
+                return Collected(stuck="collecting x")
             if calls == 2 or not comes_back:
                 raise AgentLostError("killed while it collected")
-            return await collect(order)
+            return await collect(on)
 
         job = here.submit(retries={"system": 5})
         await here.launched(job)
@@ -583,17 +583,17 @@ def test_a_collection_that_was_given_up_is_forgotten_once_it_ends(
     go = threading.Event()
     runs: list[int] = []
 
-    def hangs() -> dict[str, Any]:
+    def hangs() -> Collected:
         runs.append(1)
         go.wait()
         if fails:
             raise OSError("the server answers again")
-        return {"tails": {}, "problems": []}
+        return Collected()
 
     async def scene() -> None:
         node = collections.Collections()
-        assert (await node.collect("m", hangs, collections.Progress()))["stuck"]
-        assert (await node.collect("m", hangs, collections.Progress()))["stuck"]
+        assert (await node.collect("m", hangs, collections.Progress())).stuck
+        assert (await node.collect("m", hangs, collections.Progress())).stuck
         assert runs == [1]
         monkeypatch.setattr(collections, "KEPT_S", 0.0)
         go.set()

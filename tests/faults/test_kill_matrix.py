@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import localhead, starting, targets
+from rayjobs.core.paths import home
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
-from rayjobs.paths import home
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.jobs.states import JobState
+from rayjobs.target import local_head, starting, targets
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.stages import PAUSE, Stage, all_states
 from tests.faults.test_processes_killed import (
     actor_pid,
@@ -46,9 +46,9 @@ def the_agent(target: LocalTarget) -> Identity:
     return known(pid)
 
 
-def is_another(target: LocalTarget, old: localhead.HeadRecord) -> bool:
+def is_another(target: LocalTarget, old: local_head.HeadRecord) -> bool:
     """Whether another head runs; there is no record of any for a moment."""
-    record = localhead.load_record(target.paths)
+    record = local_head.load_record(target.paths)
     return record is not None and record.instance != old.instance
 
 
@@ -154,7 +154,7 @@ def test_ray_itself(process: str, own_target: LocalTarget, tmp_path: Path) -> No
     raylet = raylet_of(own_target)
     with all_states(jobs, agent=lambda: the_agent(own_target), raylet=raylet) as stage:
         head = own_target.head
-        all_of_it = tuple(localhead.processes_of(Path(head.temp_dir)))
+        all_of_it = tuple(local_head.processes_of(Path(head.temp_dir)))
         kill(*([raylet] if process == "raylet" else all_of_it))
         stage.resume()
         until(lambda: is_another(own_target, head), "its keeper starts another head")

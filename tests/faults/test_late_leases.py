@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rayjobs.compute.nodeleases import Launching, require
-from rayjobs.errors import PrepareError
+from rayjobs.core.errors import PrepareError
 from rayjobs.injob import lease
 from rayjobs.injob.lease import HOST_SHARE, LOST_GRACE_S, Lease, boot_clock_s
+from rayjobs.node.leases import Launching, require
+from tests.attempts import data_request
 from tests.conformance.hosts import Attempt, warm
 
 __all__ = ["warm"]
 
-PLAN = {"marker": "m", "lease_s": 90.0, "lease_since_s": 100.0}
+PLAN = replace(data_request("/nowhere").plan, lease_s=90.0, lease_since_s=100.0)
 DEAF = """
 import pathlib, signal, time
 signal.signal(signal.SIGTERM, lambda *_: pathlib.Path("heard").touch())
@@ -71,12 +73,12 @@ def test_a_start_that_takes_long_is_renewed_meanwhile(now: list[float]) -> None:
     launching = Launching()
     with launching.starting(PLAN) as held:
         now[0] += 50.0
-        stamp = launching.renew(PLAN, None)
+        stamp = launching.renew(PLAN.marker, None)
         assert held.left_s == pytest.approx(10.0)  # a first answer only brings a stamp
         now[0] += 5.0
-        launching.renew(PLAN, stamp)
+        launching.renew(PLAN.marker, stamp)
         require(held)
         # The host goes on from there, on the same clock and with the same stamps.
         assert held.since_s == stamp
-    assert launching.renew(PLAN, stamp) is None
-    assert launching.renew({"marker": "another"}, None) is None
+    assert launching.renew(PLAN.marker, stamp) is None
+    assert launching.renew("another", None) is None

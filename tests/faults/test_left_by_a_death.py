@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute.nodescratch import Scratch
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.engine import sweeping as engine_sweeping
 from rayjobs.injob.identity import own_identity
 from rayjobs.node import sweeping
+from rayjobs.node.scratch import Scratch
 from rayjobs.node.sweeping import Sweeping
-from rayjobs.paths import AttemptPaths
+from rayjobs.protocol.calls import Nothing, Sweep, Swept, Uncleaned, UncleanedFolders
 from tests.fakes.world import World, play
 
 
@@ -95,12 +96,12 @@ def test_a_new_target_sweeps_what_the_store_says_has_ended(
         jobs = {"a": (ended.id, 1), "b": (ended.id, 2), "c": (running.id, 1), "d": ("none", 1)}
         swept: list[str] = []
 
-        async def uncleaned() -> list[dict[str, object]]:
-            return [{"job": job, "attempt": n, "root": at} for at, (job, n) in jobs.items()]
+        async def uncleaned(_: Nothing) -> UncleanedFolders:
+            return UncleanedFolders(tuple(Uncleaned(job, n, at) for at, (job, n) in jobs.items()))
 
-        async def sweep(roots: list[str]) -> int:
-            swept.extend(roots)
-            return len(roots)
+        async def sweep(asked: Sweep) -> Swept:
+            swept.extend(asked.roots)
+            return Swept(len(asked.roots))
 
         monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
         monkeypatch.setattr(here.agent, "sweep", sweep)
@@ -109,6 +110,6 @@ def test_a_new_target_sweeps_what_the_store_says_has_ended(
         await here.until(lambda: swept, "it has swept")
         assert swept == ["a"]
 
-    monkeypatch.setattr("rayjobs.compute.engine.TIDY_S", 0.05)
+    monkeypatch.setattr("rayjobs.engine.engine.TIDY_S", 0.05)
     monkeypatch.setattr(engine_sweeping, "SWEEP_EVERY_S", 600.0)
     play(scene, tmp_path)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import ids
-from rayjobs.compute import keeper, localhead, starters, starting, targets, wakeclient
-from rayjobs.compute.headstop import Place
-from rayjobs.errors import TargetError
+from rayjobs.core import ids
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, is_alive, send_signal
-from rayjobs.paths import TargetPaths
-from rayjobs.target import revive
+from rayjobs.target import keeper, local_head, revive, starters, starting, targets, wake_client
 from rayjobs.target.revive import Standing
+from rayjobs.target.stopping import Place
 
 # A start takes 5 s, and ten times that on a machine that is busy with other things.
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -27,7 +26,7 @@ DEADLINE_S = 240.0
 CLIENT = """
 import sys
 from pathlib import Path
-from rayjobs.compute.starting import ensure_target
+from rayjobs.target.starting import ensure_target
 status = ensure_target("local", home=Path(sys.argv[1]), on_stage=lambda text: print(text))
 print("epoch", status.epoch)
 """
@@ -52,9 +51,9 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def nothing_is_left(home: Path) -> None:
     """No process, socket, Ray folder, token, record or empty folder of the head."""
-    folder = localhead.ray_folder(home)
+    folder = local_head.ray_folder(home)
     paths = TargetPaths.of("local", under=home)
-    assert not list(localhead.processes_of(folder))
+    assert not list(local_head.processes_of(folder))
     assert not folder.exists()
     assert not folder.parent.exists()
     left = {path.name for path in paths.root.iterdir()} - {"lock", "keeper.lock", "log"}
@@ -78,11 +77,11 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     assert [client.returncode for client in clients] == [0, 0], said
     epochs = {text.split("epoch ")[1].strip() for text in said}
     assert len(epochs) == 1
-    record = localhead.load_record(paths)
+    record = local_head.load_record(paths)
     assert record is not None and record.is_running
     gcs = [
         identity
-        for identity in localhead.processes_of(Path(record.temp_dir))
+        for identity in local_head.processes_of(Path(record.temp_dir))
         if _name_of(identity) == "gcs_server"
     ]
     assert len(gcs) == 1
@@ -97,7 +96,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
     status = starting.ensure_target("local", home=home)
     assert status.epoch == epochs.pop()
     assert not status.was_started
-    assert localhead.load_record(paths) == record
+    assert local_head.load_record(paths) == record
 
     # A keeper that finds no job for its idle time stops everything.
     second = keeper.keeper_of(paths)
@@ -113,7 +112,7 @@ def test_life_of_a_head_with_two_starters_and_killed_keepers(
 def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: Path) -> None:
     paths = TargetPaths.of("local", under=home)
     starting.ensure_target("local", home=home)
-    first = localhead.load_record(paths)
+    first = local_head.load_record(paths)
     assert first is not None
     raylet = first.identity("raylet")
     assert raylet is not None
@@ -123,7 +122,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     wait_for(lambda: not first.is_running, "the head is known to be dead")
     starting.ensure_target("local", home=home)
     wait_for(lambda: _is_another(paths, first.instance), "another head")
-    second = localhead.load_record(paths)
+    second = local_head.load_record(paths)
     assert second is not None and second.is_running
     assert not any(is_alive(Identity.from_dict(values)) for values in first.processes.values())
 
@@ -131,7 +130,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     # that reads the queue brings all of it back, and does not wait for that.
     starting.register_workspace(paths, home)
     _kill_all(paths, second)
-    wait_for(lambda: not wakeclient.is_listening(Place("local", home).socket), "the actor's end")
+    wait_for(lambda: not wake_client.is_listening(Place("local", home).socket), "the actor's end")
     assert revive.look_after("local", home=home, workspace=home).standing is Standing.STARTING
     wait_for(lambda: _is_another(paths, second.instance), "a third head")
     wait_for(
@@ -141,7 +140,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
         ),
         "the third target answers",
     )
-    third = localhead.load_record(paths)
+    third = local_head.load_record(paths)
     assert third is not None
 
     # Once more: what is left of the head must still be found by a stop, after which it stays so.
@@ -153,7 +152,7 @@ def test_a_head_that_died_is_started_again_and_stopped_without_its_keeper(home: 
     assert not keeper.is_kept(paths)
 
 
-def _kill_all(paths: TargetPaths, head: localhead.HeadRecord) -> None:
+def _kill_all(paths: TargetPaths, head: local_head.HeadRecord) -> None:
     for owner in (keeper.keeper_of(paths), head.identity("raylet"), head.identity("gcs_server")):
         assert owner is not None
         assert send_signal(owner, signal.SIGKILL)
@@ -168,7 +167,7 @@ def _name_of(identity: Identity) -> str:
 
 
 def _is_another(paths: TargetPaths, instance: str) -> bool:
-    record = localhead.load_record(paths)
+    record = local_head.load_record(paths)
     return record is not None and record.instance != instance
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.failures import FailureClass
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob import namespace
 from tests.conformance.hosts import warm
 from tests.mpi_hosts import MpiAttempt, needs_mpi

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from tests.conformance.hosts import Attempt
 from tests.machines import APART, Machine, two_machines, why_not
 from tests.mpi_hosts import MpiAttempt, needs_horovod, needs_mpi
@@ -79,7 +79,8 @@ def attempts(
         workspace_path=str(folder),
         master_port=PORT,
     )
-    for attempt, plan in zip(made, launcher_for(job.spec).plans(context), strict=True):
+    plans = [one.to_json() for one in launcher_for(job.spec).plans(context)]
+    for attempt, plan in zip(made, plans, strict=True):
         attempt.plan |= {name: plan[name] for name in TAKEN if name in plan}
         attempt.plan["env"] |= {
             name: value for name, value in plan["env"].items() if name.startswith(MEETING)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import psutil
 
-from rayjobs import checkpoints
-from rayjobs.records import Job
-from rayjobs.spec import Distribution
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import checkpoints
+from rayjobs.spec.model import Distribution
 from tests.jobs import Jobs, until
 from tests.raylets import RAYLETS, TARGET, Cluster
 

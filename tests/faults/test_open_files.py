@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import driveends, nodehosts
-from rayjobs.errors import PrepareError
+from rayjobs.core.errors import PrepareError
+from rayjobs.engine.attempt import ends as driveends
 from rayjobs.injob import openfiles
+from rayjobs.jobs.states import JobState
+from rayjobs.node import hosts as nodehosts
 from rayjobs.snapshots import NodeSnapshots
-from rayjobs.states import JobState
 from tests.conformance.hosts import Attempt, warm
 from tests.fakes.world import World, play
 

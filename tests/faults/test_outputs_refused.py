@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rayjobs import retry
-from rayjobs.compute import drivebase
-from rayjobs.compute.nodedata import NodeData
-from rayjobs.errors import PrepareError
-from rayjobs.failures import FailureClass
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
+from rayjobs.engine.attempt import record as drivebase
+from rayjobs.jobs import retry
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.jobs.states import JobState
+from rayjobs.node.data import NodeData
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.collected import Collected
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import data_request
 from tests.fakes.world import World, play
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server, s3_server  # noqa: F401
@@ -43,8 +46,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
         "path_on_compute": None,
         "register_as": None,
     }
-    plan = {"root": str(root), "marker": "m", "job": "j", "attempt": 1, "node": 0}
-    order: dict[str, Any] = {"plan": plan, "inputs": {}, "outputs": {"y": written}}
+    request = data_request(root, outputs={"y": written})
     notes: list[str] = []
 
     def note(kind: str, _text: str, _data: object) -> None:
@@ -54,7 +56,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
     with Proxy(s3_server.port) as proxy:
         record = s3_server.record("photos", endpoint=proxy.endpoint, attempts="1")
         workspace.catalogue.add_datastore(record)
-        folder = Path(node.bring(order, workspace, note=note)["AZUREML_DATAREFERENCE_y"])
+        folder = Path(node.bring(request, workspace, note=note)["AZUREML_DATAREFERENCE_y"])
         (folder / "model.bin").write_bytes(b"weights" * 1000)
         proxy.mode, proxy.cut_after = harm, 1000
         for _ in range(2):
@@ -86,11 +88,11 @@ def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_go
     async def scene(here: World) -> None:
         asked = 0
 
-        async def collect(order: dict[str, Any]) -> dict[str, Any]:
+        async def collect(_: AttemptOnNode) -> Collected:
             nonlocal asked
             asked += 1
-            problems = ["output y: photos answers 503."] if asked <= refusals else []
-            return {"tails": {0: b""}, "problems": problems}
+            problems = ("output y: photos answers 503.",) if asked <= refusals else ()
+            return Collected(tails={0: b""}, problems=problems)
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
         here.agent.instant = 0
@@ -118,9 +120,8 @@ def test_a_job_whose_outputs_would_replace_others_fails_once_and_keeps_them(
     said = "output y: in datastore 'st' is already made/res.txt with other bytes."
 
     async def scene(here: World) -> None:
-        async def collect(order: dict[str, Any]) -> dict[str, Any]:
-            facts = {"mounted": [], "paths": [], "troubles": [], "refused": [said]}
-            return {"tails": {0: b""}, "problems": [], "data": facts}
+        async def collect(_: AttemptOnNode) -> Collected:
+            return Collected(tails={0: b""}, data=DataFacts(refused=(said,)))
 
         here.agent.collect = collect  # type: ignore[assignment,method-assign]
         here.agent.instant = 0

@@ -13,13 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import wakeclient
+from rayjobs.core.paths import runtime_dir
 from rayjobs.injob.identity import Identity, send_signal
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
-from rayjobs.paths import runtime_dir
-from rayjobs.records import Job
-from rayjobs.spec import Resources
-from rayjobs.states import JobState
+from rayjobs.spec.model import Resources
+from rayjobs.target import wake_client
 from tests.jobs import DEADLINE_S, Jobs, kill, until, wake
 from tests.local_target import LocalTarget
 
@@ -55,9 +55,9 @@ def actor_pid(local_target: LocalTarget) -> int:
     """Return the pid of the target actor, once it answers."""
 
     def pid() -> int | None:
-        socket = wakeclient.socket_of("local", local_target.home)
+        socket = wake_client.socket_of("local", local_target.home)
         try:
-            answer = wakeclient.ask(socket, {"op": "ping"}, timeout_s=10.0)
+            answer = wake_client.ask(socket, {"op": "ping"}, timeout_s=10.0)
         except TimeoutError:
             return None
         return int(answer["pid"]) if answer else None

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import submitting
-from rayjobs.compute import localhead, starting, targets
+from rayjobs.core.paths import TargetPaths, home
 from rayjobs.injob.identity import Identity, is_alive, send_signal
-from rayjobs.metrics import series
-from rayjobs.paths import TargetPaths, home
-from rayjobs.records import Job
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.results.metrics import series
+from rayjobs.submit import submitting
+from rayjobs.target import local_head, starting, targets
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
@@ -92,9 +92,9 @@ def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_p
     job = submit(jobs, told)
     jobs.wait(job, JobState.RUNNING)
     host = Identity.from_dict(jobs.host(job))
-    record = localhead.load_record(TargetPaths.of("local", under=home()))
+    record = local_head.load_record(TargetPaths.of("local", under=home()))
     assert record is not None
-    killed = list(localhead.processes_of(Path(record.temp_dir)))
+    killed = list(local_head.processes_of(Path(record.temp_dir)))
     for identity in killed:
         send_signal(identity, signal.SIGKILL)
     until(lambda: not any(is_alive(one) for one in killed), "Ray is dead")

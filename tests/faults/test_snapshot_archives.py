@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots import Limits
 from rayjobs.snapshots.unpack import unpack
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.blobs import FolderBlobs
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots import Limits, NodeSnapshots, Snapshot, blob_key, pack
+from rayjobs.workspace.blobs import FolderBlobs
 
 pytestmark = pytest.mark.timeout(600)  # some run several processes, each with its own limit
 
@@ -131,7 +131,7 @@ def test_an_entry_script_that_is_no_file_is_refused(
 
 PROGRAM = """
 import sys
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots import pack
 try:
     pack(sys.argv[1], blobs_put=lambda path, key: sys.exit("stored"))

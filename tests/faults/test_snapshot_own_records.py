@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.blobs import FolderBlobs
 from rayjobs.snapshots import Snapshot, pack, survey
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
-from rayjobs.workspace_files import open_workspace
+from rayjobs.workspace.blobs import FolderBlobs
+from rayjobs.workspace.folder import open_workspace
 
 TOKEN = "5b" * 32
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from rayjobs.blobs import FolderBlobs
 from rayjobs.snapshots import Snapshot, blob_key, pack
+from rayjobs.workspace.blobs import FolderBlobs
 
 CANARY = "canary-7c1b09"
 DECOYS = (

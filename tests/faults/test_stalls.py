@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from rayjobs.failures import FailureClass
+from rayjobs.core.failures import FailureClass
 from rayjobs.injob import lease, stacks, stall
+from rayjobs.injob.exitrecord import ExitRecord, RankStack
 from rayjobs.injob.identity import identity_of, own_identity
 from rayjobs.injob.lease import Lease
-from rayjobs.rootcause import diagnose
+from rayjobs.jobs.rootcause import diagnose
 from tests.conformance.hosts import Attempt, until, warm
 
 __all__ = ["warm"]
@@ -61,7 +62,7 @@ def test_silence_ends_an_attempt_and_the_odd_rank_is_named(
     kept = sorted((hangs.root / "work" / "logs" / "stacks").iterdir())
     assert [path.name.rpartition("-")[0] for path in kept] == ["rank-0", "rank-1", "rank-2"]
     assert "compute_for_ever" in kept[1].read_text()
-    outcome, failure = diagnose([record], {})
+    outcome, failure = diagnose([ExitRecord.from_json(record)], {})
     assert failure is not None
     assert (outcome, failure.failure_class, failure.rank) == ("stalled", FailureClass.STALLED, 1)
     assert "rank 1 is at train.py:8 in compute_for_ever" in failure.message
@@ -73,7 +74,7 @@ def test_a_stopped_rank_is_a_stall_although_another_one_talks(short_path: Path, 
     os.kill(talks.status()["ranks"][1]["pid"], signal.SIGSTOP)
     record = talks.wait()
     assert record["outcome"] == "stalled"
-    _, failure = diagnose([record], {})
+    _, failure = diagnose([ExitRecord.from_json(record)], {})
     assert failure is not None
     assert failure.rank == 1 and "rank 1 is stopped by a signal (SIGSTOP)" in failure.message
 
@@ -117,7 +118,8 @@ def test_stacks_of_a_living_attempt_on_demand(short_path: Path, warm: str) -> No
 
 
 def entry(rank: int, **more: Any) -> dict[str, Any]:
-    return {"rank": rank, "state": "S", "how": "py-spy", "where": "", "waits": False, **more}
+    record = {"rank": rank, "state": "S", "how": "py-spy", "where": "", "waits": False, **more}
+    return RankStack.from_json(record)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def entry(rank: int, **more: Any) -> dict[str, Any]:
         ([], []),
     ],
 )
-def test_the_odd_one_out(ranks: list[dict[str, Any]], odd: list[int]) -> None:
+def test_the_odd_one_out(ranks: list[RankStack], odd: list[int]) -> None:
     assert stacks.odd_ones(ranks)[0] == odd
 
 
@@ -146,7 +148,7 @@ def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(
     record = (alone.start(warm) if kind == "warm" else alone.start_cold()).wait()
     assert record["outcome"] == "lease_lost" and record["leftovers"]["proven_dead"]
     assert all(rank["exit_code"] != 0 for rank in record["ranks"])
-    outcome, failure = diagnose([record], {})
+    outcome, failure = diagnose([ExitRecord.from_json(record)], {})
     assert failure is not None
     assert (outcome, failure.failure_class) == ("node_lost", FailureClass.NODE_LOST)
 

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rayjobs import rootcause
-from rayjobs.compute import node as node_module
-from rayjobs.compute.node import Node
 from rayjobs.injob import exitrecord
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.identity import is_alive
+from rayjobs.injob.outcomes import CANCELED, EndReason, Outcome
+from rayjobs.jobs import rootcause
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
+from rayjobs.node import node as node_module
 from rayjobs.node import stopped_hosts
-from rayjobs.workspace_files import open_workspace
+from rayjobs.node.node import Node
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.settled import Found, Settled
+from rayjobs.workspace.folder import open_workspace
+from tests.attempts import on_node_of
 from tests.conformance.hosts import Attempt, until, warm
 from tests.faults.test_host_leftovers import IN_NAMESPACE, LEAVE_DAEMONS, daemons, start
 
@@ -48,18 +55,18 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def followed(
-    attempt: Attempt, folder: Path, meanwhile: Callable[[Node, dict[str, Any]], Awaitable[None]]
+    attempt: Attempt, folder: Path, meanwhile: Callable[[Node, AttemptOnNode], Awaitable[None]]
 ) -> dict[str, Any]:
     """Return the exit record with which a node that follows an attempt comes back."""
     with open_workspace(folder / "w"):
         pass
-    order = {"workspace": str(folder / "w"), "plan": attempt.plan}
+    on = on_node_of(attempt.plan, folder / "w")
 
     async def scene() -> dict[str, Any]:
         node = Node("local", folder / "home")
-        following = asyncio.ensure_future(node.follow(order))
-        await meanwhile(node, order)
-        return await asyncio.wait_for(following, 30.0)
+        following = asyncio.ensure_future(node.follow(on))
+        await meanwhile(node, on)
+        return (await asyncio.wait_for(following, 30.0)).to_json()
 
     try:
         return asyncio.run(scene())
@@ -81,15 +88,15 @@ def test_a_cancel_ends_the_attempt_of_a_stopped_host(short_path: Path, warm: str
     left = daemons(attempt)
     stop(attempt)
 
-    async def cancel(node: Node, order: dict[str, Any]) -> None:
-        await node.stop(order, reason="canceled", grace_s=0.2)
+    async def cancel(node: Node, on: AttemptOnNode) -> None:
+        await node.stop(on, CANCELED, grace_s=0.2)
 
     record = followed(attempt, short_path, cancel)
-    assert rootcause.diagnose([record], {}) == ("canceled", None)
+    assert rootcause.diagnose([ExitRecord.from_json(record)], {}) == ("canceled", None)
     assert record["leftovers"]["proven_dead"]
     assert not find_leftovers(attempt.marker)
     assert not any(is_alive(one) for one in left)
-    assert exitrecord.read(str(attempt.root)) == record
+    assert exitrecord.read(str(attempt.root)) == ExitRecord.from_json(record)
 
 
 def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: str) -> None:
@@ -97,22 +104,24 @@ def test_the_ranks_of_a_stopped_host_have_their_grace(short_path: Path, warm: st
     attempt.printed("up")
     stop(attempt)
 
-    async def cancel(node: Node, order: dict[str, Any]) -> None:
-        await node.stop(order, reason="canceled", grace_s=2.0)
+    async def cancel(node: Node, on: AttemptOnNode) -> None:
+        await node.stop(on, CANCELED, grace_s=2.0)
 
     assert followed(attempt, short_path, cancel)["outcome"] == "canceled"
     assert attempt.log().endswith(b"saved\n")
 
 
+@pytest.mark.parametrize("later_s", [0.0, 0.4])  # the ranks are still there; its node ended them
 def test_a_host_that_goes_on_within_the_grace_ends_its_attempt_itself(
-    short_path: Path, warm: str
+    short_path: Path, warm: str, later_s: float
 ) -> None:
     attempt = Attempt.make(short_path, SLEEPS).start(warm)
     attempt.printed("up")
     pid = stop(attempt)
 
-    async def cancel(node: Node, order: dict[str, Any]) -> None:
-        await node.stop(order, reason="canceled", grace_s=1.0)
+    async def cancel(node: Node, on: AttemptOnNode) -> None:
+        await node.stop(on, CANCELED, grace_s=1.0)
+        await asyncio.sleep(later_s)
         os.kill(pid, signal.SIGCONT)
 
     record = followed(attempt, short_path, cancel)
@@ -127,8 +136,8 @@ def test_a_host_that_answers_is_left_alone(short_path: Path, warm: str) -> None:
 
     async def scene() -> None:
         stopped = stopped_hosts.StoppedHosts(lambda *_: None)
-        order = {"plan": attempt.plan}
-        stopped.end(order, attempt.host, "canceled", "canceled", grace_s=0.0)
+        on = on_node_of(attempt.plan)
+        stopped.end(on, attempt.host, Outcome.CANCELED, "canceled", grace_s=0.0)
         while stopped._ending:
             await asyncio.sleep(0.01)
 
@@ -138,7 +147,7 @@ def test_a_host_that_answers_is_left_alone(short_path: Path, warm: str) -> None:
     assert attempt.wait()["outcome"] == "canceled"
 
 
-async def nothing(_node: Node, _order: dict[str, Any]) -> None:
+async def nothing(_node: Node, _on: AttemptOnNode) -> None:
     return
 
 
@@ -147,7 +156,7 @@ def test_the_time_limit_of_a_stopped_host_is_kept(short_path: Path, warm: str) -
     attempt.printed("up")
     stop(attempt)
     record = followed(attempt, short_path, nothing)
-    outcome, failure = rootcause.diagnose([record], {})
+    outcome, failure = rootcause.diagnose([ExitRecord.from_json(record)], {})
     assert outcome == "time_limit"
     assert failure is not None
     assert "time limit of 2 s" in failure.message
@@ -159,7 +168,7 @@ def test_the_stall_timeout_of_a_stopped_host_is_kept(short_path: Path, warm: str
     attempt.printed("up")
     stop(attempt)
     record = followed(attempt, short_path, nothing)
-    outcome, failure = rootcause.diagnose([record], {})
+    outcome, failure = rootcause.diagnose([ExitRecord.from_json(record)], {})
     assert outcome == "stalled"
     assert failure is not None
     assert "the attempt host did not answer" in failure.message
@@ -199,18 +208,32 @@ def test_a_restarted_target_learns_of_that_end(short_path: Path, warm: str) -> N
     assert attempt.identity is not None
     os.kill(attempt.identity.pid, signal.SIGKILL)
 
-    async def settled() -> dict[str, Any]:
+    async def settled() -> Settled:
         node = Node("local", short_path / "home")
-        return await node.settle({"plan": attempt.plan}, end=True)
+        return await node.ends.settle(on_node_of(attempt.plan), end=True)
 
     found = asyncio.run(settled())
-    assert (found["state"], found["proven"], found["ended_now"]) == ("ended", True, False)
-    assert found["exit"]["outcome"] == "completed"
+    assert (found.state, found.proven, found.ended_now) == (Found.ENDED, True, False)
+    assert found.exit is not None and found.exit.outcome is Outcome.COMPLETED
 
 
 def test_an_outcome_of_another_attempt_counts_for_nothing(tmp_path: Path) -> None:
-    exitrecord.write_outcome(str(tmp_path), {"marker": "a", "outcome": "completed", "reason": ""})
-    assert exitrecord.read_outcome(str(tmp_path), "a") is not None
-    assert exitrecord.read_outcome(str(tmp_path), "b") is None
-    exitrecord.write_outcome(str(tmp_path), {"marker": "a", "outcome": "canceled", "reason": ""})
-    assert exitrecord.read_outcome(str(tmp_path), "a")["outcome"] == "completed"  # type: ignore[index]
+    known = ExitRecord(job="j", attempt=1, node=0, marker="a", outcome=Outcome.COMPLETED)
+    exitrecord.write_outcome(str(tmp_path), known)
+    assert exitrecord.has_outcome(str(tmp_path), "a")
+    assert not exitrecord.has_outcome(str(tmp_path), "b")
+    exitrecord.write_outcome(str(tmp_path), replace(known, outcome=Outcome.CANCELED))
+    found = exitrecord.with_outcome(str(tmp_path), replace(known, outcome=Outcome.HOST_ERROR))
+    assert found is not None and found.outcome is Outcome.COMPLETED
+
+
+def test_an_outcome_that_an_earlier_version_kept_is_read(tmp_path: Path) -> None:
+    kept = {"marker": "a", "outcome": "canceled", "reason": "preempted: for job b"}
+    (tmp_path / exitrecord.OUTCOME).write_text(json.dumps(kept))
+    lost = ExitRecord(
+        job="j", attempt=1, node=0, marker="a", outcome=Outcome.HOST_ERROR, reason="killed"
+    )
+    found = exitrecord.with_outcome(str(tmp_path), lost)
+    assert found is not None
+    assert (found.outcome, found.end_reason) == (Outcome.CANCELED, EndReason.PREEMPTED)
+    assert (found.job, found.reason) == ("j", "preempted: for job b")

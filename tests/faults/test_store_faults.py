@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import StoreBusyError, StoreFullError
-from rayjobs.states import JobState
+from rayjobs.core.errors import StoreBusyError, StoreFullError
+from rayjobs.jobs.states import JobState
 from rayjobs.store import connection as connection_module
 from rayjobs.store import schema
 from rayjobs.store.sql import SqlStore

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import StoreBusyError, StoreError, StoreLostError, UsageError
+from rayjobs.core.errors import StoreBusyError, StoreError, StoreLostError, UsageError
 from rayjobs.store import care, witness
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import submit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 
 # A client is killed within so long.

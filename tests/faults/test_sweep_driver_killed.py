@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning.driver_actor import DRIVER_EVENT
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.spec import parse_sweep

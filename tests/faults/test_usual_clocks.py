@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute.targetrecord import LEASE_S
-from rayjobs.paths import home
-from rayjobs.records import Job
-from rayjobs.spec import Distribution, Resources
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.core.paths import home
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Distribution, Resources
+from rayjobs.target.record import LEASE_S
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.faults.test_nodes_lost import begin, check_curve
 from tests.jobs import Jobs
 from tests.local_target import remove_runtime_folder

@@ -10,14 +10,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import nodewarm
-from rayjobs.compute.nodewarm import NodeWarm
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
 from rayjobs.launch import hostclient, hoststart
+from rayjobs.node import warm as nodewarm
+from rayjobs.node.warm import NodeWarm
+from tests.attempts import data_request
 from tests.conformance.hosts import Attempt, base_env, namespaces_work, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -156,7 +158,7 @@ def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
     monkeypatch.setattr(nodewarm.hostclient, "ensure_warm", ensure_warm)
     with open(f"{socket}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        plan = {"kind": "script", "python": sys.executable}
+        plan = replace(data_request(root / "a1").plan, python=sys.executable)
 
         async def twice() -> list[tuple[Path | None, str]]:
             return [await warm.ready(plan), await warm.ready(plan)]
@@ -164,7 +166,9 @@ def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
         answers = asyncio.run(twice())
     assert len(starts) == 1, "the second job paid for another start"
     for found, reason in answers:
-        assert found is None and f"{socket}.lock" in reason and "nobody answers" in reason, reason
+        assert found is None and f"{socket}.lock" in reason and "no process answers" in reason, (
+            reason
+        )
 
 
 def test_one_that_is_importing_is_waited_for(short_path: Path, node: Node) -> None:

@@ -10,9 +10,9 @@ import math
 
 import pytest
 
-from rayjobs import models
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.states import JobState
+from rayjobs.api import model as models
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.states import JobState
 from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
 
@@ -98,7 +98,7 @@ def test_a_file_whose_bytes_are_not_what_was_stored(runs: Runs, damage: str) -> 
         blobs.delete(row.blob)
     else:
         blobs.put_bytes(b"weig" if damage == "cut" else b"WEIGHTS", row.blob)
-    with pytest.raises(UsageError, match=r"damaged|not in the workspace any more"):
+    with pytest.raises(UsageError, match=r"damaged|no longer in the workspace"):
         best(runs, job.id, 0.9)
     nothing_is_there(runs)
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import targets
-from rayjobs.compute.nodewarm import NodeWarm
+from rayjobs.core.paths import NodePaths, TargetPaths
+from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
-from rayjobs.paths import NodePaths, TargetPaths
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.node.warm import NodeWarm
+from rayjobs.target import targets
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.conformance.hosts import namespaces_work
 from tests.jobs import Jobs, until
 

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from rayjobs.spec import Array, Dependency
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Array, Dependency
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray

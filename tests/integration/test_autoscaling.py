@@ -9,15 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from rayjobs.cli.main import main
-from rayjobs.errors import CannotBePlacedError
-from rayjobs.spec import Distribution, Resources
-from rayjobs.states import JobState
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.core.errors import CannotBePlacedError
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Distribution, Resources
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.autoscaling import TARGET, FakeCloud, fake_cloud, node_type
 from tests.jobs import Jobs, until
 
 # Minutes on a busy machine; what the queue does with nodes that may start is tested without Ray in
-# tests/unit/compute/test_engine_grows.py.
+# tests/unit/engine/test_engine_grows.py.
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TWO = Distribution(nodes=2, backend="gloo")

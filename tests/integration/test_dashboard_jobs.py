@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.jobs import Jobs, until
 from tests.local_target import LocalTarget
 

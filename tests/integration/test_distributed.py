@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.logs import Logs
-from rayjobs.spec import Distribution
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import Distribution
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray

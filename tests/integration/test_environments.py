@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute.nodeenvironments import EVENT
-from rayjobs.paths import BUILD_LOG, ENVIRONMENT_LOCK
-from rayjobs.spec import JobSpec, Packages
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
+from rayjobs.core.paths import BUILD_LOG, ENVIRONMENT_LOCK
+from rayjobs.jobs.states import JobState
+from rayjobs.node.environments import EVENT
+from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.submit.submitting import submit
 from tests.jobs import Jobs
 from tests.wheels import make_wheel
 

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from rayjobs import checkpoints
 from rayjobs.cli.main import run
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import checkpoints
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
@@ -86,7 +86,7 @@ def test_an_eviction_without_notice_goes_on_from_the_last_checkpoint(
     # It is over: there is nothing to evict, and no process to look into.
     for command in ("simulate-eviction", "stacks"):
         assert run([command, job.id]) == 2
-        assert "only a running job" in capsys.readouterr().err
+        assert "so it has no processes" in capsys.readouterr().err
 
 
 def test_the_stacks_of_a_running_job_are_shown_and_kept(

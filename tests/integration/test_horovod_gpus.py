@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from rayjobs.spec import Distribution, Resources
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Distribution, Resources
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from rayjobs import Experiment, OutputFileDatasetConfig, ScriptRunConfig, Workspace
+from rayjobs.core.failures import FailureClass
+from rayjobs.data.pins import inputs_read
 from rayjobs.datastore import Dataset, Datastore
-from rayjobs.failures import FailureClass
-from rayjobs.jobdata import inputs_read
-from rayjobs.records import Job
-from rayjobs.spec import Input, Output, Registration
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Input, Output, Registration
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rayjobs.datastore import Datastore
-from rayjobs.spec import Input
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Input
 from tests.jobs import Jobs, until
 from tests.storage.profile import aws_profile  # noqa: F401
 from tests.storage.proxy import Proxy

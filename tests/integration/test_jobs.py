@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import CannotBePlacedError, SpecError
-from rayjobs.records import AllocationState
-from rayjobs.spec import Resources, Retries, SecretRef
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
+from rayjobs.core.errors import CannotBePlacedError, SpecError
+from rayjobs.jobs.records import AllocationState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Resources, Retries, SecretRef
+from rayjobs.submit.submitting import submit
 from rayjobs.target.secrets import TargetSecrets
-from rayjobs.workspace_files import open_workspace
+from rayjobs.workspace.folder import open_workspace
 from tests.jobs import Jobs, until, wake
 from tests.local_target import LocalTarget
 

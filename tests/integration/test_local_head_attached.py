@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import dashboard, starters, starting, targets
-from rayjobs.compute.headstop import Place
-from rayjobs.errors import UnreachableError, UsageError
+from rayjobs.core.errors import UnreachableError, UsageError
+from rayjobs.target import dashboard, starters, starting, targets
+from rayjobs.target.stopping import Place
 from tests.local_target import LocalTarget
 
 pytestmark = pytest.mark.ray

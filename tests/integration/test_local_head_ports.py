@@ -15,9 +15,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from rayjobs.compute import localhead
-from rayjobs.compute.tokencheck import check_token
 from rayjobs.injob.processes import all_pids
+from rayjobs.target import local_head
+from rayjobs.target.token_check import check_token
 from tests.jobs import until
 from tests.local_target import LocalTarget
 
@@ -73,7 +73,7 @@ def _listeners(folder: Path) -> list[Listener]:
             if fields[3] == LISTEN:
                 inodes[fields[9]] = _decode(fields[1])
     found = []
-    for identity in localhead.processes_of(folder):
+    for identity in local_head.processes_of(folder):
         try:
             command = Path(f"/proc/{identity.pid}/cmdline").read_bytes()
             links = [os.readlink(fd) for fd in Path(f"/proc/{identity.pid}/fd").iterdir()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rayjobs.spec import Distribution, Resources
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Distribution, Resources
 from tests.jobs import Jobs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

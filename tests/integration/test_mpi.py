@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from rayjobs.logs import Logs
-from rayjobs.records import Job
-from rayjobs.spec import Distribution, Resources
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import Distribution, Resources
 from tests.jobs import Jobs
 from tests.mpi_hosts import needs_horovod, needs_mpi
 
@@ -159,7 +159,7 @@ def test_torchrun_works_inside_a_job(jobs: Jobs) -> None:
 
 @needs_horovod
 def test_horovod_on_gpus_without_gpu_operations_is_refused_with_two_ways_out(jobs: Jobs) -> None:
-    from rayjobs.errors import SpecError
+    from rayjobs.core.errors import SpecError
 
     with pytest.raises(SpecError) as caught:
         jobs.submit(HOROVOD, distribution=shape(1, 2), resources=Resources(gpus=1))

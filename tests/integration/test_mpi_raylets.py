@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.logs import Logs
-from rayjobs.spec import Distribution
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import Distribution
 from tests.integration.test_mpi import HOROVOD
 from tests.jobs import Jobs
 from tests.mpi_hosts import needs_horovod, needs_mpi

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.failures import FailureClass
 from rayjobs.datastore import Datastore
-from rayjobs.failures import FailureClass
-from rayjobs.logs import Logs
-from rayjobs.spec import Distribution, Input
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.results.logs import Logs
+from rayjobs.spec.model import Distribution, Input
 from tests.jobs import Jobs
 from tests.raylets import RAYLETS, TARGET, Cluster
 from tests.storage.server import SECRET_KEY, S3Server, s3_server  # noqa: F401
@@ -27,7 +27,7 @@ print(json.dumps([path, open(os.path.join(path, "a.txt")).read()]), flush=True)
 TWO = Distribution(nodes=2, processes_per_node=1, backend="gloo")
 
 
-# Its quick twin: unit/compute/test_remote_workspace.py, which has a wire but no nodes.
+# Its quick twin: unit/node/test_remote_workspace.py, which has a wire but no nodes.
 @pytest.mark.slow
 def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
     pool_jobs: Jobs,

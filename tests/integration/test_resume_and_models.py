@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import checkpoints, models, submitting
-from rayjobs.metrics import series
-from rayjobs.spec import Retries
-from rayjobs.states import JobState
+from rayjobs.api import model as models
+from rayjobs.jobs.states import JobState
+from rayjobs.results.metrics import series
+from rayjobs.resume import checkpoints
+from rayjobs.spec.model import Retries
+from rayjobs.submit import submitting
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray

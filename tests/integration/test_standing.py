@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from tests.jobs import Jobs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from rayjobs import Experiment, ScriptRunConfig, Workspace, models
-from rayjobs.states import JobState
+from rayjobs import Experiment, ScriptRunConfig, Workspace
+from rayjobs.api import model as models
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning import (
     BanditPolicy,
     GridParameterSampling,
@@ -138,7 +139,7 @@ def test_a_policy_stops_a_real_trial_and_says_why(
     assert jobs.store.job(str(second.job_id)).state is JobState.CANCELED
     run.cancel()
     assert run.wait_for_completion()["status"] == "Canceled"
-    assert "the sweep was canceled" in jobs.store.job(run.id).reason
+    assert "canceled" in jobs.store.job(run.id).reason
     assert {child.status for child in run.get_children()} == {"Canceled"}
     assert len(list(run.get_children())) == 2
 

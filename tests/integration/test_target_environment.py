@@ -7,8 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rayjobs.compute import keeper, localhead
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.target import keeper, local_head
 from tests.jobs import Jobs
 from tests.local_target import SETTINGS, LocalTarget
 
@@ -25,9 +25,9 @@ def environment_of(pid: int) -> bytes:
 def test_no_process_of_a_target_holds_a_secret_of_the_shell_that_started_it(
     jobs: Jobs, local_target: LocalTarget
 ) -> None:
-    """Off switch: return True in `localhead.is_kept`."""
+    """Off switch: return True in `target.local_head.is_kept`."""
     jobs.wait(jobs.submit("print()"), JobState.COMPLETED)  # so that there is an agent
-    pids = {one.pid for one in localhead.processes_of(localhead.ray_folder(local_target.home))}
+    pids = {one.pid for one in local_head.processes_of(local_head.ray_folder(local_target.home))}
     owner = keeper.keeper_of(local_target.paths)
     assert owner is not None
     pids.add(owner.pid)

@@ -23,11 +23,11 @@ def main(seed: int, jobs: int, *, apart: bool) -> int:
             for event in world.store.events(job.id):
                 print(f"  {event.at:%H:%M:%S.%f} a{event.attempt} {event.kind} {event.message}")
             for host in world.machine.history:
-                plan = host.order["plan"]
-                if plan["job"] == job.id:
-                    ended = "" if host.record is None else host.record["outcome"]
+                on = host.on
+                if on.job == job.id:
+                    ended = "" if host.record is None else host.record.outcome
                     print(
-                        f"  host a{plan['attempt']} n{plan['node']} on {host.node_id}: "
+                        f"  host a{on.attempt} n{on.node} on {host.node_id}: "
                         f"{host.began_at:.3f} to {host.ended_at} {ended}"
                     )
         print("\n".join(violations) or "no violation")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from rayjobs.compute.nodefence import Fence
-from rayjobs.compute.nodeleases import Launching
+from rayjobs.node.fence import Fence
+from rayjobs.node.leases import Launching
 
 
 @dataclass

@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from rayjobs.compute.cluster import AgentLostError, NodeInfo, NotPlacedError
-from rayjobs.compute.nodehosts import exit_record_of_lost_host
-from rayjobs.errors import PrepareError
+from rayjobs.core.errors import PrepareError
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.outcomes import EndCause, EndReason
+from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.leftovers import Proof
+from rayjobs.node.hosts import exit_record_of_lost_host
 from rayjobs.policy import Shape
-from rayjobs.rootcause import PLACE_LOST
+from rayjobs.protocol.agent import AgentLostError, NodeInfo, NotPlacedError
+from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
+from rayjobs.protocol.calls import (
+    Answer,
+    Asked,
+    Call,
+    Cleaned,
+    Nothing,
+    Port,
+    Renew,
+    Renewed,
+    Settle,
+    Stop,
+    Sweep,
+    Swept,
+    UncleanedFolders,
+)
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.nodes import Hello, Prepared
+from rayjobs.protocol.settled import Found, Settled
 from tests.simulation.machines import TICK_S
 from tests.simulation.nodes import Machine
 
@@ -124,88 +146,84 @@ class SimAgent:
         if not self._lives:
             raise AgentLostError("the agent's process is gone")
 
-    async def hello(self) -> Mapping[str, Any]:
-        """See `Agent`."""
+    async def call(self, method: Call[Asked, Answer], message: Asked) -> Answer:
+        """See `Agent.call`: each call is a method of the same name."""
+        answer: Answer = await getattr(self, method.name)(message)
+        return answer
+
+    async def hello(self, _: Nothing) -> Hello:
         await self._call("hello")
-        return {
-            "node_id": self._node,
-            "address": self._machine.address(self._node),
-            "root": "/nowhere",
-            "environment": {"PATH": "/bin"},
-            "python": "/bin/python",
-            "injob_path": "/nowhere/injob",
-            "version": "0",
-            "clock_s": self._machine.clock_s(self._node),
-        }
+        return Hello(
+            node_id=self._node,
+            address=self._machine.address(self._node),
+            root="/nowhere",
+            environment={"PATH": "/bin"},
+            python="/bin/python",
+            injob_path="/nowhere/injob",
+            rayjobs="0",
+            clock_s=self._machine.clock_s(self._node),
+        )
 
-    async def free_port(self) -> int:
-        """See `Agent`."""
+    async def free_port(self, _: Nothing) -> Port:
         await self._call("free_port")
-        return 40_000
+        return Port(40_000)
 
-    async def prepare(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
+    async def prepare(self, _: LaunchRequest) -> Prepared:
         await self._call("prepare", longest_s=0.5)
         if self._machine.rng.random() < 0.02:
             raise PrepareError("the data is away", failure_class="data")
-        return {}
+        return Prepared()
 
-    async def launch(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`; a host may come up although nobody waits for it any more."""
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """A host may come up although nobody waits for it any more."""
         self._look()
         self._cluster.step("launch")
-        machine, plan = self._machine, order["plan"]
-        shape, gpus = _place_of(machine, order)
+        machine, plan = self._machine, request.plan
+        shape, gpus = _place_of(plan)
 
         async def work() -> None:
             await machine.travel(self._node, "launch")
             if not await machine.runs(self._node):  # asked, and then frozen or cut off
                 raise AgentLostError("the agent's process is gone")
-            async with machine.fence_of(self._node).starting(plan["marker"]):
+            async with machine.fence_of(self._node).starting(plan.marker):
                 with machine.starting(self._node, plan) as lease:
                     await asyncio.sleep(machine.rng.random() * 0.3)
                     runs = await machine.runs(self._node)
                     # Of a node that Ray has given up nobody has killed the agent yet.
                     lives = machine.agents.get(self._node, self._life) == self._life
                     if runs and (lives or machine.rng.random() < 0.5):
-                        machine.begin(order, shape, gpus, lease)
+                        machine.begin(request.on, self._node, shape, gpus, lease)
 
         launching = asyncio.ensure_future(work())
         launching.add_done_callback(_retrieve)
         await self._machine.answered(self._node, launching)
         self._look()
         self._cluster.step("launch")
-        return {
-            "pid": 1,
-            "start_time": 1,
-            "boot_id": "b",
-            "cold": None,
-            "watches_raylet": machine.lease_s is not None,
-        }
+        return Launched(Identity(1, 1, "b"), watches_raylet=machine.lease_s is not None)
 
-    async def renew(self, order: Mapping[str, Any], stamp: float | None) -> float | None:
-        """See `Agent`; a renewal may arrive although nobody waits for its answer any more."""
+    async def renew(self, asked: Renew) -> Renewed:
+        """A renewal may arrive although nobody waits for its answer any more."""
         self._look()
         self._cluster.step("renew")
-        machine, plan = self._machine, order["plan"]
+        machine = self._machine
 
         async def work() -> float | None:
             await machine.travel(self._node, "renew")
             if not await machine.runs(self._node):
                 raise AgentLostError("the agent's process is gone")
-            return machine.renew(self._node, plan, stamp)
+            return machine.renew(self._node, asked.on.marker, asked.stamp)
 
         renewing = asyncio.ensure_future(work())
         renewing.add_done_callback(_retrieve)
         answer = await machine.answered(self._node, renewing)
         self._look()
         self._cluster.step("renew")
-        return answer
+        return Renewed(answer)
 
-    async def follow(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
+    async def follow(self, on: AttemptOnNode) -> ExitRecord:
         """See `Agent`."""
         await self._call("follow")
-        host = self._machine.host_on(self._node, order["plan"]["marker"])
+        host = self._machine.host_on(self._node, on.marker)
         while host is not None and host.is_alive:
             # Looked at now and then: the agent may die meanwhile.
             try:
@@ -216,32 +234,31 @@ class SimAgent:
                 self._look()
         await self._call("follow")
         if host is None or host.record is None:
-            return exit_record_of_lost_host(order["plan"], Proof(True, 0, (), "simulated"))
+            return exit_record_of_lost_host(on, Proof(True, 0, (), "simulated"))
         return host.record
 
-    async def stop(self, order: Mapping[str, Any], *, reason: str, grace_s: float) -> None:
-        """See `Agent`."""
+    async def stop(self, asked: Stop) -> Nothing:
         await self._call("stop")
-        host = self._machine.host_on(self._node, order["plan"]["marker"])
+        host = self._machine.host_on(self._node, asked.on.marker)
         if host is not None and host.is_alive:
-            after_s = self._machine.rng.random() * grace_s
-            self._machine.stop(host, after_s=after_s, reason=reason)
+            after_s = self._machine.rng.random() * asked.grace_s
+            self._machine.stop(host, after_s=after_s, cause=asked.cause)
+        return Nothing()
 
-    async def collect(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
+    async def collect(self, _: AttemptOnNode) -> Collected:
         await self._call("collect", longest_s=0.2)
-        return {"tails": {0: b""}, "problems": []}
+        return Collected(tails={0: b""})
 
-    async def settle(self, order: Mapping[str, Any], *, end: bool) -> Mapping[str, Any]:
-        """See `Agent`, and `Ends.settle`, which this follows."""
+    async def settle(self, asked: Settle) -> Settled:
+        """See `Ends.settle`, which this follows."""
         await self._call("settle")
-        marker = order["plan"]["marker"]
+        marker, end = asked.on.marker, asked.end
         if end:
             await self._machine.fence_of(self._node).end(marker)
         host = self._machine.host_on(self._node, marker)
         if host is not None and host.is_alive:
             if not end:
-                return {"state": "running", "proven": False}
+                return Settled(Found.RUNNING)
             await asyncio.sleep(self._machine.rng.random() * 2.0)
             loop = asyncio.get_running_loop()
             asked_s = loop.time()
@@ -250,32 +267,29 @@ class SimAgent:
                 await asyncio.sleep(TICK_S)
                 asked_s = loop.time()
             if await self._machine.runs(self._node):
-                self._machine.end(host, outcome="canceled", signal=15, reason=PLACE_LOST)
+                self._machine.end(host, signal=15, cause=EndCause(EndReason.PLACE_LOST))
         await self._machine.reach(self._node)
         self._look()
         if host is not None and host.record is not None:
-            ours = host.record["reason"] == PLACE_LOST
-            return {"state": "ended", "exit": host.record, "proven": True, "ended_now": ours}
-        return {"state": "gone", "proven": True, "ended_now": end}
+            ours = host.record.end_reason is EndReason.PLACE_LOST
+            return Settled.of_record(host.record, proven=True, ended_now=ours)
+        return Settled(Found.GONE, proven=True, ended_now=end)
 
-    async def uncleaned(self) -> list[Mapping[str, Any]]:
-        return []
+    async def uncleaned(self, _: Nothing) -> UncleanedFolders:
+        return UncleanedFolders()
 
-    async def sweep(self, roots: list[str]) -> int:
-        return 0
+    async def sweep(self, _: Sweep) -> Swept:
+        return Swept(0)
 
-    async def clean(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        """See `Agent`."""
+    async def clean(self, _: AttemptOnNode) -> Cleaned:
         await self._call("clean")
-        return {"proven": True}
+        return Cleaned(proven=True)
 
 
-def _place_of(machine: Machine, order: Mapping[str, Any]) -> tuple[Shape, tuple[str, ...]]:
-    """Return what the order's group holds on its node, as the ranks will use it."""
-    plan = order["plan"]
-    gpus = tuple(str(plan["env"].get("CUDA_VISIBLE_DEVICES", "")).split(","))
-    ranks = len(plan["ranks"])
-    return Shape(nodes=1, cpus=float(ranks), gpus=0.0), tuple(one for one in gpus if one)
+def _place_of(plan: LaunchPlan) -> tuple[Shape, tuple[str, ...]]:
+    """Return what the attempt's group holds on its node, as the ranks will use it."""
+    gpus = tuple(plan.env.get("CUDA_VISIBLE_DEVICES", "").split(","))
+    return Shape(nodes=1, cpus=float(len(plan.ranks)), gpus=0.0), tuple(one for one in gpus if one)
 
 
 def _retrieve(task: asyncio.Future[Any]) -> None:

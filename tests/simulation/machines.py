@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from rayjobs.compute.cluster import AgentLostError, NotPlacedError
-from rayjobs.compute.nodefence import Fence
-from rayjobs.compute.nodeleases import require
-from rayjobs.injob.lease import LOST_OUTCOME, Lease
+from rayjobs.injob.lease import Lease
+from rayjobs.injob.outcomes import EndCause, Outcome
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.node.fence import Fence
+from rayjobs.node.leases import require
 from rayjobs.policy import Shape
+from rayjobs.protocol.agent import AgentLostError, NotPlacedError
+from rayjobs.protocol.attempts import AttemptOnNode
 from tests.simulation.boxes import Box
 from tests.simulation.nodes import Host, Machine
 
@@ -198,24 +201,29 @@ class Machines(Machine):
 
     # -- hosts ---------------------------------------------------------------------------------
     def begin(
-        self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...], lease: Lease | None
+        self,
+        on: AttemptOnNode,
+        node_id: str,
+        shape: Shape,
+        gpus: tuple[str, ...],
+        lease: Lease | None,
     ) -> None:
         """See `Machine`: the host has a lease, and sees Ray's process on its box."""
-        box, raylet = self._where[order["node_id"]]
-        self._at[order["plan"]["marker"]] = (box, raylet)
+        box, raylet = self._where[node_id]
+        self._at[on.marker] = (box, raylet)
         assert lease is not None
         self.asks(box)
         require(lease)
-        if order["node_id"] not in self.sizes:
+        if node_id not in self.sizes:
             box.troubles.append(self.loop.time())  # it comes up unheard
-        host = self.drawn(order, shape, gpus)
+        host = self.drawn(on, node_id, shape, gpus)
         host.lease = Lease(lease.lease_s, since_s=lease.since_s)
         self._spawn(self._live(host, box, raylet))
 
     async def _live(self, host: Host, box: Box, raylet: int) -> None:
         """Let a host's ranks run to their end, and its clocks be looked at."""
         assert host.lease is not None
-        left_s, limit = host.ends_at - host.began_at, host.order["plan"].get("max_duration_s")
+        left_s, limit = host.ends_at - host.began_at, host.on.max_duration_s
         while host.is_alive:
             now = self.loop.time()
             tick_s = min(TICK_S, left_s)
@@ -233,13 +241,13 @@ class Machines(Machine):
             if why is None and box.raylet != raylet:
                 why = "raylet has ended"
             if why is not None:
-                grace_s = host.lease.end_grace_s(host.order["plan"]["grace_s"])
+                grace_s = host.lease.end_grace_s(host.on.grace_s)
                 grace_s *= self.rng.random()
                 await asyncio.sleep(grace_s)
                 frozen_s = await self._thawed(box) or (frozen_s if grace_s == 0 else None)
-                self.end(host, at_s=frozen_s, outcome=LOST_OUTCOME, signal=15, reason=why)
+                self.end(host, at_s=frozen_s, outcome=Outcome.LEASE_LOST, signal=15, reason=why)
             elif limit is not None and self.loop.time() >= host.began_at + limit:
-                self.end(host, at_s=frozen_s, outcome="time_limit", signal=15)
+                self.end(host, at_s=frozen_s, outcome=Outcome.TIME_LIMIT, signal=15)
             elif left_s <= 1e-6:
                 self.by_itself(host)
 
@@ -252,40 +260,40 @@ class Machines(Machine):
 
     def kill(self, host: Host) -> None:
         """See `Machine`; what is frozen had not run since."""
-        box, _ = self._at[host.order["plan"]["marker"]]
+        box, _ = self._at[host.on.marker]
         was_alive = host.is_alive
         super().kill(host)
         if was_alive and box.frozen_s is not None:
             host.ended_at = box.frozen_s
 
-    def stop(self, host: Host, *, after_s: float, reason: str) -> None:
+    def stop(self, host: Host, *, after_s: float, cause: EndCause) -> None:
         """See `Machine`."""
-        self._spawn(self._stop(host, after_s, reason))
+        self._spawn(self._stop(host, after_s, cause))
 
-    async def _stop(self, host: Host, after_s: float, reason: str) -> None:
-        box, _ = self._at[host.order["plan"]["marker"]]
+    async def _stop(self, host: Host, after_s: float, cause: EndCause) -> None:
+        box, _ = self._at[host.on.marker]
         await asyncio.sleep(after_s)
         if await self._thawed(box) is not None:
             await asyncio.sleep(TICK_S)
-        self.end(host, outcome="canceled", signal=15, reason=reason)
+        self.end(host, signal=15, cause=cause)
 
     def clock_s(self, node: str) -> float | None:
         """See `Machine`."""
         self.asks(self._where[node][0])
         return self.boot_clock_s()
 
-    def starting(self, node: str, plan: Mapping[str, Any]) -> AbstractContextManager[Lease | None]:
+    def starting(self, node: str, plan: LaunchPlan) -> AbstractContextManager[Lease | None]:
         """See `Machine`."""
         box, _ = self._where[node]
         self.asks(box)
         return box.launching.starting(plan)
 
-    def renew(self, node: str, plan: Mapping[str, Any], stamp: float | None) -> float | None:
+    def renew(self, node: str, marker: str, stamp: float | None) -> float | None:
         """See `Machine`, and `NodeAgent.renew`, which this follows."""
         box, _ = self._where[node]
         self.asks(box)
-        answer = box.launching.renew(plan, stamp)
-        host = self.host_on(node, plan["marker"])
+        answer = box.launching.renew(marker, stamp)
+        host = self.host_on(node, marker)
         if answer is not None or host is None or not host.is_alive:
             return answer
         assert host.lease is not None
@@ -293,7 +301,7 @@ class Machines(Machine):
 
     def was_heard(self, host: Host) -> bool:
         """Whether nothing happened to a host's box from its start on, until its end was known."""
-        box, _ = self._at[host.order["plan"]["marker"]]
+        box, _ = self._at[host.on.marker]
         assert host.ended_at is not None
         return not any(host.began_at - 5 <= at <= host.ended_at + 30 for at in box.troubles)
 
@@ -337,7 +345,7 @@ class Machines(Machine):
     def _power_off(self, box: Box) -> Later:
         box.is_up = False
         for host in self.history:
-            if self._at[host.order["plan"]["marker"]][0] is box:
+            if self._at[host.on.marker][0] is box:
                 self.kill(host)
         box.fence = Fence()
         return self._raylet_dies(box)

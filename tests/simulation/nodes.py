@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from rayjobs.compute.cluster import NotPlacedError
-from rayjobs.compute.nodefence import Fence
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lease import Lease
+from rayjobs.injob.outcomes import EndCause, Outcome
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.node.fence import Fence
 from rayjobs.policy import Shape
+from rayjobs.protocol.agent import NotPlacedError
+from rayjobs.protocol.attempts import AttemptOnNode
 from tests.fakes.cluster import exit_record
 
 
@@ -29,7 +33,7 @@ class Host:
         frozen_s: For how long its machine has stood still meanwhile.
     """
 
-    order: Mapping[str, Any]
+    on: AttemptOnNode
     node_id: str
     shape: Shape
     gpus: tuple[str, ...]
@@ -37,7 +41,7 @@ class Host:
     ends_at: float
     exit_code: int | None
     ended_at: float | None = None
-    record: dict[str, Any] | None = None
+    record: ExitRecord | None = None
     lease: Lease | None = None
     frozen_s: float = 0.0
     over: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,12 +127,12 @@ class Machine:
         """Return what a node's boot clock shows."""
         return None
 
-    def starting(self, node: str, plan: Mapping[str, Any]) -> AbstractContextManager[Lease | None]:
+    def starting(self, node: str, plan: LaunchPlan) -> AbstractContextManager[Lease | None]:
         """Keep the lease of a host while it is being started within."""
         return nullcontext()
 
-    def renew(self, node: str, plan: Mapping[str, Any], stamp: float | None) -> float | None:
-        """See `Agent.renew`."""
+    def renew(self, node: str, marker: str, stamp: float | None) -> float | None:
+        """Renew the lease of a host; return the stamp for the next renewal."""
         raise AssertionError("no lease was granted")
 
     async def travel(self, node: str, call: str) -> None:
@@ -141,33 +145,38 @@ class Machine:
         """Return once a group can be made on the nodes. NotPlacedError: one is not there."""
 
     # -- hosts ---------------------------------------------------------------------------------
-    def drawn(self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...]) -> Host:
+    def drawn(self, on: AttemptOnNode, node_id: str, shape: Shape, gpus: tuple[str, ...]) -> Host:
         """Return a new attempt host that does by itself what chance wants."""
         rng, now = self.rng, self.loop.time()
         kind = rng.random()
         exit_code = 0 if kind < 0.8 else 1 if kind < 0.93 else None
         lasts = rng.choice((0.0, 0.05, rng.uniform(0.1, 3.0), rng.uniform(1.0, self.longest_s)))
-        host = Host(order, order["node_id"], shape, gpus, now, now + lasts, exit_code)
-        self.hosts[order["plan"]["marker"]] = host
+        host = Host(on, node_id, shape, gpus, now, now + lasts, exit_code)
+        self.hosts[on.marker] = host
         self.history.append(host)
         return host
 
     def begin(
-        self, order: Mapping[str, Any], shape: Shape, gpus: tuple[str, ...], lease: Lease | None
+        self,
+        on: AttemptOnNode,
+        node_id: str,
+        shape: Shape,
+        gpus: tuple[str, ...],
+        lease: Lease | None,
     ) -> None:
         """Start an attempt host, which goes on by itself."""
-        host = self.drawn(order, shape, gpus)
-        lasts, limit = host.ends_at - host.began_at, order["plan"].get("max_duration_s")
+        host = self.drawn(on, node_id, shape, gpus)
+        lasts, limit = host.ends_at - host.began_at, on.max_duration_s
         if limit is not None and lasts > limit:
-            self.loop.call_later(limit, lambda: self.end(host, outcome="time_limit", signal=15))
+            self.loop.call_later(
+                limit, lambda: self.end(host, outcome=Outcome.TIME_LIMIT, signal=15)
+            )
         else:
             self.loop.call_later(lasts, lambda: self.by_itself(host))
 
-    def stop(self, host: Host, *, after_s: float, reason: str) -> None:
+    def stop(self, host: Host, *, after_s: float, cause: EndCause) -> None:
         """Let a host end its ranks in a while."""
-        self.loop.call_later(
-            after_s, lambda: self.end(host, outcome="canceled", signal=15, reason=reason)
-        )
+        self.loop.call_later(after_s, lambda: self.end(host, signal=15, cause=cause))
 
     def by_itself(self, host: Host) -> None:
         """Let a host end as it would without anybody else."""
@@ -176,15 +185,20 @@ class Machine:
         else:
             self.end(host, exit_code=host.exit_code)
 
-    def end(self, host: Host, *, reason: str = "", at_s: float | None = None, **more: Any) -> None:
+    def end(self, host: Host, *, at_s: float | None = None, **more: Any) -> None:
         """Let a host write its record and leave; `at_s`: when its ranks ran last, if not now."""
         if not host.is_alive:
             return
-        plan = host.order["plan"]
+        on = host.on
         host.ended_at = self.loop.time() if at_s is None else at_s
-        host.record = exit_record(plan["job"], plan["attempt"], node=plan["node"], **more)
-        host.record["reason"] = reason
-        host.record["started_at"], host.record["ended_at"] = host.began_at, host.ended_at
+        host.record = exit_record(
+            on.job,
+            on.attempt,
+            node=on.node,
+            started_at=host.began_at,
+            ended_at=host.ended_at,
+            **more,
+        )
         host.over.set()
 
     def kill(self, host: Host) -> None:

@@ -14,14 +14,15 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from rayjobs import ids
-from rayjobs.compute.board import Board
-from rayjobs.compute.engine import Engine
-from rayjobs.errors import StoreBusyError, StoreFullError
+from rayjobs.core import ids
+from rayjobs.core.errors import StoreBusyError, StoreFullError
+from rayjobs.engine.board import Board
+from rayjobs.engine.engine import Engine
 from rayjobs.injob import lease
-from rayjobs.records import AllocationState, Job
-from rayjobs.spec import Dependency, Distribution, JobSpec, Resources, Retries
-from rayjobs.states import JobState
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import AllocationState, Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Dependency, Distribution, JobSpec, Resources, Retries
 from rayjobs.store.sql import SqlStore
 from tests.checker.evidence import Evidence, Ran
 from tests.checker.invariants import Violation, check
@@ -261,7 +262,7 @@ class World:
         alive = [host for host in self.machine.history if host.is_alive]
         if alive:
             host = self.rng.choice(alive)
-            self.note(f"host {host.order['plan']['marker']} is killed")
+            self.note(f"host {host.on.marker} is killed")
             self.machine.kill(host)
 
     async def _store_away(self) -> None:
@@ -310,14 +311,14 @@ class World:
         alive: dict[str, list[int]] = {}
         ran = []
         for host in self.machine.history:
-            plan = host.order["plan"]
+            on = host.on
             if host.is_alive:
-                alive.setdefault(plan["marker"], []).append(1)
+                alive.setdefault(on.marker, []).append(1)
             ran.append(
                 Ran(
-                    plan["job"],
-                    plan["attempt"],
-                    plan["node"],
+                    on.job,
+                    on.attempt,
+                    on.node,
                     host.began_at,
                     self.loop.time() if host.ended_at is None else host.ended_at,
                     cpus=host.shape.cpus,
@@ -355,11 +356,11 @@ class World:
                     found.append(Violation("fault", f"{job.id}: {one.failure.message}"))
         good: dict[tuple[str, int], int] = {}
         for host in self.machine.history:
-            if host.record is not None and host.record["outcome"] == "completed":
+            if host.record is not None and host.record.outcome is Outcome.COMPLETED:
                 if isinstance(self.machine, Machines) and not self.machine.was_heard(host):
                     continue  # nobody could know it: the job was to be done again
-                plan = host.order["plan"]
-                good[plan["job"], plan["attempt"]] = good.get((plan["job"], plan["attempt"]), 0) + 1
+                on = host.on
+                good[on.job, on.attempt] = good.get((on.job, on.attempt), 0) + 1
         wanted = {job.id: job.spec.distribution.nodes for job in evidence.jobs}
         for job_id in wanted:
             well = [

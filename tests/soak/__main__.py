@@ -46,15 +46,15 @@ sys.exit(code)
 CPUS = 8
 KILLS = Path(__file__).parents[1] / "faults" / "kills.toml"
 INTRODUCTION = """\
-# Reliability: what was done to a running target, and what users saw
+# Reliability: a target whose processes are killed for half an hour
 
-Written by `make soak` (`python -m tests.soak`), not by hand: all figures but those of the last
-table, which says itself where it comes from, are of one run. Jobs run on real Ray while a process
-is killed (SIGKILL) or stopped (SIGSTOP) every few seconds. Afterwards one checker
-(`tests/checker/`) compares the store, what the ranks themselves wrote, and what is left on the
-machine: invariants I1 to I11. A job whose script exits with 0 must not have failed by itself, nor
-have been given up with a retry left; what was tried again must go on from its newest whole
-checkpoint, its curve without gap or double.\
+This page is written by `make soak` (`python -m tests.soak`). All figures are from one run, except
+those of the last table. Jobs run on real Ray while a process is killed (SIGKILL) or stopped
+(SIGSTOP) every few seconds. Afterwards one checker (`tests/checker/`) compares the store, what
+the ranks themselves wrote, and what is left on the machine: invariants I1 to I11. A job whose
+script exits with 0 must not have failed on its own, nor have been given up with a retry left; a
+retried job must continue from its newest whole checkpoint, and its metrics must have neither gaps
+nor duplicates.\
 """
 DRAIN_S = 900.0
 
@@ -87,7 +87,7 @@ def main() -> int:
         }
     )
     # After the environment: some of these read it when they are imported.
-    from rayjobs.compute import starting, targets
+    from rayjobs.target import starting, targets
     from tests.soak.figures import measure
     from tests.soak.history import Soak
 
@@ -133,7 +133,7 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
             "",
             f"{minutes:g} minutes, {len(soak.submitted)} jobs and {soak.probe_count} probes, "
             f"{len(soak.harms)} events, {soak.attempts} attempts, {soak.lines} signs of life by "
-            f"ranks; {soak.resumed} attempts went on from a checkpoint; "
+            f"ranks; {soak.resumed} attempts continued from a checkpoint; "
             f"{soak.clients_killed} clients were killed while they submitted; "
             f"{os.cpu_count()} cores at a load of {os.getloadavg()[2]:.0f}, Linux "
             f"{platform.release().split('-')[0]}, Python {platform.python_version()}.",
@@ -142,8 +142,8 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
             "|---|---|---|---|---|",
             *rows,
             "",
-            "The seconds begin with the harm (of a stop, with its end), and include the whole life",
-            "of the job that was submitted right after.",
+            "The seconds count from the kill (for a stop, from its end), and include the life of",
+            "the job that was submitted right after.",
             "",
             f"States at the end: {soak.states}.",
             "",
@@ -152,7 +152,7 @@ def report(soak: object, minutes: float, figures: list[str], violations: list[st
             "",
             "## Figures",
             "",
-            "Measured on the same target before anything else was done to it, three times each.",
+            "Measured on the same target before the kills, three times each.",
             "",
             "| figure | goal, seconds | seconds (median) | seconds (worst) |",
             "|---|---|---|---|",
@@ -174,11 +174,11 @@ def kills() -> list[str]:
     return [
         "## What is killed in which state of a job",
         "",
-        "The end that the job is to have, and how many attempts that is to take. The soak does not",
-        "measure this: it is the expectation, `tests/faults/kills.toml`, printed unchanged. It is",
-        "held by `tests/faults/test_kill_matrix.py`, which brings one job into each state, kills,",
-        "and compares. Of an attempt host and a rank it is the one whose process was killed; `-`:",
-        "there is none in that state. What had failed before the retry pause is not counted.",
+        "The end that the job must have, and the number of attempts. The soak does not",
+        "measure this: it is the expectation in `tests/faults/kills.toml`, which",
+        "`tests/faults/test_kill_matrix.py` tests: it brings one job into each state, kills,",
+        "and compares. `-` means that there is no such process in that state. Failures before",
+        "the retry pause are not counted.",
         "",
         f"| killed (kill -9) | {' | '.join(states)} |",
         f"|---|{'---|' * len(states)}",

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from rayjobs.compute import wakeclient
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
-from rayjobs.records import Job
-from rayjobs.states import JobState
-from rayjobs.workspace_files import open_workspace
+from rayjobs.target import wake_client
+from rayjobs.workspace.folder import open_workspace
 from tests.faults.test_processes_killed import actor_pid, rank_pid
 from tests.jobs import Jobs, until, wake
 from tests.local_target import LocalTarget
@@ -89,10 +89,10 @@ class _Measuring:
         old, ids = actor_pid(self._target), {job.id for job in running}
         began_s = time.monotonic()
         os.kill(old, signal.SIGKILL)
-        socket = wakeclient.socket_of("local", self._target.home)
+        socket = wake_client.socket_of("local", self._target.home)
 
         def adopted() -> bool:
-            answer = wakeclient.ask(socket, {"op": "status"}, timeout_s=10.0)
+            answer = wake_client.ask(socket, {"op": "status"}, timeout_s=10.0)
             if not answer or answer["pid"] == old:
                 return False
             return {key.rpartition("::")[2] for key in answer["live"]} == ids

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from rayjobs.compute import starting
-from rayjobs.errors import RayjobsError
-from rayjobs.spec import Distribution, JobSpec, Retries, SecretRef
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.core.errors import RayjobsError
+from rayjobs.spec.model import Distribution, JobSpec, Retries, SecretRef
+from rayjobs.submit.submitting import submit
+from rayjobs.target import starting
+from rayjobs.workspace.folder import locate, open_workspace
 from tests.checker.evidence import collect, read_history
 from tests.checker.invariants import check
 from tests.soak.known import Watch, known
@@ -26,9 +26,9 @@ from tests.soak.nemesis import Harm, Nemesis
 CLIENT = """
 import sys
 from pathlib import Path
-from rayjobs.spec import JobSpec
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import locate, open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.workspace.folder import locate, open_workspace
 spec = JobSpec.model_validate_json(sys.argv[1])
 print("begun", flush=True)
 done = submit(open_workspace(locate()), spec, source=Path(sys.argv[2]), experiment="soak",

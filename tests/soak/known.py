@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 
-from rayjobs import checkpoints
-from rayjobs.errors import RayjobsError
-from rayjobs.states import JobState
+from rayjobs.core.errors import RayjobsError
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.workspace.folder import OpenWorkspace
 from tests.checker.evidence import Evidence
 
 LOOK_S = 0.2

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from rayjobs.compute import keeper, localhead, starting
+from rayjobs.core.paths import TargetPaths
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
-from rayjobs.paths import TargetPaths
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.target import keeper, local_head, starting
+from rayjobs.workspace.folder import OpenWorkspace
 from tests.faults.test_processes_killed import actor_pid, agents, rank_pid, warm_interpreters
 from tests.local_target import LocalTarget
 
@@ -119,10 +119,10 @@ class Nemesis:
         return self._probe()
 
     def _kill_head(self) -> float | None:
-        record = localhead.load_record(self._paths)
+        record = local_head.load_record(self._paths)
         if record is None:
             raise LookupError("no head")
-        killed = list(localhead.processes_of(Path(record.temp_dir)))
+        killed = list(local_head.processes_of(Path(record.temp_dir)))
         for identity in killed:
             send_signal(identity, signal.SIGKILL)
         while any(is_alive(one) for one in killed):

@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
-from rayjobs.records import Job
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from tests.jobs import Jobs, until
 from tests.local_target import LocalTarget
 
@@ -123,14 +123,14 @@ class Scene:
 
     def killed(self, what: str, watched_s: float, enough: Callable[[set[str]], bool]) -> Outcome:
         """Kill one, and watch the others for a time, or until the living are few enough."""
-        from rayjobs.compute import localhead
+        from rayjobs.target import local_head
 
         head = self._target.head
         raylet = head.identity("raylet")
         assert raylet is not None
         victims = {
             RAYLET: [raylet],
-            HEAD: list(localhead.processes_of(Path(head.temp_dir))),
+            HEAD: list(local_head.processes_of(Path(head.temp_dir))),
         }.get(what) or [self.processes[what]]
         for victim in victims:
             send_signal(victim, signal.SIGKILL)
@@ -171,15 +171,16 @@ def never(_living: set[str]) -> bool:
 
 
 INTRODUCTION = f"""\
-# Who lives after whose death
+# Which process survives which
 
-Written by `python -m tests.soak.survivors`, not by hand: on a `local` target, with real processes.
+This page is written by `python -m tests.soak.survivors`, on a `local` target with real processes.
 A job's script has started a child, a process in a session of its own that ignores SIGTERM, and a
 daemon whose environment is wiped. Then one process is killed (SIGKILL), and all are watched for
-{WATCHED_S:g} seconds. A cell says after how many seconds the process was dead; the last column, how
-the job ended once its script was let go. Whoever outlives the watch and is part of the job is dead
-when the job has ended. After the death of a raylet or a head the keeper starts another head, whose
-agent ends what it finds. On a cluster the hosts see their raylet's death and end by themselves.
+{WATCHED_S:g} seconds. A cell says after how many seconds the process was dead; the last column
+says how the job ended when its script was allowed to end. A process of the job that still lives
+after that time is dead when the job has ended. After the death of a raylet or a head, the keeper
+starts another head, whose agent ends the survivors. On a cluster the attempt hosts notice the
+death of their raylet and end by themselves.
 """
 
 
@@ -188,7 +189,7 @@ def table(outcomes: list[Outcome], held_by: str) -> str:
     return "\n".join(
         [
             INTRODUCTION,
-            f"Held by `{held_by}` ([levels](architecture.md#what-holds-an-attempt)); "
+            f"Held by `{held_by}` ([levels](architecture.md#containment)); "
             f"{os.cpu_count()} cores at a load of {os.getloadavg()[1]:.0f}, Linux "
             f"{platform.release().split('-')[0]}, Python {platform.python_version()}.",
             "",
@@ -211,8 +212,8 @@ def main() -> int:
         "RAYJOBS_WORKSPACE": str(root / "w"),
         "RAYJOBS_LOCAL_DASHBOARD": "0",
     }
-    from rayjobs.compute import starting, targets
-    from rayjobs.workspace_files import locate, open_workspace
+    from rayjobs.target import starting, targets
+    from rayjobs.workspace.folder import locate, open_workspace
 
     outcomes: list[Outcome] = []
     held_by = ""

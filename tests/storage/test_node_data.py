@@ -7,18 +7,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rayjobs.compute import nodedata
-from rayjobs.compute.nodedata import NodeData
+from rayjobs.core.errors import PrepareError
 from rayjobs.datastore import Datastore
 from rayjobs.datastore.materialise import Materialised
 from rayjobs.datastore.mountfiles import is_mounted
-from rayjobs.errors import PrepareError
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.node import data as nodedata
+from rayjobs.node.data import NodeData
+from rayjobs.protocol.attempts import LaunchRequest
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import data_request
 from tests.storage.node import node_folder, wait_for
 from tests.storage.server import S3Server
 
@@ -48,11 +52,10 @@ def store(s3_server: S3Server, workspace: OpenWorkspace, tmp_path: Path) -> Data
     return made
 
 
-def order(root: Path, mode: str = "mount") -> dict[str, Any]:
+def request(root: Path, mode: str = "mount") -> LaunchRequest:
     root.mkdir()
     fields = {"source": "photos/data", "mode": mode, "path_on_compute": None}
-    plan = {"root": str(root), "marker": f"m-{root.name}", "job": "j", "attempt": 1, "node": 0}
-    return {"plan": plan, "inputs": {"data": fields}, "outputs": {}}
+    return data_request(root, inputs={"data": fields}, marker=f"m-{root.name}")
 
 
 class Notes:
@@ -72,7 +75,7 @@ def test_an_input_is_mounted_told_and_let_go(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data, notes = NodeData(node), Notes()
-    told = order(tmp_path / "a1")
+    told = request(tmp_path / "a1")
     variables = data.bring(told, workspace, note=notes)
     folder = variables["AZUREML_DATAREFERENCE_data"]
     assert variables["RAYJOBS_INPUT_DATA"] == variables["data"] == folder
@@ -81,13 +84,7 @@ def test_an_input_is_mounted_told_and_let_go(
     assert (kind, facts["how"], facts["files"], facts["bytes"]) == ("input", "mounted", 2, 2000)
     assert facts["version"].startswith("sha256:")
     assert "mounted photos/data (2 files" in text
-    assert data.facts(tmp_path / "a1") == {
-        "mounted": ["data"],
-        "paths": [folder],
-        "read_only": {},
-        "troubles": [],
-        "refused": [],
-    }
+    assert data.facts(tmp_path / "a1") == DataFacts(mounted=("data",), paths=(folder,))
     point = Path(held_of(tmp_path / "a1").mount_folder) / "files"
     data.release(tmp_path / "a1")
     data.release(tmp_path / "a1")
@@ -104,7 +101,7 @@ def test_without_fuse_the_jobs_history_says_so(
 ) -> None:
     monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
     data, notes = NodeData(node), Notes()
-    variables = data.bring(order(tmp_path / "a1"), workspace, note=notes)
+    variables = data.bring(request(tmp_path / "a1"), workspace, note=notes)
     assert sorted(os.listdir(variables["data"])) == ["a.bin", "b.bin"]
     assert [kind for kind, _, _ in notes.kept] == ["input", "data"]
     assert notes.kept[0][2]["how"] == "downloaded"
@@ -116,14 +113,16 @@ PREPARES = """
 import json, sys
 from pathlib import Path
 from rayjobs.datastore.processes import ProcessIdentity
-from rayjobs.compute.nodedata import NodeData
-from rayjobs.workspace_files import open_workspace
-node, workspace, order, pid = sys.argv[1:]
+from rayjobs.node.data import NodeData
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.protocol.attempts import LaunchRequest
+from rayjobs.workspace.folder import open_workspace
+node, workspace, asked, pid = sys.argv[1:]
 data = NodeData(Path(node))
-told = json.loads(order)
+told = LaunchRequest.from_json(json.loads(asked))
 data.bring(told, open_workspace(workspace), note=lambda *what: None)
 started = ProcessIdentity.of(int(pid)).start_time
-data.share_with_host(Path(told["plan"]["root"]), pid=int(pid), start_time=started)
+data.share_with_host(Path(told.on.root), pid=int(pid), start_time=started)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -134,7 +133,7 @@ def test_a_mount_outlives_the_agent_that_made_it_as_long_as_the_host_lives(
 ) -> None:
     host = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
     root = tmp_path / "a1"
-    arguments = [str(node), str(workspace.path), json.dumps(order(root)), str(host.pid)]
+    arguments = [str(node), str(workspace.path), json.dumps(request(root).to_json()), str(host.pid)]
     agent = subprocess.Popen(
         [sys.executable, "-c", PREPARES, *arguments],
         stdin=subprocess.PIPE,
@@ -155,7 +154,7 @@ def test_a_mount_outlives_the_agent_that_made_it_as_long_as_the_host_lives(
     host.communicate()
     wait_for(lambda: len(list((folder / "users").iterdir())) == 1, "the dead host is struck off")
     assert is_mounted(folder / "files")
-    assert data.facts(root)["troubles"] == []
+    assert data.facts(root).troubles == ()
     data.release(root)
     assert not is_mounted(folder / "files")
 
@@ -175,14 +174,14 @@ def test_a_cancel_ends_a_download_in_the_middle(
         (tmp_path / "source" / f"{number}.bin").write_bytes(os.urandom(1 << 20))
     Datastore.from_record(record).upload(tmp_path / "source", "data", show_progress=False)
     data = NodeData(node)
-    told = order(tmp_path / "a1", "download")
+    told = request(tmp_path / "a1", "download")
     said: list[str] = []
 
     def cancel(kind: str, text: str, facts: Mapping[str, Any]) -> None:
         said.append(f"{kind} {text}")
-        data.stop(told)
+        data.stop(told.on)
 
-    with pytest.raises(PrepareError, match="end was asked for"):
+    with pytest.raises(PrepareError, match="end was requested"):
         data.bring(told, workspace, note=cancel)
     assert said[0].startswith("transfer input data: 0/20 files")
     assert not (tmp_path / "a1" / "inputs" / "data").exists()
@@ -192,8 +191,9 @@ def test_an_input_that_cannot_be_brought_leaves_none_of_the_others(
     workspace: OpenWorkspace, store: Datastore, node: Path, tmp_path: Path
 ) -> None:
     data = NodeData(node)
-    told = order(tmp_path / "a1")
-    told["inputs"]["gone"] = {**told["inputs"]["data"], "source": "photos/gone"}
+    told = request(tmp_path / "a1")
+    gone = replace(told.inputs["data"], source="photos/gone")
+    told = replace(told, inputs={**told.inputs, "gone": gone})
     with pytest.raises(PrepareError, match="input 'gone': there is nothing at 'gone'") as caught:
         data.bring(told, workspace, note=Notes())
     assert caught.value.failure_class == "data"

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 import yaml
 
-from rayjobs.nodetypes import read_cluster_file
+from rayjobs.policy.node_types import read_cluster_file
 
 ROOT = Path(__file__).resolve().parents[2]
 

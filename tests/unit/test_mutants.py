@@ -36,5 +36,16 @@ def test_a_mutants_text_stands_once_in_its_file_and_its_tests_exist(path: Path) 
     assert not wrong, "\n".join(wrong)
 
 
+def test_every_fault_that_has_a_mutant_has_its_section_in_the_documents() -> None:
+    text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^### Fault (\d+)\b", text, re.MULTILINE))
+    mutants = {
+        str(mutant["fault"])
+        for path in LISTS
+        for mutant in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    }
+    assert mutants - sections == set()
+
+
 def test_there_are_mutants() -> None:
     assert len(LISTS) >= 10

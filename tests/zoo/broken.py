@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayjobs.failures import FailureClass
+from rayjobs.core.failures import FailureClass
 
 F = FailureClass
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.rootcause import diagnose
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.jobs.rootcause import diagnose
 from tests.conformance.hosts import Attempt, warm
 from tests.zoo.broken import ZOO, Broken
 
@@ -29,7 +30,7 @@ def test_the_root_cause_is_told(broken: Broken, short_path: Path, warm: str) -> 
     ).start(warm)
     record = attempt.wait()
     tails = {rank: attempt.log(rank)[-64 * 1024 :] for rank in range(broken.ranks)}
-    _, failure = diagnose([record], tails)
+    _, failure = diagnose([ExitRecord.from_json(record)], tails)
     assert failure is not None, record
     assert broken.told in failure.message
     assert "\n" not in failure.message

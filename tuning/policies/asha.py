@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, is_number, is_whole, shown
 
@@ -146,7 +146,11 @@ class AshaPolicy(Policy):
         cutoff = self._cutoff(others, goal)
         share = f"the best 1/{shown(self.reduction_factor)} of {len(others)} others at this rung"
         sign = "<" if goal is PrimaryMetricGoal.MAXIMIZE else ">"
-        value = f"{shown(own)} {sign}" if math.isfinite(own) else f"{own} is no match for"
+        value = (
+            f"{shown(own)} {sign}"
+            if math.isfinite(own)
+            else f"{own} is not finite, so it does not meet"
+        )
         reason = (
             f"stopped trial {trial} at interval {interval}: {value} {shown(cutoff)}, "
             f"the limit of {share}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, is_number, shown, stop_diverged
 

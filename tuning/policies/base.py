@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.errors import SweepError, problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies.base import Policy, Stop, is_whole, shown
 

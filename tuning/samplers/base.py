@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import SearchSpace, parse_space
@@ -49,6 +49,7 @@ class Sampling(ABC):
         space: The search space.
         properties: ``seed`` (whole number) makes the choice repeatable; without it one is
             drawn here, once, and recorded.
+        is_seed_drawn: Whether the seed was drawn here, since none was given.
 
     Raises:
         SweepError: the space or the properties are wrong, or the sampling cannot use an
@@ -57,9 +58,11 @@ class Sampling(ABC):
 
     kind: ClassVar[str]
     known_properties: ClassVar[tuple[str, ...]] = ("seed",)
+    draws_seed: ClassVar[bool] = False  # an instance that has drawn its seed says True
 
     space: SearchSpace
     properties: Mapping[str, Any] = field(default_factory=dict)
+    is_seed_drawn: bool = field(default=False, compare=False, repr=False)
 
     def __init__(
         self,
@@ -78,8 +81,10 @@ class Sampling(ABC):
                     )
                 )
         seed = settings.get("seed")
+        object.__setattr__(self, "is_seed_drawn", seed is None)
         if seed is None:
             settings["seed"] = secrets.randbits(31)
+            object.__setattr__(self, "draws_seed", True)
         elif not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
             problems.append(
                 Problem("properties.seed", f"the seed is {seed!r}.", "Give a whole number ≥ 0.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.expressions import Choice, QUniform, Uniform
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.samplers.base import Sampler, Sampling

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from rayjobs.errors import Problem
+from rayjobs.core.errors import Problem
 from rayjobs.tuning.expressions import Choice
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.samplers.base import Sampler, Sampling
@@ -39,7 +39,7 @@ class GridParameterSampling(Sampling):
         return [
             Problem(
                 key,
-                f"a grid cannot be made of {expression.name}.",
+                f"a grid cannot be built from {expression.name}.",
                 "Use choice(...) with the values to try, or random sampling.",
             )
             for key, expression in space.items()

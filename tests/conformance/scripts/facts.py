@@ -7,6 +7,7 @@ import os
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -39,7 +40,9 @@ facts = {
     "path0": sys.path[0],
     "cwd": os.getcwd(),
     "environ": dict(os.environ),
-    "c_environ": os.popen("env | sort | grep -v ^_=").read(),
+    # Not `os.popen`: it leaves the shell and the pipe behind if the shell ends a moment after its
+    # output does.
+    "c_environ": subprocess.check_output("env | sort | grep -v ^_=", shell=True, text=True),
     "stdin": sys.stdin.read(),
     "stdout": [
         sys.stdout.encoding,

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rayjobs.errors import StorageFullError, StoreFullError
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import StorageFullError, StoreFullError
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
-from rayjobs.workspace_files import WorkspaceFiles, open_workspace
+from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
 folder = Path(sys.argv[1])
 found: dict[str, Any] = {"size": os.statvfs(folder).f_blocks * os.statvfs(folder).f_frsize}

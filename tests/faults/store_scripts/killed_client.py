@@ -8,7 +8,7 @@ import random
 import signal
 import sys
 
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 
 

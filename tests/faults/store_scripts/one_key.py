@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from rayjobs.spec import JobSpec
-from rayjobs.workspace_files import open_workspace
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import open_workspace
 from tests.faults.store_scripts.forks import at_once
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 from tests.faults.store_scripts.forks import at_once
 

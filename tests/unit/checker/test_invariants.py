@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayjobs.driverlog import marker as gap_marker
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import (
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
     Attempt,
@@ -24,11 +25,12 @@ from rayjobs.records import (
     ModelFile,
     ModelVersion,
 )
-from rayjobs.spec import JobSpec, Retries
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.results.driver_log import marker as gap_marker
+from rayjobs.spec.model import JobSpec, Retries
 from tests.checker.evidence import Evidence, Ran, Whole, living, read_history
 from tests.checker.invariants import RULES, check
-from tests.fakes.cluster import exit_record
+from tests.fakes.cluster import exit_record as typed_record
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -70,7 +72,7 @@ def history() -> Evidence:
         created_at=NOW,
         ended_at=NOW,
         hosts=(HOST,),
-        exits=(exit_record("j", 1, exit_code=None, signal=9, outcome="failed"),),
+        exits=(exit_record("j", 1, exit_code=None, signal=9, outcome=Outcome.FAILED),),
         outcome="failed",
         failure=failure,
     )
@@ -176,6 +178,11 @@ def held(job: str | None, state: AllocationState, cpus: float = 1.0) -> list[All
             changed_at=NOW,
         )
     ]
+
+
+def exit_record(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return an exit record as it is stored."""
+    return typed_record(*args, **kwargs).to_json()
 
 
 def long_exit() -> dict[str, object]:
@@ -316,7 +323,7 @@ def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
     job_of(state=S.FAILED)(evidence)
     evidence.kills = {"j": 2}
     evidence.events["j"][-2] = event(98, "state", "", new="Failed")
-    killed = exit_record("j", 2, exit_code=None, signal=9, outcome="failed")
+    killed = exit_record("j", 2, exit_code=None, signal=9, outcome=Outcome.FAILED)
     killed["ranks"][0]["log_bytes"] = 3
     attempt_of(1, exits=(killed,), outcome="failed", failure=USER)(evidence)
     evidence.models = []

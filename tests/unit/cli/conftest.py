@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job, MetricPoint, StoredFile
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job, MetricPoint, StoredFile
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 LOG = b"one\ntwo \xff\x00\nthree, without an end"
 STEPS = (JobState.PREPARING, JobState.RUNNING, JobState.FINALIZING)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rayjobs.compute.wakeclient import socket_of
-from rayjobs.paths import home, runtime_dir
+from rayjobs.core.paths import home, runtime_dir
+from rayjobs.target.wake_client import socket_of
 
 
 @contextmanager

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job
-from rayjobs.spec import Array, JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Array, JobSpec
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -57,6 +57,23 @@ def test_ls_folds_an_array_into_one_line(queue: Queue, array: Job, terminal: Ter
     assert [f"shards[{index}]" in expanded for index in range(4)] == [True] * 4
     children = json.loads(terminal.type("ls", "--json", "--parent", array.id).out)
     assert sorted(one["array_index"] for one in children) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "chosen", [("-s", "{}"), ("--filter", "state={}"), ("--filter", "state!=Completed", "-s", "{}")]
+)
+def test_an_array_is_listed_by_the_states_of_its_members(
+    queue: Queue, array: Job, terminal: Terminal, chosen: tuple[str, ...]
+) -> None:
+    def listed(state: str) -> list[str]:
+        words = [word.format(state) for word in chosen]
+        return [row["id"] for row in json.loads(terminal.type("ls", "--json", *words).out)]
+
+    assert listed("Queued") == [array.id]
+    assert listed("Running") == []
+    queue.start(queue.workspace.store.jobs(parent=array.id)[0])
+    assert listed("Queued") == listed("Running") == [array.id]
+    assert listed("Failed") == []
 
 
 def test_an_array_without_a_place_is_shown_as_queued(array: Job, terminal: Terminal) -> None:
@@ -191,3 +208,29 @@ def test_update_refuses_what_says_nothing(
     options: tuple[str, ...], queue: Queue, terminal: Terminal
 ) -> None:
     assert terminal.type("update", queue.submit().id, *options).code == 2
+
+
+def test_a_canceled_array_names_who_canceled_it(
+    queue: Queue, terminal: Terminal, array: Job
+) -> None:
+    running = queue.start(member(queue, array, 0))
+    queue.workspace.store.request_cancel(array.id, by="bob")
+    queue.workspace.store.finish(running.id, attempt=1, state=JobState.CANCELED, reason="canceled")
+    assert "canceled by bob; 4 jobs: 4 Canceled" in terminal.type("ls").out
+    rows = json.loads(terminal.type("ls", "--expand", "--json").out)
+    assert {row["reason"].partition(";")[0] for row in rows} == {"canceled by bob"}
+
+
+def test_members_are_listed_by_their_index_below_their_array(
+    queue: Queue, terminal: Terminal, array: Job
+) -> None:
+    other = queue.submit("other")
+    members = [member(queue, array, index).id for index in range(4)]
+
+    def listed(*command: str) -> list[str]:
+        return [row["id"] for row in json.loads(terminal.type(*command, "--json").out)]
+
+    assert listed("ls", "--parent", array.id) == members
+    assert listed("ls", "--expand") == [other.id, array.id, *members]
+    waiting = json.loads(terminal.type("top", "--json").out)["waiting"]
+    assert [row["id"] for row in waiting] == [*members, other.id]

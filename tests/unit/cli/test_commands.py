@@ -14,10 +14,10 @@ import rayjobs.cli.ls as ls_module
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import stay
 from rayjobs.cli.summary import summary_lines
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job, MetricPoint
-from rayjobs.states import JobState
-from rayjobs.submitting import Submitted
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.states import JobState
+from rayjobs.submit.submitting import Submitted
 from tests.unit.cli.conftest import LOG, Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -203,7 +203,7 @@ def test_ls_says_why_jobs_wait_or_failed(queue: Queue, terminal: Terminal) -> No
         (("-e", "mnist"), ["mnist"]),
         (("--tag", "seed=3"), ["tagged"]),
         (("-n", "1"), ["tagged"]),
-        (("--target", "elsewhere"), []),
+        (("-s", "canceled"), []),
     ],
 )
 def test_ls_filters(
@@ -299,9 +299,9 @@ def test_logs_are_byte_exact_where_no_terminal_is(
     assert run(["logs", job.id]) == 0
     assert capfdbinary.readouterr() == (LOG, b"")
     assert run(["logs", "-f", job.id]) == 0
-    assert capfdbinary.readouterr() == (LOG, b"")
+    assert capfdbinary.readouterr() == (LOG, b"Completed\n")
     assert run(["logs", "-n", "1", "-f", job.id]) == 0
-    assert capfdbinary.readouterr() == (b"three, without an end", b"")
+    assert capfdbinary.readouterr() == (b"three, without an end", b"Completed\n")
 
 
 @pytest.mark.parametrize(
@@ -555,6 +555,25 @@ def test_why_names_what_a_job_waits_for(queue: Queue, terminal: Terminal) -> Non
     assert "is not waiting: it is Failed" in terminal.type("why", ended.id).out
 
 
+def test_events_show_an_error_s_whole_text_with_v(queue: Queue, terminal: Terminal) -> None:
+    job = queue.submit()
+    queue.workspace.store.add_event(
+        job.id, "agent_lost", "it is replaced: died.", attempt=1, data={"detail": "died. At x\ny"}
+    )
+    assert "At x" not in terminal.type("events", job.id).out
+    assert "it is replaced: died. (died. At x y)" in terminal.type("events", "-v", job.id).out
+
+
+def test_stacks_of_a_job_without_processes_say_why(queue: Queue, terminal: Terminal) -> None:
+    ended, waits = queue.completed(), queue.submit()
+    done = terminal.type("stacks", ended.id)
+    assert done.code == 2
+    assert f"job {ended.id} has ended (Completed), so it has no processes" in done.err
+    assert "rayjobs why" not in done.err
+    done = terminal.type("stacks", waits.id)
+    assert (done.code, f"`rayjobs why {waits.id}`" in done.err) == (2, True)
+
+
 def test_events_are_the_history(queue: Queue, terminal: Terminal) -> None:
     job = queue.completed()
     whole = terminal.type("events", job.id).out
@@ -636,7 +655,7 @@ def test_a_name_that_leads_out_is_refused(queue: Queue, terminal: Terminal, tmp_
     blob = queue.workspace.blobs.put_bytes(b"x", "t/evil")
     from datetime import UTC, datetime
 
-    from rayjobs.records import StoredFile
+    from rayjobs.jobs.records import StoredFile
 
     evil = StoredFile(
         name="outputs/../../evil",
@@ -709,3 +728,22 @@ def test_what_could_not_be_stored_is_shown_with_the_job(queue: Queue, terminal: 
     assert "\x1b" not in shown
     lines = summary_lines(Settings(), queue.workspace, job)
     assert any(line.startswith("  left out: metrics of rank 0") for line in lines)
+
+
+def test_following_ends_with_how_each_job_ended(queue: Queue, terminal: Terminal) -> None:
+    """On stderr, so that what a script prints is all that is on stdout; the exit code stays 0."""
+    good, bad = queue.finish(queue.start(queue.submit("good"))), queue.failed(name="bad")
+    done = terminal.type("logs", "-f", good.id)
+    assert (done.code, done.err.splitlines()[-1]) == (0, "Completed")
+    done = terminal.type("logs", "-f", bad.id)
+    assert done.code == 0
+    failed = "Failed (user): rank 0 exited with code 1: ValueError: no data"
+    assert done.err.splitlines()[-1].replace("\\x1b[2J", "") == failed, done.err
+    done = terminal.type("logs", "-f", good.id, bad.id)
+    ends = done.err.splitlines()[-2:]
+    assert [line.split()[0] for line in ends] == [one.id.rpartition("_")[2] for one in (good, bad)]
+    assert ends[0].endswith("Completed")
+    assert "Failed (user)" in ends[1]
+    assert "The exit code is then 0 however the jobs ended" in " ".join(
+        terminal.type("logs", "-h").out.split()
+    )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rayjobs import snapshots
-from rayjobs.records import Job, MetricPoint
+from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.results.values import named_arguments
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from tests.unit.cli.conftest import Queue, Terminal
 
 

@@ -14,9 +14,9 @@ import pytest
 from rayjobs.cli.completing import ARGUMENTS, FILES_OF_JOB, OPTIONS, SOURCES
 from rayjobs.cli.main import main
 from rayjobs.cli.params import FileName, Names
+from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore.catalogue import DatastoreRecord
-from rayjobs.paths import TargetPaths, home
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 from tests.unit.cli.conftest import Queue, leaves
 from tests.unit.cli.test_completion import completed
 
@@ -129,7 +129,8 @@ CASES = [
     ("datastore rm p", ["photos"]),
     ("data ls ph", ["photos/"]),
     ("target start la", ["lab"]),
-    ("why mn", ["{job}"]),
+    ("show mn", ["{job}"]),
+    ("why mn", []),  # it has ended
     ("cancel -e mn", ["mnist"]),
 ]
 

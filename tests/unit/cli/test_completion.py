@@ -66,5 +66,17 @@ def test_ids_of_jobs_are_offered(queue: Queue) -> None:
     assert completed(f"rayjobs cancel {other.id[-8:-3]}") == [other.id[-8:]]
 
 
+def test_only_jobs_for_which_a_command_makes_sense_are_offered(queue: Queue) -> None:
+    ended, running = queue.completed("ended"), queue.start(queue.submit("running"))
+    waiting = queue.submit("waiting")
+    unfinished = [waiting.id, running.id]
+    assert completed("rayjobs show ") == [*unfinished, ended.id]
+    assert completed("rayjobs logs ") == [*unfinished, ended.id]
+    assert completed("rayjobs cancel ") == unfinished
+    assert completed("rayjobs update ") == unfinished
+    assert completed("rayjobs logs -f ") == unfinished
+    assert completed("rayjobs stacks ") == [running.id]
+
+
 def test_without_a_workspace_nothing_is_offered() -> None:
     assert completed("rayjobs logs m") == []

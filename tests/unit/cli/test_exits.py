@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rayjobs import errors
 from rayjobs.cli.exits import Exit, of_job
-from rayjobs.failures import FailureClass
+from rayjobs.core import errors
+from rayjobs.core.failures import FailureClass
 from tests.unit.cli.conftest import Queue
 
 

@@ -15,7 +15,7 @@ from rayjobs.cli import reporting
 from rayjobs.cli.main import ALIASES, SECTIONS, main
 from rayjobs.cli.reporting import causes, invoke
 from rayjobs.cli.settings import Settings, common_options
-from rayjobs.errors import NotFoundError, TargetError
+from rayjobs.core.errors import NotFoundError, TargetError
 from tests.unit.cli.conftest import Queue, Terminal, leaves
 
 HEAVY = ("ray", "torch", "pandas", "pyarrow", "alembic", "rich", "sqlalchemy", "numpy", "asyncio")
@@ -71,6 +71,9 @@ def test_the_version_is_the_packages(terminal: Terminal) -> None:
         (("sumbit",), "did you mean submit?"),
         (("train.py",), "did you mean `rayjobs submit train.py`?"),
         (("cancle", "1"), "did you mean cancel?"),
+        (("zzz",), "there is no command 'zzz'. Commands: submit, ls, show,"),
+        (("target", "lst"), "there is no command 'target lst'; did you mean"),
+        (("sweep", "zzz"), "there is no command 'sweep zzz'. Commands: "),
         (("run", "train.py"), "there is no command 'run'; it is: rayjobs submit SCRIPT"),
         (("attach", "1"), "it is: rayjobs logs -f JOB"),
         (("status",), "Missing argument 'JOB'. `rayjobs ls` lists jobs."),
@@ -292,3 +295,18 @@ def test_reporting_needs_no_terminal() -> None:
     assert done.stdout == ""
     assert "no workspace" in done.stderr
     assert os.linesep.join(reporting.causes(ValueError("x"))) == "x"
+
+
+def test_a_removed_current_directory_is_one_clear_error(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    monkeypatch.delenv("RAYJOBS_WORKSPACE", raising=False)
+    gone.rmdir()
+    done = terminal.type("ls")
+    monkeypatch.chdir(tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("error: the current directory no longer exists")
+    assert "-v" not in done.err

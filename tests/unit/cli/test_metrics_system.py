@@ -6,8 +6,12 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from rayjobs.records import Attempt
+import pytest
+
+from rayjobs.jobs.records import Attempt
+from rayjobs.jobs.states import JobState
 from rayjobs.results.usage import peak_bytes, records_of, system_points
+from tests.unit.cli.conftest import Queue, Terminal
 
 USED = {
     "began_at": 1_000.0,
@@ -59,3 +63,20 @@ def test_the_peak_is_the_largest_that_anybody_has_seen() -> None:
     assert peak_bytes(attempt(exits=exits)) == 4 * 2**30
     assert peak_bytes(attempt(exits=({"ranks": [{"max_rss_bytes": 7}]},))) == 7
     assert peak_bytes(attempt()) is None
+
+
+@pytest.mark.parametrize(
+    ("cold", "text"),
+    [(False, "512 MiB (all processes, with the preloaded packages)"), (True, "512 MiB (all ")],
+)
+def test_show_has_one_figure_of_memory(
+    queue: Queue, terminal: Terminal, cold: bool, text: str
+) -> None:
+    job = queue.start(queue.submit(cold=cold), until=JobState.FINALIZING)
+    exits = [{"node": 0, "usage": {**USED, "peak_bytes": 2**29}, "ranks": [{"max_rss_bytes": 9}]}]
+    assert queue.workspace.store.record_exit(job.id, attempt=1, exits=exits)
+    queue.finish(job)
+    shown = terminal.type("show", "-v", job.id).out
+    assert f"Peak memory  {text}" in " ".join(shown.split("\n")), shown
+    assert "peak memory 512 MiB, 5.0s of CPU time" in shown
+    assert ("preloaded" in shown) is not cold

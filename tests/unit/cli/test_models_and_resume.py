@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import Workspace, modelrequests, models, submitting
-from rayjobs.records import Job, ModelRefusal
-from rayjobs.states import JobState
+from rayjobs import Workspace
+from rayjobs.api import model as models
+from rayjobs.jobs.records import Job, ModelRefusal
+from rayjobs.jobs.states import JobState
+from rayjobs.models import requested
+from rayjobs.submit import submitting
 from tests.unit.cli.conftest import Terminal
 from tests.unit.models.conftest import Runs
 
@@ -91,7 +94,7 @@ def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> No
     assert (new.spec.resume_from, new.snapshot) == (job.id, job.snapshot)
     assert (new.spec.arguments, new.spec.max_duration_s) == (job.spec.arguments, 7200.0)
     told = terminal.type("resume", tail(job))
-    assert f"goes on from {job.id}" in told.err
+    assert f"continues from {job.id}" in told.err
 
 
 def test_resume_without_a_checkpoint_says_so(runs: Runs, terminal: Terminal) -> None:
@@ -134,7 +137,7 @@ def test_a_run_shows_its_models_and_those_that_its_script_asked_for_in_vain(
         {"name": name, "path": path, "file": path, "why": "", "tags": {}, "properties": {}, **texts}
         for name, path in (("net", "outputs/model.pt"), ("gone", "outputs/g.pt"))
     ]
-    ready = modelrequests.prepare(store, blobs, job.id, asked)
+    ready = requested.prepare(store, blobs, job.id, asked)
     assert store.finish(job.id, attempt=1, state=JobState.COMPLETED, models=ready)
     shown = terminal.type("show", tail(job)).out
     models_shown = shown[shown.index("\nModels\n") :].split("\n")

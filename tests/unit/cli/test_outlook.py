@@ -8,8 +8,8 @@ import json
 import pytest
 
 from rayjobs.cli import outlook
-from rayjobs.compute.keeper import lock_path
-from rayjobs.paths import TargetPaths, home
+from rayjobs.core.paths import TargetPaths, home
+from rayjobs.target.keeper import lock_path
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -52,3 +52,25 @@ def test_a_target_on_its_way_up_is_told(queue: Queue, terminal: Terminal) -> Non
         fcntl.flock(held, fcntl.LOCK_EX)
         assert "is being started" in terminal.type("why", job.id).out
     assert "does not run" in terminal.type("why", job.id).out
+
+
+def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
+    queue: Queue, terminal: Terminal
+) -> None:
+    """Nothing saw when the attempt ended: the target was down."""
+    store = queue.workspace.store
+    job = queue.start(queue.submit())
+    (row,) = json.loads(terminal.type("ls", "--json").out)  # no target answers
+    assert (row["shown_state"], row["ran_at_most"]) == ("NotResponding", True)
+    assert "≤" in terminal.type("ls").out
+    assert store.requeue(job.id, attempt=1, reason="restarted", outcome="cluster_lost")
+    done = queue.finish(queue.start(store.job(job.id)))
+    seen = queue.completed("seen")
+    rows = {row["id"]: row["ran_at_most"] for row in json.loads(terminal.type("ls", "--json").out)}
+    assert rows == {done.id: True, seen.id: False}
+    assert json.loads(terminal.type("show", "--json", done.id).out)["ran_at_most"]
+    (ran,) = [line for line in terminal.type("show", done.id).out.splitlines() if "Ran " in line]
+    assert "≤" in ran
+    assert "(nothing saw its end)" in terminal.type("show", "-v", done.id).out
+    (ran,) = [line for line in terminal.type("show", seen.id).out.splitlines() if "Ran " in line]
+    assert "≤" not in ran

@@ -17,8 +17,8 @@ from rayjobs.cli.output import (
     table,
     wrapped,
 )
-from rayjobs.spec import Resources
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Resources
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -23,7 +23,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path) -> 
     (folder / ".env").write_text("A=1\n")
     (folder / "data" / "big.bin").write_bytes(b"\0" * (21 * MIB))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("rayjobs.submitting.wake_or_start", lambda *_: False)
+    monkeypatch.setattr("rayjobs.submit.submitting.wake_or_start", lambda *_: False)
     return folder
 
 

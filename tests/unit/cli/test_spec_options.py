@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import units
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import submit, typed_spec
+from rayjobs.core import units
 from rayjobs.injob import ending
-from rayjobs.spec import JobSpec, Resources
+from rayjobs.spec.model import JobSpec, Resources
 from rayjobs.submit.project import Project
 from tests.unit.cli.conftest import Terminal
 
@@ -195,7 +195,7 @@ def test_a_dry_run_shows_what_tells_each_rank_its_number(
     words: tuple[str, ...],
 ) -> None:
     # What the machine lacks is the affair of other tests.
-    monkeypatch.setattr("rayjobs.mpi_checks.check", no_problem)
+    monkeypatch.setattr("rayjobs.environments.mpi_checks.check", no_problem)
     shape = ("--nodes", "2", "--procs-per-node", "2", "--backend", backend)
     shown = terminal.type("submit", "--dry-run", *shape, "code/train.py").out
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("Rank ")] == [
@@ -264,3 +264,26 @@ def test_what_cannot_be_placed_is_named_by_the_option(
 )
 def test_memory_comes_back_as_it_was_written(size: int, text: str) -> None:
     assert units.memory_text(size) == text == ending.memory_text(size)
+
+
+def test_a_name_given_twice_is_refused_with_both_values(terminal: Terminal, project: Path) -> None:
+    done = terminal.type(
+        *("submit", "code/train.py", "--dry-run"),
+        *("--input", "a=workspaceblobstore/x", "--input", "a=workspaceblobstore/y"),
+        *("--output", "o=workspaceblobstore/x", "--output", "o=workspaceblobstore/y"),
+        *("--tag", "t=1", "--tag", "t=2", "--env-var", "V=1", "--env-var", "V=2"),
+        *("--tag", "same=1", "--tag", "same=1", "--retries", "2", "--retries", "3"),
+        *("--secret", "S=env:RAYJOBS_SECRET_A", "--secret", "S=env:RAYJOBS_SECRET_B"),
+    )
+    assert done.code == 2
+    for text in (
+        "--input: 'a' is given as 'a=workspaceblobstore/x' and as 'a=workspaceblobstore/y'. Give",
+        "--output: 'o' is given as",
+        "--tag: 't' is given as 't=1' and as 't=2'",
+        "--env-var: 'V' is given as",
+        "--retries: 'user' is given as '2' and as '3'",
+        "--secret: 'S' is given twice",
+    ):
+        assert text in done.err, done.err
+    assert "SECRET_A" not in done.err
+    assert "same" not in done.err

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
 
 from rayjobs.cli.exits import Exit
-from rayjobs.errors import UsageError
-from rayjobs.spec import Array, JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Array, JobSpec
 from rayjobs.submit.revising import revise
+from rayjobs.workspace.folder import WorkspaceFiles
 from tests.unit.cli.conftest import Queue, Terminal
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script; the working directory."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("print(1)\n")
+    monkeypatch.chdir(tmp_path / "code")
+    return tmp_path / "code"
 
 
 def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: Terminal) -> None:
@@ -84,6 +99,39 @@ def test_the_members_of_an_array_that_wait_are_changed(queue: Queue, terminal: T
     assert store.revision(store.member(array.id, 1).id) == 2
 
 
+def test_all_changes_of_one_update_are_kept_or_none(queue: Queue, terminal: Terminal) -> None:
+    store = queue.workspace.store
+    spec = JobSpec(script="train.py", array=Array(indices="0-1"))
+    array, _ = store.submit_array(spec, experiment="e", snapshot=None, user="u")
+    every = ("--priority", "5", "--tag", "a=b", "--display-name", "mine", "--hold", "not yet")
+    options = ("update", array.id, "--max-duration", "90s", *every)
+    file = WorkspaceFiles(queue.workspace.path).store
+    with sqlite3.connect(file) as connection:  # the last write of the command fails
+        connection.execute(
+            "CREATE TRIGGER broken BEFORE UPDATE OF hold ON jobs "
+            "BEGIN SELECT RAISE(FAIL, 'the disk broke'); END"
+        )
+    assert terminal.type(*options).code != 0
+    assert store.job(array.id) == array
+    assert store.revision(array.id) == 1
+    with sqlite3.connect(file) as connection:
+        connection.execute("DROP TRIGGER broken")
+    done = terminal.type(*options)
+    assert done.code == 0, done.err
+    new = store.job(array.id)
+    assert (new.priority, dict(new.tags), new.display_name, new.held) == (
+        5,
+        {"a": "b"},
+        "mine",
+        "not yet",
+    )
+    members = [store.member(array.id, index) for index in range(2)]
+    assert {(one.priority, one.spec.max_duration_s, one.held) for one in members} == {
+        (5, 90.0, "not yet")
+    }
+    assert store.revision(array.id) == 2
+
+
 def test_a_submit_that_is_repeated_finds_its_changed_job(queue: Queue) -> None:
     store, spec = queue.workspace.store, JobSpec(script="train.py")
     values = {"experiment": "e", "snapshot": None, "user": "u", "idempotency_key": "k"}
@@ -98,3 +146,33 @@ def test_a_submit_that_is_repeated_finds_its_changed_job(queue: Queue) -> None:
         assert "another spec" in error.message
     else:
         raise AssertionError("another spec under the same key was taken")
+
+
+def test_more_cpus_than_the_machine_has_are_noted_as_at_submit(
+    queue: Queue, terminal: Terminal, project: Path
+) -> None:
+    text = "the job asks for 4000 CPUs and this machine has"
+    done = terminal.type("submit", "train.py", "--cpus-per-proc", "4000", "--dry-run")
+    assert done.code == 0, done.err
+    assert text in done.out + done.err
+    job = queue.submit()
+    done = terminal.type("update", job.id, "--cpus-per-proc", "4000")
+    assert done.code == 0, done.err
+    assert f"note: {text}" in done.err
+    assert "its threads share them" in done.err
+    told = json.loads(terminal.type("update", job.id, "--cpus-per-proc", "3000", "--json").out)
+    assert len(told["notes"]) == 1
+    assert "CPUs" not in terminal.type("update", job.id, "--cpus-per-proc", "1").err
+
+
+def test_an_environment_that_is_not_there_is_refused_at_submit(
+    queue: Queue, terminal: Terminal, project: Path
+) -> None:
+    (project / "empty").mkdir()
+    for named, what in (("/nope", "is not an executable file"), ("empty", "has no bin/python")):
+        done = terminal.type("submit", "train.py", "--env", named, "--dry-run")
+        assert done.code == Exit.USAGE
+        assert f"{what}" in done.err and "--env" in done.err and "target 'local'" in done.err
+    assert terminal.type("submit", "train.py", "--env", sys.prefix, "--dry-run").code == 0
+    done = terminal.type("submit", "train.py", "--env", sys.executable, "--dry-run")
+    assert done.code == 0, done.err

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from rayjobs import queuereport
 from rayjobs.cli.exits import Exit
-from rayjobs.queuerecords import Prediction
-from rayjobs.records import Job
-from rayjobs.spec import Dependency
+from rayjobs.core.units import duration_text
+from rayjobs.jobs.queue_records import Prediction
+from rayjobs.jobs.records import Job
+from rayjobs.policy import report
+from rayjobs.spec.model import Dependency
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -124,6 +125,27 @@ def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
     assert queue.workspace.store.job(job.id).spec.max_duration_s == 5280.0
 
 
+def test_why_calls_it_a_guess_where_a_job_outran_all_earlier_runs(
+    queue: Queue, terminal: Terminal
+) -> None:
+    queue.completed()
+    long, job = queue.start(queue.submit()), queue.submit()
+    source = f"job {long.id} has already outrun all 12 earlier runs of train.py (longest 12m)"
+    explained = decision(queue, job, basis="outrun", source=source)
+    with target(status(queue, job), explain=explained):
+        assert f"in about 12m 00s (a guess: {source})" in terminal.type("why", job.id).out
+        known = queue.workspace.store.usual_durations("local")["mnist", "train.py"]
+        assert long.started_at is not None
+        while (datetime.now(UTC) - long.started_at).total_seconds() <= known.longest_s:
+            pass  # it has run for longer than the other one in a moment
+        said = terminal.type("why", long.id).out
+        data = json.loads(terminal.type("why", "--json", long.id).out)
+    told = f"job {long.id} has already outrun the only earlier run of train.py in experiment mnist"
+    assert f"its end is a guess: {told} (longest {duration_text(known.longest_s)})" in said
+    assert data["outrun"]["runs"] == 1
+    assert data["outrun"]["text"].startswith(told)
+
+
 def test_why_works_while_the_target_is_down(queue: Queue, terminal: Terminal) -> None:
     parent = queue.submit("parent")
     job = queue.submit("child", depends_on=(Dependency(job=parent.id),))
@@ -224,9 +246,9 @@ def test_report_holds_estimates_against_starts(terminal: Terminal) -> None:
 def test_report_counts_the_jobs_that_had_no_estimate(
     queue: Queue, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queuereport, "AT_ONCE_S", 1e9)
+    monkeypatch.setattr(report, "AT_ONCE_S", 1e9)
     assert "without an estimate" not in terminal.type("report", "queue").out
-    monkeypatch.setattr(queuereport, "AT_ONCE_S", -1.0)  # as if all had waited long
+    monkeypatch.setattr(report, "AT_ONCE_S", -1.0)  # as if all had waited long
     queue.start(queue.submit())
     shown = terminal.type("report", "queue").out
     assert "2 jobs waited more than 10s for a place, 1 without an estimate" in shown
@@ -239,4 +261,4 @@ def test_report_of_nothing_says_so(queue: Queue, terminal: Terminal) -> None:
     queue.workspace.store.counts()
     done = terminal.type("report", "queue")
     assert (done.code, done.out) == (0, "")
-    assert "no job was submitted" in done.err
+    assert "no jobs were submitted" in done.err

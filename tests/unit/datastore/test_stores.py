@@ -15,7 +15,7 @@ from rayjobs.datastore.errors import (
     DatastoreNotFound,
     InvalidReference,
 )
-from rayjobs.datastore.kept import KeptOtherFile
+from rayjobs.datastore.kept import KeptOtherFile, LeftOut
 from rayjobs.datastore.progress import Progress, human_bytes
 from rayjobs.datastore.sources import record_of_url
 from rayjobs.datastore.stores import ensure_default
@@ -295,3 +295,15 @@ def test_references_of_a_datastore(store: Datastore) -> None:
     assert store.as_download("/d").path_on_compute == "/d"
     assert store.path("a").as_upload().mode == "upload"
     assert store.path("a", "named").data_reference_name == "named"
+
+
+def test_an_upload_warns_of_what_it_left_out(store: Datastore, source: Path) -> None:
+    (source / "gone").symlink_to(source / "nothing")
+    with pytest.warns(LeftOut, match=r"1 entry left out: .*gone \(a broken link\)"):
+        store.upload(source, show_progress=False)
+
+
+def test_a_file_inside_a_file_is_refused_by_a_folder(store: Datastore, source: Path) -> None:
+    store.upload_files([source / "a.txt"], show_progress=False)
+    with pytest.raises(InvalidReference, match=r"a\.txt is a file; give a folder"):
+        store.backend.put(source / "a.txt", "a.txt/b/c")

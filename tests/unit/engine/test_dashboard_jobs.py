@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from rayjobs.clock import SystemClock
-from rayjobs.compute.board import Served
-from rayjobs.compute.queueview import QueueView
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine import dashboard_jobs
+from rayjobs.engine.board import Served
 from rayjobs.engine.dashboard_jobs import DashboardJobs
-from rayjobs.failures import Failure, FailureClass
+from rayjobs.engine.queue_view import QueueView
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 
 

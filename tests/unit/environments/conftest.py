@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from rayjobs.core.paths import AttemptPaths, NodePaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.realise import Environments, Realised, Work
-from rayjobs.paths import AttemptPaths, NodePaths
 
 
 @dataclass

@@ -14,8 +14,8 @@ from rayjobs import (
     RunConfiguration,
     ScriptRunConfig,
 )
-from rayjobs.errors import SpecError, UsageError
-from rayjobs.spec import Packages
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.spec.model import Packages
 
 
 def environment_of(environment: Environment | None) -> object:

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import scratch
-from rayjobs.compute.nodewarm import stamp
-from rayjobs.doctor.findings import Place
-from rayjobs.doctor.leftovers import environments as look
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.environments import building, interpreter, settings, tied
 from rayjobs.environments.cache import RECORD, Cache, taken
-from rayjobs.errors import PrepareError
-from rayjobs.failures import FailureClass
+from rayjobs.housekeeping import scratch
+from rayjobs.housekeeping.doctor.findings import Place
+from rayjobs.housekeeping.doctor.leftovers import environments as look
 from rayjobs.injob.identity import stat_of
+from rayjobs.node.warm import stamp
 from tests.jobs import until
 from tests.unit.environments.conftest import Builder
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
 from rayjobs.environments.cache import RECORD, Cache, taken
-from rayjobs.errors import PrepareError
-from rayjobs.failures import FailureClass
 from tests.unit.environments.conftest import Builder
 from tests.wheels import make_wheel
 
@@ -164,7 +164,7 @@ def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
             while "wait" not in wish.steps:
                 await asyncio.sleep(0.01)
             wish.work.control.stopped.set()
-            with pytest.raises(PrepareError, match="end was asked for"):
+            with pytest.raises(PrepareError, match="end was requested"):
                 async with asyncio.timeout(60):
                     await waiting
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rayjobs.environments import conda, requirements
-from rayjobs.environments.reading import resolved
-from rayjobs.errors import NotFoundError, SpecError
-from rayjobs.spec import JobSpec, Packages
-from rayjobs.spec_checks import check
-from rayjobs.spec_file import build_spec, dump_spec, load_spec_file, load_spec_text, merge
+from rayjobs.core.errors import NotFoundError, SpecError
+from rayjobs.spec import conda, requirements
+from rayjobs.spec.environment import resolved
+from rayjobs.spec.file import build_spec, dump_spec, load_spec_file, load_spec_text, merge
+from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.submit.checks import check
 
 
 def said(lines: list[str], python: str | None = None) -> list[str]:
@@ -209,7 +209,7 @@ def test_a_spec_survives_writing_and_reading(tmp_path: Path) -> None:
         ({"pip": {"a": 1}}, "environment.pip", "not a list"),
         ({"python": 3.1}, "environment.python", "not text"),
         ({"pips": ["numpy"]}, "environment.pips", "not a known key"),
-        ({"conda": "c.yml", "pip": ["numpy"]}, "environment.conda", "stands beside pip"),
+        ({"conda": "c.yml", "pip": ["numpy"]}, "environment.conda", "cannot be combined with pip"),
         ({"requirements": 3}, "environment.requirements", "not text"),
         (3, "environment", "not text"),
     ],

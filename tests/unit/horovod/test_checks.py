@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import mpi_checks
-from rayjobs.errors import Problem
-from rayjobs.horovod import builds
+from rayjobs.core.errors import Problem
+from rayjobs.environments import mpi_checks
+from rayjobs.environments.horovod import builds
 from rayjobs.launch import openmpi
-from rayjobs.spec import JobSpec
+from rayjobs.spec.model import JobSpec
 
 
 def check(

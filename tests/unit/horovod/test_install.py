@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import PrepareError
-from rayjobs.horovod import install, needs
-from rayjobs.horovod.needs import Environment, GpuTools
+from rayjobs.core.errors import PrepareError
+from rayjobs.environments.horovod import install, needs
+from rayjobs.environments.horovod.needs import Environment, GpuTools
 
 PYTHON = Path("/env/bin/python")
 TORCH = Environment(PYTHON, "2.15.0+cu132", "13.2", "cpython-311-linux-x86_64")

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from rayjobs.compute.node import Node
-from rayjobs.errors import PrepareError
-from rayjobs.horovod import required
+from rayjobs.core.errors import PrepareError
+from rayjobs.environments.horovod import required
+from rayjobs.jobs.records import Job
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.workspace_files import open_workspace
+from rayjobs.node.node import Node
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import open_workspace
+from tests.attempts import request_of
 
 SCRIPT = "import torch\nimport horovod.torch as hvd\n"
 ON_CPU = {"HOROVOD_CPU_OPERATIONS": "MPI"}
@@ -71,7 +72,7 @@ def plan_of(
         python=sys.executable,
     )
     plan = launcher_for(spec).plans(context)[0]
-    work = Path(plan["root"]) / "work"
+    work = Path(plan.root) / "work"
     work.mkdir(parents=True)
     (work / "train.py").write_text(text)
     return plan
@@ -151,5 +152,5 @@ def test_no_host_is_started_for_it(tmp_path: Path, packages: Path) -> None:
     node = Node("local", tmp_path)
     plan = plan_of(tmp_path, packages, node=node, backend="horovod-gloo")
     with pytest.raises(PrepareError, match="without GPU operations"):
-        asyncio.run(node.launch({"plan": plan, "secrets": {}}))
-    assert not (Path(plan["root"]) / "plan.json").exists()
+        asyncio.run(node.launch(request_of(plan, tmp_path / "ws")))
+    assert not (Path(plan.root) / "plan.json").exists()

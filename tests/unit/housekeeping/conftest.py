@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.records import Job, StoredFile
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace
+from rayjobs.jobs.records import Job, StoredFile
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import OpenWorkspace
 from tests.unit.cli.conftest import Queue, queue, terminal  # noqa: F401 - fixtures
 
 DAY_S = 86_400.0

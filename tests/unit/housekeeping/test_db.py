@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from rayjobs.cli.exits import Exit
-from rayjobs.compute import starting
-from rayjobs.compute.headstop import Place
-from rayjobs.errors import StoreError, UsageError
-from rayjobs.paths import home
+from rayjobs.core.errors import StoreError, UsageError
+from rayjobs.core.paths import home
 from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
+from rayjobs.target import starting
+from rayjobs.target.stopping import Place
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 

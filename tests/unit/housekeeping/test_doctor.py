@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rayjobs import scratch
-from rayjobs.compute.targetrecord import TargetRecord, save_target
-from rayjobs.doctor import (
+from rayjobs.core.paths import TargetPaths, runtime_dir
+from rayjobs.housekeeping import scratch
+from rayjobs.housekeeping.doctor import (
     CHECKS,
     Finding,
     Level,
@@ -28,7 +28,7 @@ from rayjobs.doctor import (
     versions,
 )
 from rayjobs.injob import cgroups
-from rayjobs.paths import TargetPaths, runtime_dir
+from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.secrets import TargetSecrets
 from tests.unit.cli.conftest import Queue, Terminal
 
@@ -72,12 +72,12 @@ def test_the_command_exits_with_1_when_something_fails(
     def examined(level: Level) -> Any:
         return lambda _home, _workspace: iter([Finding("disk", level, "full", "Free some.")])
 
-    monkeypatch.setattr("rayjobs.doctor.examine", examined(Level.FAIL))
+    monkeypatch.setattr("rayjobs.housekeeping.doctor.examine", examined(Level.FAIL))
     done = terminal.type("doctor")
     assert done.code == 1
     assert done.out == "FAIL  disk: full\n      → Free some.\n"
     assert json.loads(terminal.type("doctor", "--json").out)[0]["level"] == "FAIL"
-    monkeypatch.setattr("rayjobs.doctor.examine", examined(Level.WARN))
+    monkeypatch.setattr("rayjobs.housekeeping.doctor.examine", examined(Level.WARN))
     assert terminal.type("doctor").code == 0
 
 
@@ -194,7 +194,7 @@ def test_a_head_without_a_token_fails(
 ) -> None:
     (runtime_dir(place.home) / "r").mkdir()
     monkeypatch.setattr(
-        network.localhead, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
+        network.local_head, "processes_of", lambda _folder: [SimpleNamespace(pid=os.getpid())]
     )
     assert one(network.ports(place)).level is Level.OK
     monkeypatch.setattr(network, "_is_open", lambda _pid: True)
@@ -227,7 +227,7 @@ def test_a_secrets_file_that_others_can_read_fails(place: Place) -> None:
 def test_a_target_without_a_token_is_shown(place: Place) -> None:
     save_target(TargetRecord("open", address="h:1", without_token=True), home=place.home)
     [found] = [one for one in network.tokens(place) if one.level is Level.WARN]
-    assert "anyone who reaches h:1 can run code" in found.text
+    assert "anyone who can reach h:1 can run code" in found.text
 
 
 # -- resources -------------------------------------------------------------------------------------

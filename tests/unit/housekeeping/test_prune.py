@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import prune, resuming
-from rayjobs.errors import NotFoundError, UsageError
-from rayjobs.prune import Plan, Rules
-from rayjobs.records import Job, ModelFile
-from rayjobs.safe_delete import ASIDE, OwnFolder, UnsafeDeletionError
-from rayjobs.states import JobState
-from rayjobs.submitting import check_snapshot
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.safe_delete import ASIDE, OwnFolder, UnsafeDeletionError
+from rayjobs.housekeeping import prune
+from rayjobs.housekeeping.prune import Plan, Rules
+from rayjobs.jobs.records import Job, ModelFile
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import resuming
+from rayjobs.submit.submitting import check_snapshot
 from tests.unit.cli.conftest import Terminal
 from tests.unit.housekeeping.conftest import Runs
 
@@ -182,7 +183,7 @@ def test_a_sweep_stays_until_its_last_trial_has_ended(runs: Runs) -> None:
     runs.finished("trial-0", b"trial", code=b"archive", parent=parent.id)
     made = prune_all(runs)
     assert runs.has(b"trial")
-    assert "1 of its jobs are unfinished" in made.stays[parent.id]
+    assert "1 of its jobs is unfinished" in made.stays[parent.id]
     runs.queue.finish(runs.store.job(parent.id))
     made = prune_all(runs)
     assert [len(unit.jobs) for unit in made.units] == [2]
@@ -340,10 +341,32 @@ def test_the_command_removes_only_with_a_yes(runs: Runs, terminal: Terminal) -> 
     assert refused.code == 2 and "--yes" in refused.err
     assert runs.has(b"weights")
     done = terminal.type("prune", "--older-than", "0s", "--yes")
-    assert done.code == 0 and "removed 1 file, 7 B" in done.out
+    assert done.code == 0 and "removed 1 file from disk, 7 B" in done.out
+    assert "1 job lost its logs and stored files: 1 file\n" in done.out
     assert not runs.has(b"weights")
     again = terminal.type("prune", "--max-size", "0B", "--yes", "--json")
     assert json.loads(again.out)["removed"] is None  # nothing left to do
+
+
+def test_shared_bytes_stay_and_what_jobs_lose_is_counted(runs: Runs, terminal: Terminal) -> None:
+    runs.finished("a", b"weights", b"log")
+    runs.finished("b", b"weights", b"log")
+    runs.finished("kept", b"weights", b"log")
+    runs.age()
+    done = terminal.type("prune", "--keep", "1", "--yes")
+    shared = " (the bytes of 2 files stay: other jobs or models use them too)"
+    assert f"2 jobs lose their logs and stored files: 4 files{shared}" in done.out
+    assert f"2 jobs lost their logs and stored files: 4 files{shared}" in done.out
+    assert "removed 0 files from disk, 0 B" in done.out
+
+
+def test_what_a_prune_did_is_counted_in_json(runs: Runs, terminal: Terminal) -> None:
+    runs.finished("a", b"weights", b"log")
+    runs.finished("kept", b"weights")
+    runs.age()
+    said = json.loads(terminal.type("prune", "--keep", "1", "--yes", "--json").out)
+    assert (said["files_unreferenced"], said["files_shared"]) == (2, 1)
+    assert said["removed"]["files"] == 1
 
 
 def test_a_second_prune_is_kept_out(runs: Runs, terminal: Terminal) -> None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import scratch
-from rayjobs.clock import to_text
-from rayjobs.records import Job
+from rayjobs.core.clock import to_text
+from rayjobs.housekeeping import scratch
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.snapshots import NodeSnapshots
-from rayjobs.states import JobState
 from tests.unit.housekeeping.conftest import DAY_S, Runs, age
 
 KEY = "ab" * 32

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from rayjobs.injob.coldcheck import cold_reason, shadowed_module
-from rayjobs.injob.plan import Plan, parse
+from rayjobs.injob.plan import LaunchPlan, parse
 from tests.unit.injob.test_plan import values
 
 LOADED = {"torch", "numpy", "random", "json", "sys"}
 
 
-def plan(folder: Path, env: dict[str, str] | None = None, **changes: Any) -> Plan:
+def plan(folder: Path, env: dict[str, str] | None = None, **changes: Any) -> LaunchPlan:
     (folder / "work").mkdir(exist_ok=True)
     return parse(values(root=str(folder), env=env or {}, **changes))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -50,12 +51,12 @@ def test_ranks_are_told_the_interface_unless_the_job_names_one() -> None:
 
 
 def test_an_address_that_no_interface_has_is_told_where_ranks_must_meet_others() -> None:
-    plan = {"node": 1, "node_count": 2, "env": {}, "address": NOWHERE}
+    plan = parse(values(node=1, node_count=2, env={}, address=NOWHERE))
     assert f"node 1 has its address {NOWHERE}" in unknown_interface(plan)
-    assert unknown_interface({**plan, "node_count": 1}) == ""
-    assert unknown_interface({**plan, "address": None}) == ""
-    assert unknown_interface({**plan, "address": "127.0.0.1"}) == ""
-    assert unknown_interface({**plan, "env": {"NCCL_SOCKET_IFNAME": "ib0"}}) == ""
+    assert unknown_interface(replace(plan, node_count=1)) == ""
+    assert unknown_interface(replace(plan, address=None)) == ""
+    assert unknown_interface(replace(plan, address="127.0.0.1")) == ""
+    assert unknown_interface(replace(plan, env={"NCCL_SOCKET_IFNAME": "ib0"})) == ""
 
 
 @pytest.mark.parametrize(("address", "count"), [(NOWHERE, 1), ("127.0.0.1", 0)])

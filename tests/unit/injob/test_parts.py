@@ -19,14 +19,15 @@ import pytest
 import rayjobs.injob
 from rayjobs.injob import cgroups, exitrecord, kernel, startup
 from rayjobs.injob.identity import Identity, is_alive, own_identity, stat_of
-from rayjobs.injob.logcap import LogCap
+from rayjobs.injob.log_cap import LogCap
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.processes import children, descendants, has_marker
 from rayjobs.injob.tree import cgroup_name
 
 INJOB = Path(rayjobs.injob.__file__).parent
 RUNNING = (
     "warm", "warmloop", "host", "coldhost", "rank", "ranks", "startup", "ending", "tree", "memory",
-    "cgroups", "kernel", "processes", "identity", "plan", "control", "detach", "logcap",
+    "cgroups", "kernel", "processes", "identity", "plan", "control", "detach", "log_cap",
     "exitrecord", "coldcheck",
 )  # fmt: skip
 
@@ -172,11 +173,14 @@ def test_log_on_a_disk_without_holes_is_left_whole(
     assert json.loads((tmp_path / "driver_0.holes.json").read_text())["holes"] == []
 
 
+ENDED = exitrecord.ExitRecord(job="j", attempt=1, node=0, marker="m", outcome=Outcome.FAILED)
+
+
 def test_exit_record_is_whole_or_absent(tmp_path: Path) -> None:
     assert exitrecord.read(str(tmp_path)) is None
     exitrecord.make_reserve(str(tmp_path))
-    exitrecord.write(str(tmp_path), {"outcome": "completed"})
-    assert exitrecord.read(str(tmp_path)) == {"outcome": "completed"}
+    exitrecord.write(str(tmp_path), ENDED)
+    assert exitrecord.read(str(tmp_path)) == ENDED
     assert os.listdir(tmp_path) == ["exit.json"]
     (tmp_path / "exit.json").write_text("[]")
     with pytest.raises(ValueError, match="exit record"):
@@ -196,9 +200,9 @@ def test_reserve_is_given_up_when_the_disk_is_full(
 
     exitrecord.make_reserve(str(tmp_path))
     monkeypatch.setattr(exitrecord, "write_file", full_at_first)
-    exitrecord.write(str(tmp_path), {"outcome": "failed"})
+    exitrecord.write(str(tmp_path), ENDED)
     assert calls == [[".reserve"], []]
-    assert exitrecord.read(str(tmp_path)) == {"outcome": "failed"}
+    assert exitrecord.read(str(tmp_path)) == ENDED
 
 
 RENAMES = """

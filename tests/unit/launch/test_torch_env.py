@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from rayjobs.injob.plan import parse
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import AttemptContext, Place, SingleLauncher, launcher_for
 from rayjobs.launch.torch_env import TorchLauncher
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.spec.model import JobSpec
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -66,61 +65,61 @@ def test_the_backend_chooses_the_launcher(backend: str, kind: type) -> None:
 
 def test_ranks_are_numbered_node_by_node() -> None:
     plans = TorchLauncher().plans(context(2, 3))
-    ranks = [rank for plan in plans for rank in plan["ranks"]]
-    assert [rank["rank"] for rank in ranks] == list(range(6))
+    ranks = [rank for plan in plans for rank in plan.ranks]
+    assert [rank.rank for rank in ranks] == list(range(6))
     for rank in ranks:
-        told = {name: int(value) for name, value in rank["env"].items()}
-        node, local = divmod(rank["rank"], 3)
+        told = {name: int(value) for name, value in rank.env.items()}
+        node, local = divmod(rank.rank, 3)
         assert told == {
-            "RANK": rank["rank"],
+            "RANK": rank.rank,
             "LOCAL_RANK": local,
             "WORLD_SIZE": 6,
             "LOCAL_WORLD_SIZE": 3,
             "NODE_RANK": node,
             "GROUP_RANK": node,
-            "OMPI_COMM_WORLD_RANK": rank["rank"],
+            "OMPI_COMM_WORLD_RANK": rank.rank,
             "OMPI_COMM_WORLD_SIZE": 6,
             "OMPI_COMM_WORLD_LOCAL_RANK": local,
             "OMPI_COMM_WORLD_LOCAL_SIZE": 3,
-            "AZ_BATCHAI_TASK_INDEX": rank["rank"],
+            "AZ_BATCHAI_TASK_INDEX": rank.rank,
         }
 
 
 def test_all_ranks_meet_at_the_first_node_whose_host_holds_the_port() -> None:
     plans = TorchLauncher().plans(context(2, 1))
     for plan in plans:
-        assert plan["env"]["MASTER_ADDR"] == "10.0.0.0"
-        assert plan["env"]["MASTER_PORT"] == "29511"
-        assert plan["env"]["AZ_BATCHAI_PYTORCH_INIT_METHOD"] == "tcp://10.0.0.0:29511"
-        assert plan["env"]["AZ_BATCH_MASTER_NODE"] == "10.0.0.0:29511"
-    assert [parse(plan).address for plan in plans] == ["10.0.0.0", "10.0.0.1"]
-    assert [parse(plan).master_port for plan in plans] == [29_511, None]
+        assert plan.env["MASTER_ADDR"] == "10.0.0.0"
+        assert plan.env["MASTER_PORT"] == "29511"
+        assert plan.env["AZ_BATCHAI_PYTORCH_INIT_METHOD"] == "tcp://10.0.0.0:29511"
+        assert plan.env["AZ_BATCH_MASTER_NODE"] == "10.0.0.0:29511"
+    assert [plan.address for plan in plans] == ["10.0.0.0", "10.0.0.1"]
+    assert [plan.master_port for plan in plans] == [29_511, None]
 
 
 def test_nodes_that_share_a_machine_have_folders_of_their_own() -> None:
     plans = TorchLauncher().plans(context(2, 1, address="127.0.0.1"))
-    assert [Path(plan["root"]).name for plan in plans] == ["a2", "a2-n1"]
-    assert len({plan["socket"] for plan in plans}) == 2
+    assert [Path(plan.root).name for plan in plans] == ["a2", "a2-n1"]
+    assert len({plan.socket for plan in plans}) == 2
 
 
 def test_memory_is_that_of_all_ranks_of_a_node() -> None:
     plans = TorchLauncher().plans(context(2, 2, resources={"memory_gib": 1.5}))
-    assert [plan["memory_bytes"] for plan in plans] == [3 * 2**30] * 2
+    assert [plan.memory_bytes for plan in plans] == [3 * 2**30] * 2
 
 
 def test_a_plan_without_a_port_names_none() -> None:
     (plan,) = TorchLauncher().plans(context(1, 2, port=None))
-    assert "MASTER_PORT" not in plan["env"]
-    assert plan["master_port"] is None
+    assert "MASTER_PORT" not in plan.env
+    assert plan.master_port is None
 
 
 def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
     """By CUDA's own order the number that Ray gives may be another GPU than that of nvidia-smi."""
     plain = context(1, 1)
     given = replace(plain, places=(replace(plain.places[0], gpus=("3",)),))
-    env = SingleLauncher().plans(given)[0]["env"]
+    env = SingleLauncher().plans(given)[0].env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
-    assert "CUDA_DEVICE_ORDER" not in SingleLauncher().plans(plain)[0]["env"]
+    assert "CUDA_DEVICE_ORDER" not in SingleLauncher().plans(plain)[0].env
     own = context(1, 1, environment_variables={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
     given = replace(own, places=given.places)
-    assert SingleLauncher().plans(given)[0]["env"]["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    assert SingleLauncher().plans(given)[0].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

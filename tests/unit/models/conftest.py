@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from rayjobs import Workspace, checkpoint
-from rayjobs.clock import SystemClock
-from rayjobs.collect import Publisher
-from rayjobs.paths import AttemptPaths
-from rayjobs.records import Job, MetricPoint
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.states import JobState
+from rayjobs.results.collect import Publisher
 from rayjobs.snapshots import blob_key
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from tests.attempts import on_node
 
 S = JobState
 SNAPSHOT = "sha256:" + "ab" * 32
@@ -89,8 +90,7 @@ class Runs:
         store = self.workspace.store
         number = store.job(job.id).attempt
         publisher = Publisher(
-            self.paths(job).root,
-            {"attempt": number, "ranks": [{"rank": 0}]},
+            on_node(self.paths(job).root, attempt=number),
             blobs=self.workspace.opened.blobs,
             publish=lambda files: store.publish_files(
                 job.id, attempt=number, files=list(files)[:only]

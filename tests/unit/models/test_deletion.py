@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from rayjobs import models
+from rayjobs.api import model as models
 from rayjobs.cli.main import run
-from rayjobs.datastore import Dataset
-from rayjobs.datastore.errors import DatasetNotFound
-from rayjobs.errors import NotFoundError
-from rayjobs.housekeeping.deletion import StillUsedError, delete_dataset, delete_model
-from rayjobs.records import Job
-from rayjobs.spec import Input
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatasetInUse, DatasetNotFound, DatastoreInUse
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import Array, Input, JobSpec
+from rayjobs.store.sql import SqlStore
+from rayjobs.workspace.folder import WorkspaceFiles
 from tests.unit.models.conftest import Runs
 
 
@@ -45,9 +49,11 @@ def reading(runs: Runs) -> Job:
 
 def test_a_dataset_that_an_unfinished_job_reads_stays(runs: Runs, digits: Path) -> None:
     job = reading(runs)
-    with pytest.raises(StillUsedError, match=job.id):
-        delete_dataset(runs.workspace.opened, "digits", 1, force=True)
-    delete_dataset(runs.workspace.opened, "digits", 2)
+    with pytest.raises(DatasetInUse, match=job.id):
+        runs.workspace.catalogue.remove_dataset("digits", 1, force=True)
+    with pytest.raises(DatasetInUse, match=job.id):
+        Dataset.get_by_name(runs.workspace, "digits").unregister_all_versions(runs.workspace)
+    runs.workspace.catalogue.remove_dataset("digits", 2)
     assert [one.version for one in runs.workspace.catalogue.dataset_versions("digits")] == [1]
 
 
@@ -56,9 +62,9 @@ def test_a_dataset_in_the_lineage_of_a_model_stays_unless_forced(runs: Runs, dig
     runs.write(job, model__pt=b"weights")
     runs.end(job)
     models.register(runs.workspace, name="best", run=job.id, path="outputs/model.pt")
-    with pytest.raises(StillUsedError, match="best:1"):
-        delete_dataset(runs.workspace.opened, "digits", 1)
-    assert delete_dataset(runs.workspace.opened, "digits", 1, force=True).models == ("best:1",)
+    with pytest.raises(DatasetInUse, match="best:1"):
+        runs.workspace.catalogue.remove_dataset("digits", 1)
+    assert runs.workspace.catalogue.remove_dataset("digits", 1, force=True) == ("best:1",)
     with pytest.raises(DatasetNotFound):
         runs.workspace.catalogue.dataset("digits", 1)
     assert digits.read_text() == "a"
@@ -68,14 +74,14 @@ def test_a_model_that_an_alias_points_to_stays_unless_forced(runs: Runs) -> None
     job = runs.trained()
     for _ in range(2):
         models.register(runs.workspace, name="best", run=job.id, path="outputs/model.pt")
-    opened = runs.workspace.opened
-    opened.store.set_model_alias("best", "live", 1)
-    with pytest.raises(StillUsedError, match="best@live"):
-        delete_model(opened, "best", 1)
-    assert opened.store.model("best", alias="live").version == 1
-    assert delete_model(opened, "best", 1, force=True) == ("live",)
+    store = runs.workspace.opened.store
+    store.set_model_alias("best", "live", 1)
+    with pytest.raises(UsageError, match="best@live"):
+        store.delete_model("best", 1)
+    assert store.model("best", alias="live").version == 1
+    assert store.delete_model("best", 1, force=True) == ("live",)
     with pytest.raises(NotFoundError):
-        opened.store.model("best", version=1)
+        store.model("best", version=1)
 
 
 def test_the_commands_need_a_version(
@@ -105,3 +111,58 @@ def test_a_datastore_that_an_unfinished_job_uses_stays(
     assert job.id in " ".join(capsys.readouterr().err.split())
     runs.end(job)
     assert run(["datastore", "rm", "mine", *at]) == 0
+
+
+@pytest.mark.parametrize("what", ["dataset", "datastore", "model"])
+def test_what_is_referred_to_just_before_the_deletion_is_written_stays(
+    runs: Runs, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whatever a deletion has read by then, another process refers to it before it writes."""
+    store = runs.workspace.opened.store
+    assert isinstance(store, SqlStore)
+    (tmp_path / "files").mkdir()
+    mine = Datastore.register_folder(runs.workspace, "mine", tmp_path / "files")
+    models.register(runs.workspace, name="best", run=runs.trained().id, path="outputs/model.pt")
+    source = "dataset:digits:1" if what == "dataset" else "mine/x"
+    spec = JobSpec(script="train.py", inputs={"data": Input(source=source)})
+    write, file = store._database.write, WorkspaceFiles(runs.workspace.opened.path).store
+
+    @contextlib.contextmanager
+    def late(*, durable: bool = False) -> Iterator[sqlite3.Connection]:
+        monkeypatch.setattr(store._database, "write", write)
+        with contextlib.closing(SqlStore(file)) as other:
+            if what == "model":
+                other.set_model_alias("best", "live", 1)
+            else:
+                other.submit(spec, experiment="e", snapshot=None, user="eve")
+        with write(durable=durable) as connection:
+            yield connection
+
+    monkeypatch.setattr(store._database, "write", late)
+    with pytest.raises((DatasetInUse, DatastoreInUse, UsageError)):
+        if what == "dataset":
+            runs.workspace.catalogue.remove_dataset("digits", 1)
+        elif what == "datastore":
+            mine.unregister()
+        else:
+            store.delete_model("best", 1)
+    assert store.model("best").version == 1
+    assert runs.workspace.catalogue.dataset("digits", 1).version == 1
+    assert runs.workspace.catalogue.datastore("mine").name == "mine"
+
+
+def test_a_job_cannot_be_submitted_with_a_dataset_that_was_deleted_since_its_check(
+    runs: Runs, digits: Path
+) -> None:
+    spec = JobSpec(script="train.py", inputs={"data": Input(source="dataset:digits:1")})
+    runs.workspace.catalogue.remove_dataset("digits", 1)
+    store = runs.workspace.opened.store
+    values = {"experiment": "e", "snapshot": None, "user": "eve"}
+    with pytest.raises(UsageError, match="digits:1, the input 'data' of the job, was deleted"):
+        store.submit(spec, **values)  # type: ignore[arg-type]
+    several = spec.model_copy(update={"array": Array(indices="0-1")})
+    with pytest.raises(UsageError, match="was deleted"):
+        store.submit_array(several, **values)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="was deleted"):
+        store.put_sweep(spec, sweep={}, driver="a:b", **values)  # type: ignore[arg-type]
+    assert store.jobs() == []

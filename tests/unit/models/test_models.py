@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import Model, models
-from rayjobs.errors import NotFoundError, StoreError, UsageError
-from rayjobs.jobdata import INPUT_EVENT
-from rayjobs.spec import Input
+from rayjobs import Model
+from rayjobs.api import model as models
+from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.data.pins import INPUT_EVENT
+from rayjobs.spec.model import Input
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from rayjobs import Model, modelrequests
-from rayjobs.clock import to_text
-from rayjobs.collect import Publisher
+from rayjobs import Model
+from rayjobs.core.clock import to_text
 from rayjobs.injob.modelrequests import MOST_MODELS, ModelRequest
 from rayjobs.injob.submitted import SubmittedRun
-from rayjobs.records import Job, ModelRefusal
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job, ModelRefusal
+from rayjobs.jobs.states import JobState
+from rayjobs.models import requested
+from rayjobs.results.collect import Publisher
+from rayjobs.spec.model import JobSpec
+from tests.attempts import on_node
 from tests.unit.models.conftest import SNAPSHOT, Runs
 from tests.unit.models.test_sweep_best import a_sweep
 
@@ -38,10 +40,9 @@ class Scripts:
     def ready(self, job: Job) -> list[Any]:
         """Return what the end is to register, with all files stored."""
         store = self.runs.workspace.store
-        plan = {"ranks": [{"rank": 0}], "node": 0}
-        asked = modelrequests.read(self.runs.paths(job).root, plan)
+        asked = requested.read(self.runs.paths(job).root, 0)
         blobs = self.runs.workspace.opened.blobs
-        return modelrequests.prepare(store, blobs, job.id, modelrequests.fold(asked))
+        return requested.prepare(store, blobs, job.id, requested.fold(asked))
 
     def finalize(self, job: Job) -> int:
         """Store the files of the newest attempt; return its number."""
@@ -164,7 +165,7 @@ def test_a_file_that_was_uploaded_and_a_folder(runs: Runs, scripts: Scripts) -> 
         ("m", "/etc/passwd", ValueError, "does not lie below the run's outputs"),
         ("m", "hollow", ValueError, "empty folder"),
         ("m", "away.pt", ValueError, "out of the job's directory"),
-        ("m", "checkpoints/step-000000000007", ValueError, "checkpoint that is not whole"),
+        ("m", "checkpoints/step-000000000007", ValueError, "an incomplete checkpoint"),
         ("m", "pipe", ValueError, "neither a file nor a folder"),
         ("m", "outputs/.part-1", ValueError, "are ours"),
         ("m", 7, TypeError, "int"),
@@ -220,7 +221,7 @@ def test_more_models_than_a_run_may_have(runs: Runs, scripts: Scripts) -> None:
     for number in range(MOST_MODELS):
         run.register_model(f"m{number}", "m.pt")
     run.register_model("m0", "m.pt")  # asked for before
-    with pytest.raises(ValueError, match=f"asked for {MOST_MODELS} models"):
+    with pytest.raises(ValueError, match=f"already requested {MOST_MODELS} models"):
         run.register_model("more", "m.pt")
     scripts.run(job, rank=1).register_model("of-rank-1", "m.pt")
     scripts.finalize(job)
@@ -304,18 +305,16 @@ def test_a_rank_of_another_node_means_its_own_file(runs: Runs, scripts: Scripts)
     runs.write(job, m__pt=b"of node 1")
     run = scripts.run(job, 1)
     run.register_model("m", "m.pt")
-    plan = {"attempt": 1, "ranks": [{"rank": 1}], "node": 1, "node_count": 2}
     store, root = runs.workspace.store, runs.paths(job).root
     publisher = Publisher(
-        root,
-        plan,
+        on_node(root, ranks=(1,), node=1, node_count=2),
         blobs=runs.workspace.opened.blobs,
         publish=lambda files: store.publish_files(job.id, attempt=1, files=list(files)),
     )
     assert publisher.finish() == []
     store.move(job.id, attempt=1, old=JobState.RUNNING, new=JobState.FINALIZING)
-    asked = modelrequests.fold(modelrequests.read(root, plan))
-    ready = modelrequests.prepare(store, runs.workspace.opened.blobs, job.id, asked)
+    asked = requested.fold(requested.read(root, 1))
+    ready = requested.prepare(store, runs.workspace.opened.blobs, job.id, asked)
     assert scripts.finish(job, ready)
     assert Model(runs.workspace, "m").record.path == "node-1/outputs/m.pt"
 

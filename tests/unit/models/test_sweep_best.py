@@ -6,10 +6,10 @@ import math
 
 import pytest
 
-from rayjobs import models
-from rayjobs.errors import UsageError
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
+from rayjobs.api import model as models
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import JobSpec
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.paths import AttemptPaths
 from rayjobs.node import served_log
 from rayjobs.node.served_log import ServedLogs
-from rayjobs.paths import AttemptPaths
 from rayjobs.protocol.ray_jobs import is_our_log
 
 JOB = "digits_1795442505_f3f39d74"

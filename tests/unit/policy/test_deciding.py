@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from rayjobs import retry
+from rayjobs.jobs import retry
 from rayjobs.policy import (
     Limits,
     Plan,
@@ -84,7 +84,7 @@ def test_nodes_of_a_spread_job_are_different() -> None:
 def test_a_target_without_nodes_starts_nothing() -> None:
     plan = decide(Situation(waiting=[job("a")], limits=Limits(jobs=1)))
     assert started(plan) == []
-    assert "no node is there" in plan.explain("a").reason
+    assert "there are no nodes" in plan.explain("a").reason
 
 
 # -- aging and shares ----------------------------------------------------------------------------
@@ -493,8 +493,7 @@ def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
     assert "--max-duration 49m or less" in decide(situation).explain("long").remedy
     strict = replace(situation, limits=Limits(backfill=False))
     assert (
-        decide(strict).explain("long").remedy
-        == "with priority 1 it would stand first and start now"
+        decide(strict).explain("long").remedy == "with priority 1 it would be first and start now"
     )
     full = replace(situation, limits=Limits(jobs=1))
     assert decide(full).explain("long").remedy == ""
@@ -562,6 +561,30 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
     assert decide(situation).estimate("j") == (95, "limit")
     assert told(20) == (20, "elapsed")
     assert told(3600) == (3600, "elapsed")
+
+
+def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> None:
+    def told(now_s: float, key: str) -> tuple[float | None, str, str, bool]:
+        busy = runs(
+            "busy",
+            "n0",
+            cpus=4,
+            started=0,
+            expected_s=100,
+            expected_from="12 earlier runs",
+            longest_s=300,
+            outrun_text="busy has outrun them",
+        )
+        waiting = [job("next", at=1, cpus=4, expected_s=50), job("behind", at=2, cpus=4)]
+        rooms = [less(room(), busy)]
+        decision = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=now_s))
+        found = decision.explain(key)
+        return found.estimate_s, found.basis, found.source, found.to_dict()["is_guess"]
+
+    for now_s in (40, 300):
+        assert told(now_s, "next")[1:] == ("history", "12 earlier runs", False)
+    for key, wait_s in (("next", 201), ("behind", 251)):
+        assert told(301, key) == (wait_s, "outrun", "busy has outrun them", True)
 
 
 def test_members_that_their_array_holds_back_are_estimated_too() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayjobs.core.units import parse_duration
 from rayjobs.policy import (
     Limits,
     NodeRoom,
@@ -24,9 +25,8 @@ from rayjobs.policy import (
 )
 from rayjobs.policy.durations import as_running
 from rayjobs.policy.order import rank
-from rayjobs.simulating import Outcome, Pool, TraceJob, play
-from rayjobs.simulating.play import GRACE_S
-from rayjobs.units import parse_duration
+from rayjobs.policy.simulate import Outcome, Pool, TraceJob, play
+from rayjobs.policy.simulate.play import GRACE_S
 from tests.unit.policy.jobs import less, room
 
 shapes = st.builds(
@@ -147,7 +147,7 @@ def with_advice(job: Waiting, advice: str) -> Waiting:
     found = re.fullmatch(
         r"with (?:--max-duration (?P<limit>\S+) or less|priority (?P<priority>-?\d+)"
         r"|(?P<nodes>\d+) nodes?|(?P<gpus>\d+) GPUs? on one node|(?P<cpus>\d+) CPUs? on one node)"
-        r" it would (?:pass those ahead and |stand first and )?start now",
+        r" it would (?:pass those ahead and |be first and )?start now",
         advice,
     )
     assert found, advice

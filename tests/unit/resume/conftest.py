@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from rayjobs import checkpoint
-from rayjobs.collect import Publisher
-from rayjobs.compute.node import Node
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
-from rayjobs.paths import AttemptPaths
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.node.node import Node
+from rayjobs.protocol.attempts import Resume
+from rayjobs.results.collect import Publisher
+from rayjobs.spec.model import JobSpec
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import on_node, request_of
 
 S = JobState
 
@@ -67,8 +69,7 @@ class Trainer:
             return store.publish_files(job.id, attempt=number, files=taken)
 
         publisher = Publisher(
-            paths.root,
-            {"attempt": number, "ranks": [{"rank": 0}]},
+            on_node(paths.root, attempt=number),
             blobs=self.workspace.blobs,
             publish=publish,
         )
@@ -109,14 +110,9 @@ class Trainer:
             workspace_path=str(self.workspace.path),
         )
         (plan,) = launcher_for(job.spec).plans(context)
-        order = {
-            "workspace": str(self.workspace.path),
-            "snapshot": None,
-            "resume": {"run": job.id if attempt > 1 else None, "path": job.spec.resume_from},
-            "plan": plan,
-        }
-        asyncio.run(node.prepare(order))
-        return AttemptPaths(Path(plan["root"])), node.environment_of(plan)
+        resume = Resume(run=job.id if attempt > 1 else None, path=job.spec.resume_from)
+        asyncio.run(node.prepare(request_of(plan, self.workspace.path, resume=resume)))
+        return AttemptPaths(Path(plan.root)), node.environment_of(plan)
 
 
 @pytest.fixture

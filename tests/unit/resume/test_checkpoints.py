@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import checkpoints
-from rayjobs.clock import SystemClock
-from rayjobs.errors import NotFoundError, StoreError
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.injob import checkpoint
 from rayjobs.injob.checkpoint import is_whole
-from rayjobs.metrics import series
-from rayjobs.records import Job, MetricPoint
-from rayjobs.states import JobState
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.states import JobState
+from rayjobs.results.metrics import series
+from rayjobs.resume import checkpoints
 from tests.unit.resume.conftest import Trainer
 
 

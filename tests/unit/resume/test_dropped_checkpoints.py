@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from rayjobs import checkpoint, checkpoints
-from rayjobs.collectcheckpoints import CheckpointPublisher, superseded
-from rayjobs.errors import StoreError
-from rayjobs.paths import AttemptPaths
-from rayjobs.records import Job
+from rayjobs import checkpoint
+from rayjobs.core.errors import StoreError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.jobs.records import Job
+from rayjobs.results.dropped_checkpoints import CheckpointPublisher, superseded
+from rayjobs.resume import checkpoints
+from tests.attempts import on_node
 from tests.unit.resume.conftest import Trainer
 
 AT = "outputs/checkpoints/"
@@ -27,7 +29,7 @@ def publisher(
         "drop": lambda names: store.drop_files(job.id, attempt=number, names=names),
         **changes,
     }
-    return CheckpointPublisher(paths.root, {"attempt": number, "ranks": [{"rank": 0}]}, **given)
+    return CheckpointPublisher(on_node(paths.root, attempt=number), **given)
 
 
 def save(paths: AttemptPaths, step: int, keep: int = 2) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs import ScriptRunConfig, checkpoint, resuming, submitting
-from rayjobs.errors import PrepareError, SpecError, UsageError
-from rayjobs.records import Job
-from rayjobs.spec import Array, JobSpec
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
+from rayjobs import ScriptRunConfig, checkpoint
+from rayjobs.core.errors import PrepareError, SpecError, UsageError
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import resuming
+from rayjobs.spec.model import Array, JobSpec
+from rayjobs.submit import submitting
+from rayjobs.submit.submitting import submit
 from tests.unit.resume.conftest import Trainer
 
 
@@ -118,10 +120,10 @@ def test_a_relative_path_is_taken_from_here(
 def test_a_checkpoint_cut_short_is_refused_at_submit(trainer: Trainer, tmp_path: Path) -> None:
     saved = Path(checkpoint.save(5, {"model.pt": b"weights"}, directory=str(tmp_path / "c")).path)
     os.truncate(saved / "model.pt", 3)
-    assert "is not whole" in refused(trainer, str(saved))
+    assert "is incomplete" in refused(trainer, str(saved))
     assert "no checkpoint in" in refused(trainer, str(saved.parent))
     (saved / "manifest.json").write_bytes(b'{"version": 1, "st')
-    assert "is not whole" in refused(trainer, str(saved))
+    assert "is incomplete" in refused(trainer, str(saved))
     checkpoint.save(4, {"model.pt": b"earlier"}, directory=str(tmp_path / "c"))
     job = submitted(trainer, str(saved.parent))
     paths, _ = trainer.prepared(job, attempt=1)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.blobs import FolderBlobs
 from rayjobs.snapshots import Snapshot, pack
+from rayjobs.workspace.blobs import FolderBlobs
 
 
 @pytest.fixture

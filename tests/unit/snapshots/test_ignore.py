@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.ignore import LeftOut, Why, ignore_line, read_rules
 from rayjobs.snapshots.limits import Limits
 from rayjobs.snapshots.scan import scan

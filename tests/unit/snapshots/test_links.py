@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots.links import leaves_tree
 from tests.unit.snapshots.conftest import Packer
 

@@ -13,9 +13,9 @@ from typing import BinaryIO
 
 import pytest
 
-from rayjobs.blobs import FolderBlobs
-from rayjobs.errors import SnapshotError
+from rayjobs.core.errors import SnapshotError
 from rayjobs.snapshots import NodeSnapshots, Snapshot, blob_key
+from rayjobs.workspace.blobs import FolderBlobs
 from tests.unit.snapshots.conftest import Packer
 
 
@@ -44,7 +44,7 @@ def listing(root: Path) -> dict[str, object]:
 PROGRAM = """
 import sys
 from pathlib import Path
-from rayjobs.blobs import FolderBlobs
+from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.snapshots import NodeSnapshots, blob_key
 node, blobs, opened, digest = sys.argv[1:]
 def open_blob():

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayjobs.blobs import FolderBlobs
-from rayjobs.errors import SnapshotError, StoreFullError, UsageError
+from rayjobs.core.errors import SnapshotError, StoreFullError, UsageError
 from rayjobs.snapshots import Limits, NodeSnapshots, Snapshot, blob_key, limits_from_environment
 from rayjobs.snapshots import pack as pack_directory
+from rayjobs.workspace.blobs import FolderBlobs
 from tests.unit.snapshots.conftest import Packer
 
 LONG_AGO_NS = 1_600_000_000 * 10**9

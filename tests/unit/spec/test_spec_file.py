@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayjobs.errors import NotFoundError, SpecError
-from rayjobs.spec import JobSpec
-from rayjobs.spec_file import (
+from rayjobs.core.errors import NotFoundError, SpecError
+from rayjobs.spec.file import (
     build_spec,
     dump_spec,
     editor_schema,
@@ -23,6 +22,7 @@ from rayjobs.spec_file import (
     load_spec_text,
     merge,
 )
+from rayjobs.spec.model import JobSpec, Resources
 
 FILES = Path(__file__).parent / "files"
 SCHEMA = Path(__file__).parents[3] / "rayjobs" / "job.schema.json"
@@ -140,7 +140,10 @@ def test_an_array_may_be_one_text() -> None:
         ("", "names no indices"),
         ("0-3%0", "limit '0'"),
         ("0-3%x", "limit 'x'"),
-        ("0-99999", "more than 10,000"),
+        ("0-99999", "names 100,000 indices; an array has at most 10,000 jobs"),
+        ("0-9999,20000-29999", "more than 10,000"),
+        ("0-999999999999999", "names 1,000,000,000,000,000 indices"),  # refused before it is built
+        ("1000000", "the largest is 999999"),
     ],
 )
 def test_an_array_that_cannot_be_read_is_told(text: str, told: str) -> None:
@@ -333,7 +336,7 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
 @pytest.mark.parametrize(
     ("data", "path", "said"),
     [
-        ({"script": "a", "command": "b"}, "script", "beside `command`"),
+        ({"script": "a", "command": "b"}, "script", "combined with `command`"),
         ({"script": ""}, "script", "missing"),
         ({"script": "a", "version": 2}, "version", "Upgrade"),
         ({"script": "a", "version": "1"}, "version", "version: 1"),
@@ -347,7 +350,7 @@ def test_everything_wrong_is_said_at_once_with_a_remedy() -> None:
         ({"script": "a", "arguments": ["\ud800"]}, "arguments[0]", "UTF-8"),
         ({"script": "a", "secrets": {"A": {"env": "HOME"}}}, "secrets.A", "RAYJOBS_SECRET_"),
         ({"script": "a", "secrets": {"A": {}}}, "secrets.A", "exactly one"),
-        ({"script": "a", "inputs": 3}, "inputs", "mapping"),
+        ({"script": "a", "inputs": 3}, "inputs", "is a single value"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(data: dict[str, Any], path: str, said: str) -> None:
@@ -374,3 +377,43 @@ def test_a_spec_error_survives_pickling() -> None:
 def test_numbers_and_paths_of_a_program_become_text() -> None:
     spec = build_spec({"script": "a", "arguments": ["--lr", 0.01, 3, True, Path("/data")]})
     assert spec.arguments == ("--lr", "0.01", "3", "True", "/data")
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (
+            {"retries": "many"},
+            "retries: 'many' is neither a whole number nor a group of settings. Write a",
+        ),
+        ({"array": 1.5}, "array: 1.5 is neither a list of indices nor a group of settings."),
+        (
+            {"depends_on": [5]},
+            "depends_on[0]: 5 is neither a job's id or name nor a group of settings.",
+        ),
+        (
+            {"inputs": {"a": 5}},
+            "inputs.a: 5 is neither text nor a group of settings. Write `datastore/p",
+        ),
+        ({"resources": 5}, "resources: 5 is a single value, but this key holds"),
+    ],
+)
+def test_what_may_be_written_shorter_is_named(data: dict[str, Any], text: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        build_spec({"script": "train.py", **data})
+    assert text in str(caught.value)
+
+
+def test_a_spec_made_in_python_is_refused_in_the_same_words() -> None:
+    with pytest.raises(SpecError) as caught:
+        JobSpec(script="train.py", depends_on=["a_job"], priority="high")  # type: ignore[arg-type]
+    assert str(caught.value).splitlines() == [
+        "JobSpec has 2 problems:",
+        "  - priority: 'high' is not a whole number.",
+        "  - depends_on[0]: 'a_job' is not a group of settings. Give a Dependency or a dict.",
+    ]
+    with pytest.raises(SpecError, match=r"problem:\n  - cpu: .*Did you mean `cpus`"):
+        Resources(cpu=1)  # type: ignore[call-arg]
+    with pytest.raises(SpecError, match="exactly one of `script` and `command`"):
+        JobSpec()
+    assert JobSpec(script="train.py", depends_on=({"job": "a"},)).depends_on[0].job == "a"  # type: ignore[arg-type]

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.errors import StoreError, UsageError
-from rayjobs.spec import JobSpec
+from rayjobs.core.errors import StoreError, UsageError
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import submit
 

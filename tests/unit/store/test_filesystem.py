@@ -50,7 +50,7 @@ def test_only_a_shared_one_is_warned_of(mounts: Path, caplog: pytest.LogCaptureF
         assert caplog.messages == []
         warn_if_shared(Path("/home/alice/store.db"), mounts=mounts)
     (message,) = caplog.messages
-    assert "/home/alice/store.db lies on a network file system (nfs4)" in message
+    assert "/home/alice/store.db is on a network file system (nfs4)" in message
     assert "RAYJOBS_WORKSPACE" in message
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from rayjobs.states import NEXT, JobState
+from rayjobs.jobs.states import NEXT, JobState
 from rayjobs.store import transitions
 
 STATES = "|".join(JobState)

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from rayjobs.errors import StoreError, StoreVersionError
-from rayjobs.records import AllocationState
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import StoreError, StoreVersionError
+from rayjobs.jobs.records import AllocationState
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store import schema, tables
 from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.sql import SqlStore
@@ -167,7 +167,8 @@ def test_a_database_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> None:
     program = (
-        "import sys; from rayjobs.store.sql import SqlStore; from rayjobs.spec import JobSpec;"
+        "import sys; from rayjobs.store.sql import SqlStore;"
+        "from rayjobs.spec.model import JobSpec;"
         "store = SqlStore(sys.argv[1]);"
         "store.submit(JobSpec(script='a.py'), experiment='x', snapshot=None, user='');"
         "print(sorted({'sqlalchemy', 'alembic', 'ray', 'torch'} & set(sys.modules)))"

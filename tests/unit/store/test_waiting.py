@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.records import StoredFile
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.jobs.records import StoredFile
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.store.sql import SqlStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.errors import SpecError
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.errors import SpecError
-from rayjobs.spec import JobSpec, Output, SecretRef
-from rayjobs.submitting import check, submit
+from rayjobs.spec.model import Input, JobSpec, Output, SecretRef
+from rayjobs.submit.submitting import check, submit
 from rayjobs.target.secrets import TargetSecrets
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 NAMES = ("PHOTOS_KEY", "PHOTOS_SECRET")
 
@@ -140,3 +140,16 @@ def test_a_proxy_with_a_password_is_handed_on_for_what_needs_the_network(
     packages = {"outputs": {}, "environment": {"pip": ["six"]}}
     submit(workspace, spec(**packages), wake=False)
     assert secrets.values() == expected
+
+
+def test_a_credential_of_the_target_alone_is_not_asked_for_again(
+    workspace: OpenWorkspace, secrets: TargetSecrets
+) -> None:
+    inputs = {"data": Input(source="photos/digits")}
+    with pytest.raises(SpecError, match="rayjobs target secret set PHOTOS_KEY"):
+        check(workspace, spec(inputs=inputs, outputs={}))
+    for name in NAMES:
+        secrets.set(name, "v")
+    (warning,) = check(workspace, spec(inputs=inputs, outputs={})).warnings
+    assert warning.startswith("the path of input data was not checked")
+    assert "secret set" not in warning

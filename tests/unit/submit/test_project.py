@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs import ScriptRunConfig
-from rayjobs.errors import SpecError
+from rayjobs.core.errors import SpecError
 from rayjobs.submit.project import (
     Project,
     default_target,

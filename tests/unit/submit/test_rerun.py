@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from rayjobs.errors import SpecError, UsageError
-from rayjobs.records import Job
-from rayjobs.spec import JobSpec
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import JobSpec
 from rayjobs.submit.rerun import rerun, with_argument
-from rayjobs.submitting import submit
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.submit.submitting import submit
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 
 @pytest.fixture

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import starters, targets
-from rayjobs.compute.headstop import Place
-from rayjobs.compute.targetrecord import TargetRecord, save_target
-from rayjobs.errors import NotFoundError, TargetError
-from rayjobs.target import reach
+from rayjobs.core.errors import NotFoundError, TargetError
+from rayjobs.target import reach, starters, targets
+from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.stopping import Place
 
 SILENT = """
 import socket, sys

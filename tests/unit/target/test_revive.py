@@ -9,20 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.compute import headstop, keeper, localhead, starting
-from rayjobs.compute.headstop import Place
-from rayjobs.compute.targetrecord import TargetRecord, save_target
-from rayjobs.errors import TargetError
+from rayjobs.core.errors import TargetError
 from rayjobs.injob.identity import own_identity
-from rayjobs.target import keeping, reach, revive, stops
+from rayjobs.target import (
+    keeper,
+    keeping,
+    local_head,
+    reach,
+    revive,
+    starting,
+    stop_record,
+    stopping,
+)
+from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.target.revive import Condition, Standing
+from rayjobs.target.stopping import Place
 
 
 @pytest.fixture
 def place(short_path: Path) -> Iterator[Place]:
     place = Place("local", short_path / "h")
     yield place
-    headstop.remove_files(place)
+    stopping.remove_files(place)
 
 
 @pytest.fixture
@@ -47,7 +55,7 @@ def _look(place: Place, workspace: Path, *, answers: bool = False) -> Condition:
 def _head(place: Place) -> None:
     """Record a head whose processes live."""
     own = own_identity().as_dict()
-    record = localhead.HeadRecord(
+    record = local_head.HeadRecord(
         **dict.fromkeys(("instance", "node_ip", "gcs_address", "dashboard_url", "temp_dir"), ""),
         **dict.fromkeys(("node_id", "token_path", "ray_version", "rayjobs_version"), ""),
         cpus=1,
@@ -55,7 +63,7 @@ def _head(place: Place) -> None:
         memory_bytes=1,
         processes={"gcs_server": own, "raylet": own},
     )
-    localhead.save_record(place.paths, record)
+    local_head.save_record(place.paths, record)
 
 
 def test_a_target_that_died_is_brought_back(
@@ -79,7 +87,7 @@ def test_a_target_that_a_user_stopped_stays_so(
     place: Place, workspace: Path, begun: list[str]
 ) -> None:
     with starting.start_lock(place.paths):
-        stops.note(place.paths)
+        stop_record.note(place.paths)
     condition = _look(place, workspace)
     assert condition.is_stopped
     assert "was stopped" in condition.reason
@@ -102,7 +110,7 @@ def test_a_living_keeper_is_left_to_its_work(
         fcntl.flock(held, fcntl.LOCK_EX)
         assert _look(place, workspace).standing is Standing.STARTING
         pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
-        localhead.write_private(
+        local_head.write_private(
             keeper.pause_path(place.paths), json.dumps({**pause, **own_identity().as_dict()})
         )
         condition = _look(place, workspace)

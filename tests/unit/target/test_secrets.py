@@ -12,14 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from rayjobs.cli.main import main
-from rayjobs.compute import localhead
-from rayjobs.compute.nodehosts import read_secrets
+from rayjobs.core.errors import PrepareError, StoreError, UsageError
 from rayjobs.datastore import credentials
 from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.errors import AccessDenied
-from rayjobs.errors import PrepareError, StoreError, UsageError
+from rayjobs.node.hosts import read_secrets
 from rayjobs.node.secrets import NodeSecrets
+from rayjobs.protocol.attempts import SecretSource
+from rayjobs.target import local_head
 from rayjobs.target.secrets import Taken, TargetSecrets
+from tests.attempts import on_node
 
 VALUE = "a-value-that-nothing-shows"
 
@@ -150,7 +152,7 @@ def test_the_commands_set_list_and_remove_and_print_no_value(
 
 # --- on a node ------------------------------------------------------------------------------------
 
-ORDER = {"inputs": {"data": {}}, "secrets": {}}
+READS = on_node(reads_secrets=True)
 
 
 def test_a_node_reads_the_file_again_for_every_attempt(
@@ -158,10 +160,10 @@ def test_a_node_reads_the_file_again_for_every_attempt(
 ) -> None:
     node = NodeSecrets("local", tmp_path, dict)
     secrets.set("PHOTOS_KEY", "one")
-    node.bring(ORDER, is_far=False)
+    node.bring(READS, is_far=False)
     assert credentials.variable("PHOTOS_KEY") == "one"
     secrets.set("PHOTOS_KEY", "two")
-    node.bring(ORDER, is_far=False)
+    node.bring(READS, is_far=False)
     assert credentials.variable("PHOTOS_KEY") == "two"
     assert "PHOTOS_KEY" not in os.environ  # where every child and /proc would have it
 
@@ -170,8 +172,8 @@ def test_another_machines_node_asks_the_target_and_keeps_the_values_in_memory(
     tmp_path: Path,
 ) -> None:
     node = NodeSecrets("lab", tmp_path, lambda: {"PHOTOS_KEY": VALUE})
-    node.bring(ORDER, is_far=True)
-    assert read_secrets({"TOKEN": {"env": "PHOTOS_KEY"}}) == {"TOKEN": VALUE}
+    node.bring(READS, is_far=True)
+    assert read_secrets({"TOKEN": SecretSource(env="PHOTOS_KEY")}) == {"TOKEN": VALUE}
     assert list(tmp_path.rglob("*")) == []
 
 
@@ -182,9 +184,9 @@ def test_a_target_that_does_not_answer_delays_an_attempt_and_not_its_end(tmp_pat
     credentials.give({"PHOTOS_KEY": "known"})
     node = NodeSecrets("lab", tmp_path, away)
     with pytest.raises(PrepareError) as caught:
-        node.bring(ORDER, is_far=True)
+        node.bring(READS, is_far=True)
     assert (caught.value.failure_class, caught.value.is_permanent) == ("storage", False)
-    node.bring_again(ORDER, is_far=True)
+    node.bring_again(READS, is_far=True)
     assert credentials.variable("PHOTOS_KEY") == "known"
 
 
@@ -192,8 +194,7 @@ def test_a_job_without_data_or_secrets_waits_for_nothing(tmp_path: Path) -> None
     def never() -> dict[str, str]:
         raise AssertionError("it was asked")
 
-    plain = {"inputs": {}, "outputs": {}, "secrets": {}, "environment": None}
-    NodeSecrets("lab", tmp_path, never).bring(plain, is_far=True)
+    NodeSecrets("lab", tmp_path, never).bring(on_node(), is_far=True)
 
 
 def test_a_client_is_made_with_what_the_process_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +266,7 @@ def test_a_target_takes_no_secret_from_the_shell_that_starts_it(home: Path) -> N
         "ALL_PROXY": "user:pass@proxy:3128",
         "PIP_INDEX_URL": "https://user:pass@pypi.internal/simple",
     }
-    found = localhead.head_environment(home, "/t/token", base={**kept, **left})
+    found = local_head.head_environment(home, "/t/token", base={**kept, **left})
     assert kept.items() <= found.items()
     assert not left.keys() & found.keys()
 

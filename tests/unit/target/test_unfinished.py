@@ -3,21 +3,33 @@
 from __future__ import annotations
 
 import fcntl
+import json
+import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayjobs.compute import headstop, keeper, starting, targets
-from rayjobs.compute.headstop import Place
-from rayjobs.errors import TargetError
-from rayjobs.paths import home
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
-from rayjobs.submitting import submit
-from rayjobs.target import keeping, revive, stops, unfinished
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import home
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+from rayjobs.target import (
+    keeper,
+    keeping,
+    revive,
+    starting,
+    stop_record,
+    stopping,
+    targets,
+    unfinished,
+)
+from rayjobs.target.record import TargetRecord, load_target, save_target
+from rayjobs.target.stopping import Place
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -25,7 +37,7 @@ from tests.unit.cli.conftest import Queue, Terminal
 def place() -> Iterator[Place]:
     place = Place("local", home())
     yield place
-    headstop.remove_files(place)
+    stopping.remove_files(place)
 
 
 @pytest.fixture
@@ -81,7 +93,7 @@ def test_a_forced_stop_says_what_starts_with_the_next_start(
     assert done.code == 0
     assert "1 waiting job" in done.err
     assert job.id in done.err
-    assert stops.last(place.paths).is_in_force
+    assert stop_record.last(place.paths).is_in_force
     assert "was stopped" in terminal.type("why", job.id).out
     assert terminal.type("target", "stop").code == 0  # it is what was asked for
 
@@ -137,8 +149,41 @@ def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
         assert not any("older job" in note for note in submit(workspace, spec).notes)
 
 
+def test_jobs_that_were_to_stay_at_a_stop_are_named_whatever_their_age(
+    workspace: OpenWorkspace, terminal: Terminal
+) -> None:
+    old = Queue(workspace).submit()
+    assert terminal.type("target", "stop", "--force").code == 0
+    notes = submit(workspace, JobSpec(command="true", name="new")).notes
+    [note] = [note for note in notes if "older job" in note]
+    assert "1 older job of target 'local' starts with it" in note and old.id in note
+
+
+@pytest.mark.parametrize(("jobs", "text"), [(1, "job stays"), (2, "jobs stay")])
+def test_a_stop_lists_what_is_left_after_it(
+    workspace: OpenWorkspace,
+    terminal: Terminal,
+    monkeypatch: pytest.MonkeyPatch,
+    jobs: int,
+    text: str,
+) -> None:
+    queue = Queue(workspace)
+    ends, *_ = [queue.start(queue.submit()) for _ in range(jobs + 1)]
+    stop = targets.stop_target
+
+    def stop_late(*arguments: Any, **more: Any) -> bool:
+        queue.finish(ends)  # one ends while the target stops
+        return stop(*arguments, **more)
+
+    monkeypatch.setattr(targets, "stop_target", stop_late)
+    done = terminal.type("target", "stop", "--force")
+    assert done.code == 0
+    assert f"{jobs} running {text} in the queue" in done.err
+    assert ends.id not in done.err
+
+
 def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) -> None:
-    from rayjobs.compute.targetrecord import TargetRecord, save_target
+    from rayjobs.target.record import TargetRecord, save_target
 
     lab = Place("lab", home())
     save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
@@ -181,3 +226,168 @@ def test_a_store_that_cannot_be_read_may_have_jobs(workspace: OpenWorkspace, pla
     for file in workspace.path.glob("store.db*"):
         file.write_bytes(b"no database" * 1000)
     assert unfinished.main(arguments) == 0
+
+
+# --- a cluster that cannot be reached -------------------------------------------------------------
+
+
+@pytest.fixture
+def lab(workspace: OpenWorkspace) -> Iterator[Place]:
+    """An attached target that serves the workspace, and whose cluster is gone."""
+    place = Place("lab", home())
+    with socket.socket() as listener:  # its port is nobody else's, and nobody listens there
+        listener.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        save_target(TargetRecord("lab", address=address, token_file="t"), home=place.home)
+        starting.register_workspace(place.paths, workspace.path)
+        yield place
+    stopping.remove_files(place)
+
+
+def _address(place: Place) -> str:
+    return str(load_target(place.name, home=place.home).address)
+
+
+def test_a_stop_with_cancel_needs_no_cluster(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place, begun: list[str]
+) -> None:
+    queue = Queue(workspace)
+    jobs = [queue.submit(name, target="lab") for name in ("a", "b")]
+    done = terminal.type("target", "stop", "lab", "--cancel")
+    assert done.code == 0, done.err
+    told = f"2 jobs canceled; the target's actor could not be reached at {_address(lab)}"
+    assert told in done.err
+    assert {workspace.store.job(job.id).state for job in jobs} == {JobState.CANCELED}
+    assert stop_record.last(lab.paths).is_in_force
+    assert begun == []
+    jobs.append(queue.submit("c", target="lab"))
+    done = terminal.type("target", "stop", "lab", "--cancel", "--json")
+    said = json.loads(done.out)
+    assert (said["canceled"], said["cancel_requested"]) == ([jobs[2].id], [])
+    assert (said["unreachable"], said["state"]) == (_address(lab), "stopped")
+    assert revive.look_after("lab", home=lab.home, workspace=workspace.path).is_stopped
+    assert begun == []
+
+
+def test_the_stacks_of_its_jobs_name_a_cluster_that_is_gone(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    done = terminal.type("stacks", running.id)
+    assert done.code == 5
+    assert _address(lab) in done.err and "Connection refused" in done.err
+    assert "target start" not in done.err
+
+
+def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    waiting = queue.submit("b", target="lab")
+    done = terminal.type("target", "stop", "lab", "--cancel")
+    assert done.code == 0, done.err
+    assert "1 job canceled; the target's actor could not be reached" in done.err
+    assert "1 running job may still run there: the cancel is recorded" in done.err
+    assert running.id in done.err
+    found = workspace.store.job(running.id)
+    assert (found.state, found.cancel_requested_at is not None) == (JobState.RUNNING, True)
+    assert workspace.store.job(waiting.id).state is JobState.CANCELED
+    said = json.loads(terminal.type("target", "stop", "lab", "--cancel", "--json").out)
+    assert said["cancel_requested"] == [running.id]
+    assert said["canceled"] == said["put_back"] == []
+
+
+def test_a_stop_without_cancel_says_what_becomes_of_jobs_of_a_cluster_that_is_gone(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    waiting = queue.submit("b", target="lab")
+    done = terminal.type("target", "stop", "lab")
+    said = " ".join(done.err.split())
+    assert done.code == 5
+    for text in (
+        running.id,
+        waiting.id,
+        "Running jobs may continue there unobserved",
+        _address(lab),
+    ):
+        assert text in said, text
+    for text in ("Waiting jobs stay in the queue", "Nothing was stopped", "--cancel", "--force"):
+        assert text in said, text
+    assert not stop_record.last(lab.paths).is_in_force
+    done = terminal.type("target", "stop", "lab", "--force")
+    assert done.code == 5
+    assert "Running jobs may continue there unobserved" in done.err
+    assert stop_record.last(lab.paths).is_in_force
+    assert workspace.store.job(waiting.id).state is JobState.QUEUED
+    assert "NotResponding" in terminal.type("ls").out  # it may still run
+
+
+def test_a_job_of_a_cluster_that_is_gone_ends_by_a_forced_cancel(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    done = terminal.type("cancel", running.id)
+    assert done.code == 0, done.err
+    assert f"its cluster cannot be reached at {_address(lab)}" in done.err
+    assert "rayjobs cancel --force" in done.err
+    assert workspace.store.job(running.id).state is JobState.RUNNING
+    listed = terminal.type("ls").out
+    assert "NotResponding" in listed and "cancel requested" in listed
+    done = terminal.type("cancel", "--force", running.id)
+    assert done.code == 0, done.err
+    found = workspace.store.job(running.id)
+    assert found.state is JobState.CANCELED
+    assert "its processes were not seen to end" in found.reason
+    # Nothing that the lost attempt still writes counts.
+    assert not workspace.store.finish(
+        running.id, attempt=running.attempt, state=JobState.FAILED, reason="late"
+    )
+    assert workspace.store.job(running.id).state is JobState.CANCELED
+
+
+def test_a_forced_cancel_leaves_jobs_alone_whose_target_may_answer(
+    workspace: OpenWorkspace, terminal: Terminal
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a"))
+    done = terminal.type("cancel", "--force", running.id)
+    assert done.code == 0, done.err
+    found = workspace.store.job(running.id)
+    assert (found.state, found.cancel_requested_at is not None) == (JobState.RUNNING, True)
+
+
+def test_a_target_whose_cluster_is_gone_is_removed_with_its_jobs(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    spec = JobSpec(name="b", script="train.py", target="lab", array={"indices": "0-2"})
+    array = submit(workspace, spec, wake=False).job
+    member = next(job for job in workspace.store.jobs(parent=array.id))
+    queue.start(member)
+    done = terminal.type("target", "rm", "lab", "--cancel")
+    assert done.code == 0, done.err
+    assert "Processes of its jobs may still run there" in done.err
+    assert "removed target lab" in done.err
+    states = {job.state for job in workspace.store.jobs()}
+    assert states == {JobState.CANCELED}
+    assert "rayjobs target rm lab" in workspace.store.job(running.id).reason
+    assert workspace.store.job(array.id).state is JobState.CANCELED
+
+
+def test_a_job_of_a_removed_target_is_not_shown_as_running(
+    workspace: OpenWorkspace, terminal: Terminal, lab: Place
+) -> None:
+    queue = Queue(workspace)
+    running = queue.start(queue.submit("a", target="lab"))
+    done = terminal.type("target", "rm", "lab", "--force")
+    assert done.code == 0, done.err
+    listed = " ".join(terminal.type("ls").out.split())
+    assert "NotResponding" in listed and "target 'lab' was removed" in listed
+    done = terminal.type("cancel", "--force", running.id)
+    assert workspace.store.job(running.id).state is JobState.CANCELED

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning.engine import Finish, Plan, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayjobs.states import JobState
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning.engine import Finish, Judged, Plan, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -271,3 +272,12 @@ def test_trials_that_failed_first_are_inside_the_history() -> None:
     low, high = figure.axes[0].get_xlim()
     assert low < 0
     assert high > 9
+
+
+def test_a_plot_of_ended_trials_without_the_metric_names_what_they_reported(
+    tmp_path: Path,
+) -> None:
+    ended = replace(TRIALS[6], state=TrialState.FAILED, values=(), metric_names=("loss",))
+    with pytest.raises(SweepUsageError, match=r"nothing to draw\. They reported: loss\.") as caught:
+        write_plot(tmp_path / "p.png", "curves", [ended], name="s", metric="accuracy", goal=MAX)
+    assert "Wait" not in str(caught.value)

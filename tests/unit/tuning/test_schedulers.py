@@ -141,7 +141,7 @@ def test_a_report_that_is_not_finite_is_no_rungs_limit(goal: PrimaryMetricGoal, 
     )
     assert first.stop is None and second.stop is None
     assert third.stop is not None and third.stop.own is None
-    assert "no match for 0.5" in third.stop.reason
+    assert "does not meet 0.5" in third.stop.reason
 
 
 @given(

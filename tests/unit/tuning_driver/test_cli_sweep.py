@@ -12,10 +12,16 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.paths import home
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
+from rayjobs.target import starting, stop_record
+from rayjobs.target.stopping import Place
+from rayjobs.tuning.goal import PrimaryMetricGoal
+from rayjobs.tuning.spec import parse_sweep
 from tests.unit.tuning_driver.world import World
 
+GOAL = PrimaryMetricGoal.MAXIMIZE
 Call = Callable[..., tuple[int, str, str]]
 
 FILE = """
@@ -33,7 +39,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     monkeypatch.setenv("RAYJOBS_WORKSPACE", str(world.workspace.path))
     # Nothing is started here: `world.finish` plays the target.
-    monkeypatch.setattr("rayjobs.submitting.wake_or_start", lambda *_: False)
+    monkeypatch.setattr("rayjobs.submit.submitting.wake_or_start", lambda *_: False)
     yield world
     world.close()
 
@@ -74,8 +80,8 @@ def test_a_sweep_is_submitted_without_ray_and_without_a_trial(world: World, tmp_
     finished(world)
     (tmp_path / "sweep.yaml").write_text(FILE)
     code = (
-        "import sys, rayjobs.submitting, tuning\n"
-        "rayjobs.submitting.wake_or_start = lambda *_: False\n"
+        "import sys, rayjobs.submit.submitting, tuning\n"
+        "rayjobs.submit.submitting.wake_or_start = lambda *_: False\n"
         "from rayjobs.cli.main import run\n"
         f"code = run(['sweep', 'create', '-q', '-f', {str(tmp_path / 'sweep.yaml')!r}])\n"
         "heavy = [name for name in ('ray', 'torch', 'optuna', 'numpy') if name in sys.modules]\n"
@@ -93,12 +99,29 @@ def test_a_dry_run_shows_the_first_commands_and_submits_nothing(
     (tmp_path / "sweep.yaml").write_text(FILE)
     code, out, err = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run")
     assert code == 0
-    assert "drawn with seed" in err
+    assert "the file sets seed 1" in err
     assert "6 trials, 2 at a time" in out
     assert "train.py --x 0." in out
     code, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run", "--json")
-    assert len(json.loads(out)["first_commands"]) == 5
+    shown = json.loads(out)
+    assert len(shown["first_commands"]) == 5
+    assert (shown["seed"], shown["sweep"]["sampling"]["seed"]) == (1, 1)
     assert len(world.store.sweeps()) == 1
+    _, sweep_id, _ = call("create", "-q", "-f", str(tmp_path / "sweep.yaml"))
+    sampler = parse_sweep(world.store.sweep(sweep_id.strip()).spec).sampling.sampler(GOAL)
+    assert [sampler.suggest(number) for number in range(5)] == shown["first_trials"]
+
+
+def test_a_dry_run_shows_no_seed_that_a_submit_would_not_use(
+    world: World, call: Call, tmp_path: Path
+) -> None:
+    finished(world)
+    (tmp_path / "sweep.yaml").write_text(FILE.replace("seed: 1, ", ""))
+    _, _, err = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run")
+    assert "the file sets no seed" in err
+    _, out, _ = call("create", "-f", str(tmp_path / "sweep.yaml"), "--dry-run", "--json")
+    shown = json.loads(out)
+    assert (shown["seed"], "seed" in shown["sweep"]["sampling"]) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -301,3 +324,53 @@ def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
     assert older in err and newer in err
     code, _, err = call("show", "no-such-sweep")
     assert (code, "no sweep 'no-such-sweep'" in err) == (3, True)
+
+
+def test_a_stopped_target_is_told_alike_by_all_lists(
+    world: World, call: Call, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = world.submit()
+    world.driver(sweep).turn()
+    world.play()
+    first = world.jobs(sweep)[0]
+    assert first.state is JobState.RUNNING
+    place = Place("local", home())
+    starting.register_workspace(place.paths, world.workspace.path)
+    with starting.start_lock(place.paths):
+        stop_record.note(place.paths)
+    assert run(["ls", "--expand", "--json"]) == 0
+    listed = {row["id"]: row["shown_state"] for row in json.loads(capsys.readouterr().out)}
+    assert listed == {sweep: "Queued", **{job.id: "Queued" for job in world.jobs(sweep)}}
+    shown = json.loads(call("show", "--json", sweep)[1])
+    trials = {one["job"]: one["shown_state"] for one in shown["trials"] if one["job"]}
+    assert {sweep: shown["shown_state"], **trials} == listed
+    _, text, _ = call("show", sweep)
+    assert "was stopped" in text
+    assert "2 queued" in text
+    assert "Running" not in text
+    (row,) = json.loads(call("ls", "--json")[1])
+    assert row["shown_state"] == "Queued"
+    assert "Running" not in call("ls")[1]
+
+
+def test_ls_shows_a_sweep_as_one_line_and_its_trials_in_their_order(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = finished(world)
+    trials = [job.id for job in sorted(world.jobs(sweep), key=lambda job: job.serial)]
+
+    def listed(*options: str) -> list[str]:
+        capsys.readouterr()
+        assert run(["ls", "--json", *options]) == 0
+        return [row["id"] for row in json.loads(capsys.readouterr().out)]
+
+    assert len(trials) == 6
+    assert listed() == listed("-a") == [sweep]
+    assert listed("-a", "--expand") == [sweep, *trials]
+    assert listed("--parent", sweep) == trials
+    assert listed("--parent", sweep, "-n", "2") == trials[:2]
+    running = world.submit()
+    world.driver(running).turn()
+    capsys.readouterr()
+    assert run(["ls"]) == 0
+    assert "2 trials: 2 Queued" in capsys.readouterr().out

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 
-from rayjobs.clock import SystemClock
-from rayjobs.errors import RayjobsError, SpecError, StoreBusyError, TakenOverError
-from rayjobs.states import JobState
-from rayjobs.tuning.driver import Driver
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import RayjobsError, SpecError, StoreBusyError, TakenOverError
+from rayjobs.jobs.states import JobState
+from rayjobs.tuning.driver import NO_METRIC_S, Driver
 from rayjobs.tuning.driver_actor import FAULT_EVENT, MOST_FAULTS, drive
 from rayjobs.tuning.engine import metric_missing
+from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import row_of
 from rayjobs.tuning.trials import TrialState
+from rayjobs.tuning.watch import News
 from tests.unit.tuning_driver.world import World, good, parameters_of
 from tests.unit.tuning_driver.world import sweep as sweep_of
 
@@ -154,17 +156,46 @@ def test_a_metric_that_running_trials_do_not_report_is_named_at_once(
         world.report(job, index, 0.5, name="val_accuracy")
         driver.turn()
     (event,) = [one for one in world.store.events(sweep) if one.kind == "metric_missing"]
-    assert "3 reports or more without the sweep's metric 'accuracy'" in event.message
-    assert "Did you mean 'val_accuracy'?" in event.message
-    assert metric_missing(world.trials(sweep), "accuracy") == event.message
-    # Whoever takes over does not repeat it; the metric itself makes it untrue.
+    assert "3 reports or more, none of them of the sweep's metric 'accuracy'" in event.message
+    assert "Did you mean 'val_accuracy'? If so, cancel the sweep" in event.message
+    notice = metric_missing(world.trials(sweep), "accuracy")
+    assert notice is not None
+    assert (notice.text, notice.level) == (event.message, "warning")
+    # A driver that takes over does not repeat it; the metric itself makes it untrue.
     other = world.driver(sweep)
     other.take_up()
     other.turn()
     assert len([one for one in world.store.events(sweep) if one.kind == "metric_missing"]) == 1
     world.report(job, 3, 0.5)
     other.turn()
-    assert metric_missing(world.trials(sweep), "accuracy") == ""
+    assert metric_missing(world.trials(sweep), "accuracy") is None
+
+
+def test_a_script_that_logs_its_metric_late_is_not_told_to_cancel(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayjobs.tuning.driver.NAMES_S", 0.0)
+    sweep = world.submit(limits={"total": 2})
+    driver = world.driver(sweep)
+    driver.turn()
+    world.begin(world.jobs(sweep)[0])
+    job = world.jobs(sweep)[0]
+    news = News(driver.spec)
+    for index in range(5):  # a loss for each step, within seconds
+        world.report(job, index, 0.5, name="loss")
+        driver.turn()
+    assert metric_missing(world.trials(sweep), "accuracy") is None
+    # After a while it is worth a note, without advice to cancel and without a guess.
+    world.report(job, 5, 0.5, name="loss", after_s=NO_METRIC_S)
+    driver.turn()
+    notice = metric_missing(world.trials(sweep), "accuracy")
+    assert notice is not None and notice.level == "note" and "cancel" not in notice.text
+    assert [line for line in news.lines(driver.state) if notice.text in line] == [
+        f"note: {notice.text}"
+    ]
+    world.report(job, 6, 0.9)
+    driver.turn()
+    assert "the sweep's metric 'accuracy' has been reported now" in news.lines(driver.state)
 
 
 def test_crashed_trials_are_counted_and_the_others_go_on(world: World) -> None:
@@ -200,7 +231,7 @@ def test_a_canceled_sweep_cancels_its_trials_and_plans_no_more(world: World) -> 
     assert world.finish(driver) is JobState.CANCELED
     assert [job.state for job in world.jobs(sweep)] == [JobState.CANCELED] * 2
     assert {trial.state for trial in world.trials(sweep)} == {TrialState.CANCELED}
-    assert world.store.job(sweep).reason.startswith("the sweep was canceled")
+    assert world.store.job(sweep).reason.startswith("canceled by ada; 0 completed")
 
 
 def test_a_sweep_canceled_before_any_driver_came_ends(world: World) -> None:
@@ -469,6 +500,27 @@ def test_the_same_key_gives_the_same_sweep(world: World) -> None:
     assert (first.created, again.created) == (True, False)
     assert first.sweep.job.id == again.sweep.job.id
     assert [sweep.job.id for sweep in world.store.sweeps()] == [first.sweep.job.id]
+
+
+def test_the_same_key_with_an_edited_sweep_is_refused(world: World) -> None:
+    source = world.folder / "source"
+    unseeded = {"type": "random", "parameters": {"--x": ["uniform", [0.0, 1.0]]}}
+    first = submit_sweep(
+        world.workspace, sweep_of(source, sampling=unseeded), idempotency_key="k", wake=False
+    )
+    # Each reading of a file without a seed draws another one: still the same sweep.
+    same = sweep_of(source, sampling=unseeded)
+    assert not submit_sweep(world.workspace, same, idempotency_key="k", wake=False).created
+    seeded = sweep_of(source, sampling={**unseeded, "seed": 5})
+    metric = sweep_of(source, sampling=unseeded, limits={"total": 3})
+    for edited, what in ((seeded, "sampling"), (metric, "limits")):
+        with pytest.raises(SweepUsageError, match=f"differs in: {what}") as caught:
+            submit_sweep(world.workspace, edited, idempotency_key="k", wake=False)
+        assert first.sweep.job.id in caught.value.message
+    (source / "train.py").write_text("print('edited')\n")
+    with pytest.raises(SweepUsageError, match="source files"):
+        submit_sweep(world.workspace, same, idempotency_key="k", wake=False)
+    assert len(world.store.sweeps()) == 1
 
 
 def test_what_is_wrong_with_the_job_is_said_with_its_path(world: World) -> None:

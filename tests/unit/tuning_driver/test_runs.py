@@ -11,9 +11,9 @@ import pytest
 
 import rayjobs
 from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
-from rayjobs.errors import JobFailedError, NotFoundError, SpecError, UsageError
-from rayjobs.spec import JobSpec
-from rayjobs.states import JobState
+from rayjobs.core.errors import JobFailedError, NotFoundError, SpecError, UsageError
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import JobSpec
 from rayjobs.tuning import (
     HyperDriveConfig,
     HyperDriveRun,
@@ -29,8 +29,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     world = World(tmp_path)
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "train.py").write_text("print('never run here')\n")
-    monkeypatch.setattr("rayjobs.submitting.wake_or_start", lambda *_: False)
-    monkeypatch.setattr("rayjobs.compute.starting.ensure_target", lambda *_, **__: None)
+    monkeypatch.setattr("rayjobs.submit.submitting.wake_or_start", lambda *_: False)
+    monkeypatch.setattr("rayjobs.target.starting.ensure_target", lambda *_, **__: None)
     yield world
     world.close()
 

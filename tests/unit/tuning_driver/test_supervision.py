@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from rayjobs.clock import SystemClock
-from rayjobs.compute.board import Board
-from rayjobs.compute.drivers import Drivers, resolve
-from rayjobs.states import JobState
+from rayjobs.core.clock import SystemClock
+from rayjobs.engine.board import Board
+from rayjobs.engine.sweep_drivers import Drivers, resolve
+from rayjobs.jobs.states import JobState
 from tests.unit.tuning_driver.world import World
 
 DEADLINE_S = 90.0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.clock import Clock, SystemClock
-from rayjobs.states import JobState
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.jobs.states import JobState
 from rayjobs.tuning import driver_actor
 from rayjobs.tuning.driver_actor import DRIVER_EVENT, SweepsActor
 from tests.unit.tuning_driver.world import World

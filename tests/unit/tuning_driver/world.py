@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rayjobs.failures import Failure, FailureClass
-from rayjobs.records import Job, MetricPoint
-from rayjobs.states import FINAL, JobState
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
 from rayjobs.tuning.driver import Driver
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.submitter import submit_sweep
 from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialRecord
-from rayjobs.workspace_files import OpenWorkspace, open_workspace
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 # parameters → (reports, how it ends, the metric's name)
 Script = Callable[[Mapping[str, str]], tuple[list[Any], JobState, str]]
@@ -122,7 +122,9 @@ class World:
         for old, new in pairwise(way):
             assert self.store.move(job.id, attempt=attempt.number, old=old, new=new)
 
-    def report(self, job: Job, index: int, value: Any, *, name: str = "accuracy") -> None:
+    def report(
+        self, job: Job, index: int, value: Any, *, name: str = "accuracy", after_s: float = 0.0
+    ) -> None:
         point = MetricPoint(
             attempt=job.attempt,
             rank=0,
@@ -130,7 +132,7 @@ class World:
             name=name,
             value=value,
             step=index,
-            at=AT,
+            at=AT + timedelta(seconds=after_s),
         )
         assert self.store.add_metrics(job.id, [point]) == 1
         self._reported[job.id, job.attempt] = index + 1

@@ -1,0 +1,1 @@
+"""The Azure ML v1 classes, and nothing else."""

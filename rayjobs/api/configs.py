@@ -1,0 +1,426 @@
+"""How a job is described in Azure ML v1's terms: ScriptRunConfig and its parts, and their spec.
+
+Signatures: ``azureml.core`` 1.61 (ScriptRunConfig, RunConfiguration, …Configuration).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.data.arguments import DataArguments, Keep, is_data
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.project import default_target
+
+COMMUNICATORS = ("None", "OpenMpi", "IntelMpi", "Mpi", "Nccl", "Gloo")
+
+
+class MpiConfiguration:
+    """A job whose processes talk by MPI."""
+
+    def __init__(self, process_count_per_node: int = 1, node_count: int = 1) -> None:
+        self.process_count_per_node = _count("process_count_per_node", process_count_per_node)
+        self.node_count = _count("node_count", node_count)
+
+    def __repr__(self) -> str:
+        """Return the processes and nodes."""
+        return shown(
+            self, process_count_per_node=self.process_count_per_node, node_count=self.node_count
+        )
+
+
+class PyTorchConfiguration:
+    """A job of torch.distributed; `process_count` is the total of all nodes."""
+
+    def __init__(
+        self,
+        communication_backend: str = "Nccl",
+        process_count: int | None = None,
+        node_count: int = 1,
+    ) -> None:
+        backend = str(communication_backend).lower()
+        if backend not in ("nccl", "gloo"):
+            raise UsageError(
+                f"communication_backend is {communication_backend!r}; use 'Nccl' or 'Gloo'"
+            )
+        self.communication_backend = backend
+        self.node_count = _count("node_count", node_count)
+        total = self.node_count if process_count is None else process_count
+        self.process_count = _count("process_count", total)
+        if self.process_count % self.node_count:
+            raise UsageError(
+                f"process_count is {self.process_count}, the total over {self.node_count} nodes: "
+                f"it must be a multiple of them"
+            )
+
+    def __repr__(self) -> str:
+        """Return the backend, processes and nodes."""
+        return shown(
+            self,
+            self.communication_backend.capitalize(),
+            process_count=self.process_count,
+            node_count=self.node_count,
+        )
+
+
+class DockerConfiguration:
+    """Accepted and ignored: jobs run in the target's own environment, without containers."""
+
+    def __init__(
+        self,
+        use_docker: bool = False,
+        shared_volumes: bool = True,
+        arguments: Sequence[str] | None = None,
+        shm_size: str | None = None,
+    ) -> None:
+        self.use_docker = use_docker
+        self.shared_volumes = shared_volumes
+        self.arguments = list(arguments or ())
+        self.shm_size = shm_size
+
+
+class _Processes:
+    """``run_config.mpi``: how many processes each node runs."""
+
+    def __init__(self) -> None:
+        self.process_count_per_node = 1
+
+
+class RunConfiguration:
+    """What a script runs with.
+
+    Attributes:
+        target: Name of the compute target, or an object with a ``name``.
+        environment: None (the target's own Python), the path of an interpreter or virtual
+            environment there, or an Environment with packages.
+        cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
+            not part of Azure ML, where the machine's size decides.
+        node_types: Node types of the target, by name or machine size, that it may run on.
+        spot: True: only on nodes that may be taken away; False: only on others; None: either.
+        priority: Higher runs earlier.
+        data_references, data, output_data: Data by name that no argument mentions.
+    """
+
+    def __init__(
+        self,
+        script: str | None = None,
+        arguments: Sequence[Any] | None = None,
+        framework: str | None = None,
+        communicator: str | None = None,
+        conda_dependencies: Any = None,
+        command: str | Sequence[Any] | None = None,
+    ) -> None:
+        self.script = script
+        self.arguments = list(arguments or ())
+        self.command = command
+        self.framework = framework or "Python"
+        self.communicator = communicator or "None"
+        self.target: Any = "local"
+        self.environment: Any = None
+        if conda_dependencies is not None:
+            from rayjobs.api.environment import CondaDependencies, Environment
+
+            if not isinstance(conda_dependencies, CondaDependencies):
+                raise UsageError(
+                    f"conda_dependencies is a {type(conda_dependencies).__name__}; give "
+                    f"CondaDependencies, or set run_config.environment"
+                )
+            self.environment = Environment("conda_dependencies")
+            self.environment.python.conda_dependencies = conda_dependencies
+        self.environment_variables: dict[str, str] = {}
+        self.node_count = 1
+        self.mpi = _Processes()
+        self.pytorch: PyTorchConfiguration | None = None
+        self.max_run_duration_seconds: float | None = None
+        self.docker = DockerConfiguration()
+        self.priority = 0
+        self.data_references: dict[str, Any] = {}
+        self.data: dict[str, Any] = {}
+        self.output_data: dict[str, Any] = {}
+        self.cpus_per_process = 1.0
+        self.gpus_per_process = 0.0
+        self.memory_gib_per_process: float | None = None
+        self.node_types: tuple[str, ...] = ()
+        self.spot: bool | None = None
+
+    def distribute(self, config: MpiConfiguration | PyTorchConfiguration) -> None:
+        """Take nodes, processes and their way to talk from a configuration."""
+        if isinstance(config, MpiConfiguration):
+            self.communicator = "OpenMpi"
+            self.mpi.process_count_per_node = config.process_count_per_node
+        elif isinstance(config, PyTorchConfiguration):
+            self.framework = "PyTorch"
+            self.communicator = config.communication_backend.capitalize()
+            self.mpi.process_count_per_node = config.process_count // config.node_count
+            self.pytorch = config
+        else:
+            raise UsageError(
+                f"distributed_job_config is a {type(config).__name__}; give an MpiConfiguration "
+                f"or a PyTorchConfiguration"
+            )
+        self.node_count = config.node_count
+
+    def __repr__(self) -> str:
+        """Return the target, and what differs from one process on one node."""
+        return shown(self, **needs_of(self))
+
+
+class ScriptRunConfig:
+    """One script (or command) with what it needs; `Experiment.submit` runs it."""
+
+    def __init__(
+        self,
+        source_directory: str | Path,
+        script: str | None = None,
+        arguments: Sequence[Any] | None = None,
+        run_config: RunConfiguration | None = None,
+        compute_target: Any = None,
+        environment: Any = None,
+        distributed_job_config: MpiConfiguration | PyTorchConfiguration | None = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: float | None = None,
+        command: str | Sequence[Any] | None = None,
+        docker_runtime_config: DockerConfiguration | None = None,
+    ) -> None:
+        self.source_directory = str(source_directory)
+        if run_config is not None:
+            _warn_of_ignored(
+                compute_target=compute_target,
+                environment=environment,
+                distributed_job_config=distributed_job_config,
+                docker_runtime_config=docker_runtime_config,
+            )
+            self.run_config = run_config
+        else:
+            self.run_config = RunConfiguration()
+            self.run_config.target = (
+                default_target().name if compute_target is None else compute_target
+            )
+            self.run_config.environment = environment
+            self.run_config.max_run_duration_seconds = max_run_duration_seconds
+            if docker_runtime_config is not None:
+                self.run_config.docker = docker_runtime_config
+            if distributed_job_config is not None:
+                self.run_config.distribute(distributed_job_config)
+        self.script = script if script is not None else self.run_config.script
+        self.arguments: list[Any] = list(
+            _listed(arguments) if arguments is not None else self.run_config.arguments
+        )
+        self.command = command if command is not None else self.run_config.command
+        self.inputs: list[Any] = []
+        self.resume_from = resume_from
+        if self.command is not None and (script is not None or arguments):
+            raise UsageError("command excludes script and arguments; write them into the command")
+        if self.command is None and self.script is None:
+            raise UsageError("give a script (or a command) to run")
+
+    def __repr__(self) -> str:
+        """Return what runs, where, and what it needs; no variable, since one may be secret."""
+        entry = {"script": self.script} if self.command is None else {"command": self.command}
+        arguments = {"arguments": self.arguments} if self.arguments else {}
+        return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
+
+    def to_spec(
+        self, *, tags: Mapping[str, str] | None = None, keep: Keep | None = None
+    ) -> JobSpec:
+        """Return the job's spec.
+
+        Args:
+            keep: Keeps a dataset that is not registered (``workspace.catalogue.put_manifest``).
+
+        Raises:
+            SpecError: a value that a spec cannot hold; all problems at once.
+            UsageError: something that this version does not know.
+        """
+        from rayjobs.spec.file import build_spec
+
+        settings = self.run_config
+        resume_from = resume_text(self.resume_from)
+        values: dict[str, Any] = {
+            "name": _name_of(self.script or "command"),
+            "source_directory": str(Path(self.source_directory).expanduser().absolute()),
+            "environment": _environment_of(settings.environment),
+            "environment_variables": {
+                str(key): str(value)
+                for variables in (
+                    getattr(settings.environment, "environment_variables", {}),
+                    settings.environment_variables,
+                )
+                for key, value in variables.items()
+            },
+            "distribution": _distribution_of(settings),
+            "resources": {
+                "cpus": settings.cpus_per_process,
+                "gpus": settings.gpus_per_process,
+                "memory_gib": settings.memory_gib_per_process,
+                "node_types": tuple(settings.node_types),
+                "spot": settings.spot,
+            },
+            "max_duration_s": settings.max_run_duration_seconds or None,
+            "priority": settings.priority,
+            "target": target_name(settings.target),
+            "tags": {str(key): str(value) for key, value in (tags or {}).items()},
+            "resume_from": resume_from,
+        }
+        data = DataArguments(keep)
+        for name, item in self._data_items():
+            data.add(item, name=name)
+        if self.command is not None:
+            words = [self.command] if isinstance(self.command, str) else self.command
+            # A shell reads it, which would part a path with a blank.
+            values["command"] = " ".join(
+                f'"{data.text(word)}"' if is_data(word) else argument_text(word) for word in words
+            )
+        else:
+            values["script"] = self.script
+            arguments = [
+                data.text(item) if is_data(item) else argument_text(item) for item in self.arguments
+            ]
+            if resume_from is not None:
+                from rayjobs.resume.resuming import with_arguments
+
+                arguments = list(with_arguments(arguments))
+            values["arguments"] = arguments
+        values |= {"inputs": data.inputs, "outputs": data.outputs}
+        return build_spec(values)
+
+    def _data_items(self) -> list[tuple[str | None, Any]]:
+        """Return the data that no argument names, with its name where it has none itself."""
+        settings = self.run_config
+        named = {**settings.data_references, **settings.data, **settings.output_data}
+        return [*((None, item) for item in self.inputs), *named.items()]
+
+
+def shown(of: object, *first: Any, **named: Any) -> str:
+    """Return an object as its call, with these arguments; each is cut to 200 characters."""
+    arguments = [f"{value!r:.200}" for value in first]
+    arguments += [f"{name}={value!r:.200}" for name, value in named.items()]
+    return f"{type(of).__name__}({', '.join(arguments)})"
+
+
+def needs_of(settings: RunConfiguration) -> dict[str, Any]:
+    """Return the target of a configuration, and what differs from the default."""
+    usual = {
+        "communicator": "None",
+        "node_count": 1,
+        "cpus_per_process": 1.0,
+        "gpus_per_process": 0.0,
+        "memory_gib_per_process": None,
+        "environment": None,
+        "max_run_duration_seconds": None,
+        "priority": 0,
+    }
+    given = {name: getattr(settings, name) for name in usual}
+    processes = settings.mpi.process_count_per_node
+    return {
+        "target": getattr(settings.target, "name", settings.target),
+        **{name: value for name, value in given.items() if value != usual[name]},
+        **({"process_count_per_node": processes} if processes != 1 else {}),
+    }
+
+
+def argument_text(item: Any) -> str:
+    """Return an argument as the script gets it.
+
+    Raises:
+        UsageError: it is no text, number or bool.
+    """
+    if isinstance(item, (str, bool, int, float, Path)):
+        return str(item)
+    plain = getattr(item, "item", None)  # scalars of numpy
+    if callable(plain) and getattr(item, "ndim", 1) == 0:
+        return str(plain())
+    raise UsageError(
+        f"an argument is a {type(item).__name__} ({item!r:.80}); give texts, numbers, bools, or "
+        f"data (a DataReference, a named dataset, an OutputFileDatasetConfig)"
+    )
+
+
+def resume_text(value: Any) -> str | None:
+    """Return `resume_from` as a spec has it.
+
+    Takes a run (or its id), a path, and a DataPath or DataReference of a datastore.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, Path):
+        return str(value.expanduser().absolute())
+    run_id = getattr(value, "id", None)
+    if isinstance(run_id, str) and hasattr(value, "get_status"):
+        return run_id
+    store = getattr(value, "datastore_name", None)
+    if isinstance(store, str) and store and hasattr(value, "path_on_datastore"):
+        return f"{store}/{value.path_on_datastore or ''}"
+    raise UsageError(
+        f"resume_from is a {type(value).__name__}; give a run, its id, a path, or a DataPath"
+    )
+
+
+def target_name(target: Any) -> str:
+    """Return a compute target's name, given as text or as an object with a ``name``."""
+    name = target if isinstance(target, str) else getattr(target, "name", None)
+    if not isinstance(name, str) or not name:
+        raise UsageError(f"compute_target is {target!r:.80}; give its name, such as 'local'")
+    return name
+
+
+def _listed(arguments: Any) -> Sequence[Any]:
+    return shlex.split(arguments) if isinstance(arguments, str) else list(arguments)
+
+
+def _count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UsageError(f"{name} is {value!r}; it must be a whole number, 1 or more")
+    return value
+
+
+def _name_of(script: str) -> str:
+    stem = PurePosixPath(script).stem
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:128] or "job"
+
+
+def _environment_of(environment: Any) -> str | dict[str, Any] | None:
+    if environment is None or isinstance(environment, str):
+        return environment
+    if isinstance(environment, Path):
+        return str(environment)
+    from rayjobs.api.environment import Environment
+
+    if isinstance(environment, Environment):
+        return environment.to_spec()
+    raise UsageError(
+        f"environment is a {type(environment).__name__}; give an Environment, the path of an "
+        f"interpreter or virtual environment on the target, or None"
+    )
+
+
+def _distribution_of(settings: RunConfiguration) -> dict[str, Any]:
+    known = {name.lower(): name for name in COMMUNICATORS}
+    communicator = str(settings.communicator or "None").lower()
+    if communicator not in known:
+        raise UsageError(
+            f"communicator is {settings.communicator!r}; use one of: {', '.join(COMMUNICATORS)}"
+        )
+    nodes = _count("node_count", settings.node_count)
+    processes = _count("process_count_per_node", settings.mpi.process_count_per_node)
+    backend = "mpi" if communicator.endswith("mpi") else communicator
+    if nodes * processes == 1 and backend == "nccl" and not settings.gpus_per_process:
+        backend = "none"  # one process talks to nobody; the default backend asks for GPUs
+    return {"nodes": nodes, "processes_per_node": processes, "backend": backend}
+
+
+def _warn_of_ignored(**given: Any) -> None:
+    ignored = [name for name, value in given.items() if value is not None]
+    if ignored:
+        warnings.warn(
+            f"{', '.join(ignored)}: ignored, since a run_config was given; set them there",
+            stacklevel=3,
+        )

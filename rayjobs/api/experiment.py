@@ -1,0 +1,203 @@
+"""An experiment: a name under which runs are submitted and found."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api.configs import ScriptRunConfig
+from rayjobs.api.estimators import Estimator
+from rayjobs.api.submitters import register, submitter_of
+from rayjobs.core.errors import UsageError
+from rayjobs.injob.offline import OfflineRun
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.submitting import submit
+
+if TYPE_CHECKING:
+    from rayjobs.api.run import JobRun
+    from rayjobs.api.workspace import Workspace
+    from rayjobs.injob.run import Run
+
+LONGEST_NAME = 255
+
+
+class Experiment:
+    """Runs of one workspace that belong together.
+
+    Source: ``azureml.core.Experiment``.
+    """
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        """Get the experiment, or begin one: it exists with its first run.
+
+        Raises:
+            UsageError: no name that an experiment can have.
+        """
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UsageError(f"an experiment cannot be called {name!r}; give a short text")
+        if len(name) > LONGEST_NAME:
+            raise UsageError(
+                f"an experiment's name has {len(name)} characters; {LONGEST_NAME} are allowed"
+            )
+        self.workspace = workspace
+        self.name = name
+
+    @property
+    def id(self) -> str:
+        """The workspace's id and the name."""
+        return f"{self.workspace.id}/{self.name}"
+
+    def __repr__(self) -> str:
+        """Return name and workspace."""
+        return f"Experiment(name={self.name!r}, workspace={self.workspace.name!r})"
+
+    def submit(self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
+        """Submit a configuration and return the handle of its run at once.
+
+        Takes a ScriptRunConfig, an estimator, a JobSpec, and what other packages registered.
+
+        Raises:
+            SpecError: something is wrong with it; all problems at once.
+            CannotBePlacedError: the target can never hold it.
+            UsageError: nothing can submit such an object.
+        """
+        submitter = submitter_of(config)
+        return submitter(self, config, tags=dict(tags) if tags else None, **kwargs)
+
+    def start_logging(
+        self,
+        outputs: Any = None,
+        snapshot_directory: str | None = ".",
+        display_name: str | None = None,
+        **kwargs: Any,
+    ) -> OfflineRun:
+        """Return an interactive run: it prints what it logs and keeps it in memory.
+
+        It is not stored, and a warning says so: submit a script to keep what it logs.
+        """
+        warnings.warn(
+            f"start_logging() returns a run that is not stored: what it logs is printed and kept "
+            f"in memory only, and experiment {self.name!r} will not list it. Submit a script to "
+            f"keep metrics and files: experiment.submit(ScriptRunConfig(...))",
+            UserWarning,
+            stacklevel=2,
+        )
+        run = OfflineRun(name=display_name)
+        run.experiment.name = self.name
+        run.experiment.workspace.name = self.workspace.name
+        return run
+
+    def get_runs(
+        self,
+        type: str | None = None,
+        tags: Any = None,
+        properties: Mapping[str, str] | None = None,
+        include_children: bool = False,
+    ) -> Iterator[JobRun]:
+        """Yield the experiment's runs, newest first.
+
+        `type` is ``job`` or ``sweep``, or Azure ML's name of it (``azureml.scriptrun``,
+        ``hyperdrive``). `tags` is a key, or a mapping of keys to values that a run must have.
+        """
+        from rayjobs.api.kinds import class_of, run_of
+
+        wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
+        for job in self.workspace.store.jobs(experiment=self.name):
+            if job.parent is not None and not include_children:
+                continue
+            if type is not None and type not in (job.kind, class_of(job.kind).type):
+                continue
+            if any(
+                key not in job.tags or (value is not None and job.tags[key] != value)
+                for key, value in wanted.items()
+            ):
+                continue
+            if any(job.properties.get(key) != value for key, value in (properties or {}).items()):
+                continue
+            yield run_of(self, job)
+
+    @staticmethod
+    def list(workspace: Workspace, experiment_name: str | None = None) -> list[Experiment]:
+        """Return the workspace's experiments that have runs, by name."""
+        found = workspace.experiments.values()
+        return [one for one in found if experiment_name in (None, one.name)]
+
+
+def _submit_spec(
+    experiment: Experiment,
+    config: JobSpec,
+    *,
+    tags: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Run:
+    """Submit a spec as it is; `idempotency_key` is the one option."""
+    return _submit_job(experiment, config, tags=tags, numbered=False, **kwargs)
+
+
+def _submit_job(
+    experiment: Experiment,
+    config: JobSpec,
+    *,
+    tags: dict[str, str] | None = None,
+    numbered: bool,
+    **kwargs: Any,
+) -> Run:
+    from rayjobs.api.run import JobRun
+
+    key = kwargs.pop("idempotency_key", None)
+    _refuse_options(config, kwargs)
+    if tags:
+        config = config.model_copy(update={"tags": {**config.tags, **tags}})
+    source = None if config.source_directory is None else Path(config.source_directory)
+    done = submit(
+        experiment.workspace.opened,
+        config,
+        source=source,
+        experiment=experiment.name,
+        idempotency_key=key,
+        numbered=numbered,
+    )
+    run = JobRun(experiment, done.job.id)
+    run.warnings = done.warnings
+    run.notes = done.notes
+    return run
+
+
+def _submit_script(
+    experiment: Experiment,
+    config: ScriptRunConfig,
+    *,
+    tags: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Run:
+    keep = experiment.workspace.catalogue.put_manifest
+    spec = config.to_spec(tags=tags, keep=keep)  # its name is the script's: a default
+    return _submit_job(experiment, spec, numbered=True, **kwargs)
+
+
+def _submit_estimator(
+    experiment: Experiment,
+    config: Estimator,
+    *,
+    tags: dict[str, str] | None = None,
+    **kwargs: Any,
+) -> Run:
+    params = kwargs.pop("script_params", None)
+    inputs = kwargs.pop("inputs", None)
+    kwargs.pop("source_directory_data_store", None)
+    script = config.to_script_run_config(params, inputs)
+    return _submit_script(experiment, script, tags=tags, **kwargs)
+
+
+def _refuse_options(config: Any, options: Mapping[str, Any]) -> None:
+    if options:
+        raise UsageError(
+            f"submit takes no {', '.join(sorted(options))} for a {type(config).__name__}"
+        )
+
+
+register(JobSpec, _submit_spec)
+register(ScriptRunConfig, _submit_script)
+register(Estimator, _submit_estimator)

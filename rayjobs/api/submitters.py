@@ -1,0 +1,47 @@
+"""What can run a configuration object: other packages register their kinds here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rayjobs.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from rayjobs.api.experiment import Experiment
+    from rayjobs.injob.run import Run
+
+
+class Submitter(Protocol):
+    """Submits one configuration object under an experiment."""
+
+    def __call__(
+        self,
+        experiment: Experiment,
+        config: Any,
+        *,
+        tags: dict[str, str] | None = None,
+        **kwargs: Any,
+    ) -> Run:
+        """Submit `config`, and return the run's handle."""
+        ...
+
+
+_submitters: dict[type, Submitter] = {}
+
+
+def register(config_class: type, submitter: Submitter) -> None:
+    """Let `Experiment.submit` take objects of a class (and of its subclasses)."""
+    _submitters[config_class] = submitter
+
+
+def submitter_of(config: object) -> Submitter:
+    """Return what submits an object, by the nearest of its classes.
+
+    Raises:
+        UsageError: nothing was registered for it.
+    """
+    for kind in type(config).__mro__:
+        if kind in _submitters:
+            return _submitters[kind]
+    known = ", ".join(sorted(kind.__name__ for kind in _submitters))
+    raise UsageError(f"a {type(config).__name__} cannot be submitted; give one of: {known}")

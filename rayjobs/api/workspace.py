@@ -1,0 +1,302 @@
+"""A workspace as the Python API shows it: found, created, and asked for its runs.
+
+Source: ``azureml.core.Workspace``; subscription and resource group are accepted and mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.paths import WORKSPACE_DIR
+from rayjobs.core.paths import home as default_home
+from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
+
+if TYPE_CHECKING:
+    from rayjobs.api.experiment import Experiment
+    from rayjobs.api.model import Model
+    from rayjobs.api.run import JobRun
+    from rayjobs.datastore import Datastore, FileDataset, TabularDataset
+    from rayjobs.datastore.catalogue import Catalogue
+    from rayjobs.store.base import Store
+    from rayjobs.target.record import TargetRecord
+
+CONFIG_NAMES = (".azureml/config.json", "config.json", "aml_config/config.json")
+_PATH_KEY = "rayjobs_workspace"
+
+
+class Workspace:
+    """One queue with its records."""
+
+    subscription_id = "local"
+    resource_group = "local"
+    location = "local"
+    sku = "Basic"
+
+    def __init__(
+        self,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        workspace_name: str | None = None,
+        auth: Any = None,
+        *,
+        path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Open a workspace that exists: by its folder, by its name, else the one found from here.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        folder = Path(path) if path is not None else _folder_of(workspace_name)
+        self.opened: OpenWorkspace = open_workspace(folder, create=False)
+
+    @classmethod
+    def _of(cls, opened: OpenWorkspace) -> Workspace:
+        workspace = cls.__new__(cls)
+        workspace.opened = opened
+        return workspace
+
+    # -- found and made ------------------------------------------------------------------------
+    @classmethod
+    def from_config(
+        cls,
+        path: str | Path | None = None,
+        auth: Any = None,
+        _logger: Any = None,
+        _file_name: str | None = None,
+    ) -> Workspace:
+        """Open the workspace that a ``config.json`` (here or further up) names.
+
+        A file that names none of ours (or, without `path`, no file at all) leads to the
+        workspace that the command line would use here; it is made where it is missing.
+
+        Raises:
+            NotFoundError: `path` was given and holds no config.
+        """
+        start = Path.cwd() if path is None else Path(path).expanduser().absolute()
+        found = [start] if start.is_file() else _configs_above(start, _file_name)
+        named = None
+        for file in found:
+            try:
+                named = _workspace_named_in(file)
+            except UsageError:
+                if path is not None:
+                    raise
+                continue  # many a project has a config.json of its own
+            if named is not None:
+                break
+        if path is not None and not found:
+            raise NotFoundError(
+                f"there is no config.json in {start}, nor above; write one by "
+                f"workspace.write_config(), or leave the path out"
+            )
+        return cls._of(open_workspace(named or locate()))
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        location: str | None = None,
+        create_resource_group: bool = True,
+        exist_ok: bool = False,
+        *,
+        path: str | Path | None = None,
+        **kwargs: Any,
+    ) -> Workspace:
+        """Make a workspace, in `path` or in the user's data folder.
+
+        Raises:
+            UsageError: it exists and `exist_ok` is off, or the name is none.
+        """
+        folder = Path(path) if path is not None else _named_folder(name)
+        if (folder / "workspace.json").exists() and not exist_ok:
+            raise UsageError(
+                f"there is a workspace in {folder} already; use Workspace.get({name!r}), or "
+                f"exist_ok=True"
+            )
+        return cls._of(open_workspace(folder, create=True))
+
+    @classmethod
+    def get(
+        cls,
+        name: str,
+        auth: Any = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        **kwargs: Any,
+    ) -> Workspace:
+        """Open a workspace by its name. Raises NotFoundError."""
+        return cls(workspace_name=name)
+
+    def write_config(self, path: str | Path | None = None, file_name: str | None = None) -> None:
+        """Write ``.azureml/config.json`` below `path` (the working directory)."""
+        folder = Path(path) if path is not None else Path.cwd()
+        folder = folder if folder.name == ".azureml" else folder / ".azureml"
+        folder.mkdir(parents=True, exist_ok=True)
+        values = {
+            "subscription_id": self.subscription_id,
+            "resource_group": self.resource_group,
+            "workspace_name": self.name,
+            _PATH_KEY: str(self.opened.path),
+        }
+        target = folder / (file_name or "config.json")
+        target.write_text(json.dumps(values, indent=4) + "\n", encoding="utf-8")
+
+    def close(self) -> None:
+        """Release the store; the workspace may not be used afterwards."""
+        self.opened.close()
+
+    # -- what it has -----------------------------------------------------------------------------
+    @property
+    def store(self) -> Store:
+        """Its records."""
+        return self.opened.store
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.opened.name
+
+    @property
+    def id(self) -> str:
+        """Its id, given once."""
+        return self.opened.id
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Workspaces have no tags here."""
+        return {}
+
+    @property
+    def experiments(self) -> dict[str, Experiment]:
+        """The experiments that have runs, by name."""
+        from rayjobs.api.experiment import Experiment
+
+        names = sorted({job.experiment for job in self.store.jobs()})
+        return {name: Experiment(self, name) for name in names}
+
+    @property
+    def compute_targets(self) -> dict[str, TargetRecord]:
+        """The compute targets of this user, by name."""
+        from rayjobs.target.record import all_targets
+
+        return {record.name: record for record in all_targets(home=default_home())}
+
+    # -- data ------------------------------------------------------------------------------------
+    @property
+    def catalogue(self) -> Catalogue:
+        """The records of its datastores and datasets; makes it a workspace for `datastore`."""
+        return self.opened.catalogue
+
+    @property
+    def datastores(self) -> dict[str, Datastore]:
+        """Its datastores, by name."""
+        from rayjobs.datastore import Datastore
+
+        catalogue = self.catalogue
+        return {
+            record.name: Datastore.from_record(record, catalogue)
+            for record in catalogue.datastores()
+        }
+
+    @property
+    def datasets(self) -> dict[str, FileDataset | TabularDataset]:
+        """The latest version of every registered dataset, by name."""
+        from rayjobs.datastore import Dataset
+
+        return Dataset.get_all(self)
+
+    @property
+    def models(self) -> dict[str, Model]:
+        """The newest version of every registered model, by name."""
+        from rayjobs.api.model import Model
+
+        return {one.name: one for one in Model.list(self, latest=True)}
+
+    def get_default_datastore(self) -> Datastore:
+        """Return the default datastore (`workspaceblobstore` unless another was set)."""
+        from rayjobs.datastore import Datastore
+
+        return Datastore.get_default(self)
+
+    def set_default_datastore(self, name: str) -> None:
+        """Make a datastore the default one. Raises DatastoreNotFound."""
+        self.catalogue.set_default_datastore(getattr(name, "name", name))
+
+    def get_run(self, run_id: str) -> JobRun:
+        """Return a run by its id (or a beginning of it that only one has); a sweep's is its own.
+
+        Raises:
+            NotFoundError: no run is called so.
+            UsageError: several are.
+        """
+        from rayjobs.api.experiment import Experiment
+        from rayjobs.api.kinds import run_of
+
+        job = self.store.find(run_id)
+        return run_of(Experiment(self, job.experiment), job)
+
+    def get_details(self) -> dict[str, Any]:
+        """Return what the workspace is, as a dict."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "location": self.location,
+            "type": "rayjobs.api.workspace",
+            "path": str(self.opened.path),
+        }
+
+    def __repr__(self) -> str:
+        """Return its name and folder."""
+        return f"Workspace(name={self.name!r}, path={str(self.opened.path)!r})"
+
+
+def _configs_above(start: Path, file_name: str | None) -> list[Path]:
+    names = CONFIG_NAMES if file_name is None else (f".azureml/{file_name}", file_name)
+    folders = (start, *start.parents)
+    return [folder / name for folder in folders for name in names if (folder / name).is_file()]
+
+
+def _workspace_named_in(file: Path) -> Path | None:
+    """Return the folder of ours that a config names, if it names one."""
+    try:
+        named = json.loads(file.read_text(encoding="utf-8")).get(_PATH_KEY)
+    except (OSError, ValueError, AttributeError) as error:
+        raise UsageError(f"{file} cannot be read as a workspace's config: {error}") from error
+    return file.parent / str(named) if named else None
+
+
+def _named_folder(name: str) -> Path:
+    if not name or name in (".", "..") or "/" in name or not name.isprintable():
+        raise UsageError(f"a workspace cannot be called {name!r}; use letters, digits and dashes")
+    return default_home() / "workspaces" / name
+
+
+def _folder_of(name: str | None) -> Path:
+    """The folder of a named workspace: the one found from here if it is called so."""
+    here = locate()
+    if name is None:
+        return here
+    for folder in _candidates(here, name):
+        try:
+            if json.loads((folder / "workspace.json").read_text())["name"] == name:
+                return folder
+        except (OSError, ValueError, KeyError):
+            continue
+    raise NotFoundError(
+        f"there is no workspace called {name!r} here or in {default_home() / 'workspaces'}; "
+        f"make it by Workspace.create({name!r})"
+    )
+
+
+def _candidates(here: Path, name: str) -> Iterator[Path]:
+    yield here
+    yield _named_folder(name)
+    yield Path.cwd() / name / WORKSPACE_DIR

@@ -1,0 +1,386 @@
+"""Deletes below one folder of ours, by directory handle: no link is followed, no mount entered.
+
+A path that is joined and then deleted means something else once a part of it has become a link, or
+a mount. So every step is taken from a folder that is held open, and a victim is first renamed
+beside itself: whoever swaps things under the old name finds nothing to swap.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from rayjobs.core.errors import RayjobsError
+
+ASIDE = ".removing-"
+_ASIDE_NAME = re.compile(r"\.removing-[0-9a-f]{16}-(.+)", re.DOTALL)
+# Folders held open at once; what lies deeper is moved up, so that no depth needs more of them.
+_MOST_OPEN = 64
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAME_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
+
+
+class UnsafeDeletionError(RayjobsError):
+    """What was to be deleted is not, or not surely, ours; nothing of it was touched."""
+
+
+@dataclass
+class Removed:
+    """What was removed, or would be.
+
+    Attributes:
+        bytes: What the removed files held; a file with another hard link gives nothing back.
+        spared: How many were put back, since they had come into use.
+        kept: Why something was left in place, one sentence each.
+    """
+
+    files: int = 0
+    folders: int = 0
+    bytes: int = 0
+    spared: int = 0
+    kept: list[str] = field(default_factory=list)
+
+    def add(self, other: Removed) -> None:
+        """Count what another call removed."""
+        self.files += other.files
+        self.folders += other.folders
+        self.bytes += other.bytes
+        self.spared += other.spared
+        self.kept += other.kept
+
+    def count(self, info: os.stat_result) -> None:
+        """Count one file."""
+        self.files += 1
+        self.bytes += info.st_size if info.st_nlink == 1 else 0
+
+
+class OwnFolder:
+    """A folder of ours, held open; as a context manager it is closed at the end.
+
+    Names are relative, with ``/`` between their parts; ``..`` and links as folders are refused.
+
+    Raises:
+        UnsafeDeletionError: it is a link, or belongs to somebody else.
+        FileNotFoundError: it does not exist.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        try:
+            self._handle = os.open(root, _FOLDER)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER:
+                raise
+            raise UnsafeDeletionError(
+                f"{root} is a link or no folder: nothing is deleted through it. Put the real "
+                f"folder in its place"
+            ) from error
+        info = os.fstat(self._handle)
+        if info.st_uid != os.geteuid():
+            os.close(self._handle)
+            raise UnsafeDeletionError(
+                f"{root} belongs to user {info.st_uid}, and this is user {os.geteuid()}: nothing "
+                f"is deleted there. Run the command as its owner"
+            )
+        self._mount = _mount_of(self._handle)
+
+    def __enter__(self) -> OwnFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        os.close(self._handle)
+
+    def entries(self, relative: str = "") -> list[tuple[str, os.stat_result]]:
+        """Return names and status (of links themselves) in a folder; empty where it is none."""
+        try:
+            with self._folder(relative) as handle:
+                return list(_entries(handle))
+        except FileNotFoundError:
+            return []
+
+    def walk(self) -> Iterator[tuple[str, os.stat_result]]:
+        """Yield the relative names and status of all plain files; links are passed by."""
+        waiting = [""]
+        while waiting:
+            folder = waiting.pop()
+            for name, info in self.entries(folder):
+                relative = f"{folder}/{name}" if folder else name
+                if stat.S_ISDIR(info.st_mode):
+                    waiting.append(relative)
+                elif stat.S_ISREG(info.st_mode):
+                    yield relative, info
+
+    def measure(self, relative: str) -> Removed:
+        """Return what `remove` would remove; changes nothing. Below 64 levels it does not look."""
+        found = Removed()
+        with self._told(relative, found), self._parent_of(relative) as (parent, name):
+            self._refuse_mounts(relative)
+            info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            if stat.S_ISDIR(info.st_mode):
+                found.folders += 1
+                self._count_below(os.open(name, _FOLDER, dir_fd=parent), found, 0)
+            else:
+                found.count(info)
+        return found
+
+    def remove(
+        self, relative: str, *, only_if: Callable[[os.stat_result], bool] | None = None
+    ) -> Removed:
+        """Remove a file, a link (never what it leads to), or a folder with all that is in it.
+
+        What is not there is fine. A folder in which something is mounted stays as it is.
+
+        Args:
+            only_if: Asked once the victim is out of reach under its name; where it says no, the
+                victim is put back under its name.
+        """
+        removed = Removed()
+        with self._told(relative, removed), self._parent_of(relative) as (parent, name):
+            self._refuse_mounts(relative)
+            aside = name if original_name(name) else _aside_name(name)
+            if aside != name:
+                os.rename(name, aside, src_dir_fd=parent, dst_dir_fd=parent)
+            info = os.stat(aside, dir_fd=parent, follow_symlinks=False)
+            if only_if is None or only_if(info):
+                self._delete(parent, aside, relative, removed)
+            else:
+                _put_back(parent, aside, original_name(aside) or name, info)
+                removed.spared += 1
+        return removed
+
+    def remove_if_empty(self, relative: str) -> bool:
+        """Remove a folder with nothing in it; False when there is something, or no folder."""
+        try:
+            with self._parent_of(relative) as (parent, name):
+                os.rmdir(name, dir_fd=parent)
+        except (OSError, UnsafeDeletionError):
+            return False
+        return True
+
+    @contextmanager
+    def _told(self, relative: str, removed: Removed) -> Iterator[None]:
+        """Note why something stays; what is not there is fine."""
+        try:
+            yield
+        except FileNotFoundError:
+            return
+        except UnsafeDeletionError as error:
+            removed.kept.append(error.message)
+        except OSError as error:
+            removed.kept.append(f"{self.root / relative} was left: {error.strerror}")
+
+    # -- ways to a victim ----------------------------------------------------------------------
+
+    @contextmanager
+    def _folder(self, relative: str) -> Iterator[int]:
+        handle = os.dup(self._handle)
+        try:
+            for part in _parts(relative) if relative else ():
+                handle = self._descend(handle, part, relative)
+            yield handle
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _parent_of(self, relative: str) -> Iterator[tuple[int, str]]:
+        *folders, name = _parts(relative)
+        with self._folder("/".join(folders)) as handle:
+            yield handle, name
+
+    def _descend(self, handle: int, part: str, relative: str) -> int:
+        """Open a folder of `handle` in its place (which is closed, unless this raises)."""
+        try:
+            below = os.open(part, _FOLDER, dir_fd=handle)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise UnsafeDeletionError(
+                    f"{self.root / relative}: {part!r} on the way there is a link or no folder"
+                ) from error
+            raise
+        if _mount_of(below) != self._mount:
+            os.close(below)
+            raise UnsafeDeletionError(f"{self.root / relative}: {part!r} is a mount")
+        os.close(handle)
+        return below
+
+    def _refuse_mounts(self, relative: str) -> None:
+        """Refuse a folder in which something is mounted, before anything of it is touched."""
+        place = f"{os.readlink(f'/proc/self/fd/{self._handle}')}/{relative}"
+        for point in _mount_points():
+            if point == place or point.startswith(place + "/"):
+                raise UnsafeDeletionError(
+                    f"{self.root / relative} was left: something is mounted at {point}. "
+                    f"Unmount it first (`fusermount3 -u {point}`, or `umount {point}`)"
+                )
+
+    # -- walking ---------------------------------------------------------------------------------
+
+    def _count_below(self, handle: int, found: Removed, depth: int) -> None:
+        """Count what is in an open folder, which is closed here."""
+        try:
+            if _mount_of(handle) != self._mount:
+                return
+            for name, info in _entries(handle):
+                if not stat.S_ISDIR(info.st_mode):
+                    found.count(info)
+                    continue
+                found.folders += 1
+                if depth < _MOST_OPEN:
+                    try:
+                        below = os.open(name, _FOLDER, dir_fd=handle)
+                    except OSError:
+                        continue  # swapped, gone or closed to us meanwhile
+                    self._count_below(below, found, depth + 1)
+        finally:
+            os.close(handle)
+
+    def _delete(self, parent: int, name: str, relative: str, removed: Removed) -> None:
+        """Delete what stands as `name` in `parent`; deep folders are first moved up to `parent`."""
+        waiting = [name]
+        while waiting:
+            current = waiting[-1]
+            if _unlink_unless_folder(parent, current, removed):
+                waiting.pop()
+                continue
+            handle = self._open_to_empty(parent, current, relative)
+            try:
+                moved = self._empty(handle, parent, relative, removed, 0)
+            finally:
+                os.close(handle)
+            if moved:
+                waiting += moved
+                continue
+            os.rmdir(current, dir_fd=parent)
+            removed.folders += 1
+            waiting.pop()
+
+    def _empty(
+        self, handle: int, top: int, relative: str, removed: Removed, depth: int
+    ) -> list[str]:
+        """Delete what is in an open folder; return the names of deep folders moved up to `top`."""
+        moved: list[str] = []
+        for name, _info in _entries(handle):
+            if _unlink_unless_folder(handle, name, removed):
+                continue
+            if depth >= _MOST_OPEN:
+                fresh = _aside_name("deep")
+                os.close(self._open_to_empty(handle, name, relative))  # for the right to move it
+                os.rename(name, fresh, src_dir_fd=handle, dst_dir_fd=top)
+                moved.append(fresh)
+                continue
+            below = self._open_to_empty(handle, name, relative)
+            try:
+                deeper = self._empty(below, top, relative, removed, depth + 1)
+            finally:
+                os.close(below)
+            moved += deeper
+            os.rmdir(name, dir_fd=handle)
+            removed.folders += 1
+        return moved
+
+    def _open_to_empty(self, parent: int, name: str, relative: str) -> int:
+        """Open a folder to delete what is in it; its rights are changed where they forbid that."""
+        try:
+            by_name = os.open(name, _NAME_ONLY, dir_fd=parent)
+        except OSError as error:
+            if error.errno in _NO_FOLDER:
+                raise UnsafeDeletionError(
+                    f"{self.root / relative}: {name!r} in it was swapped for something else"
+                ) from error
+            raise
+        try:
+            if _mount_of(by_name) != self._mount:
+                raise UnsafeDeletionError(
+                    f"{self.root / relative} was left in part: something is mounted at {name!r}"
+                )
+            info = os.fstat(by_name)
+            if info.st_uid == os.geteuid() and info.st_mode & 0o700 != 0o700:
+                # By handle: a name could have become a link since.
+                Path(f"/proc/self/fd/{by_name}").chmod(0o700)
+            # "." of an open folder is that folder, whatever its name means by now.
+            return os.open(".", _FOLDER, dir_fd=by_name)
+        finally:
+            os.close(by_name)
+
+
+def original_name(name: str) -> str | None:
+    """Return the name that something had before it was set aside; None for other names."""
+    found = _ASIDE_NAME.fullmatch(name)
+    return found[1] if found else None
+
+
+def _aside_name(name: str) -> str:
+    fresh = f"{ASIDE}{secrets.token_hex(8)}-"
+    room = 255 - len(fresh)
+    return fresh + (name if len(os.fsencode(name)) <= room else "long")
+
+
+def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:
+    if stat.S_ISDIR(info.st_mode):
+        os.rename(aside, name, src_dir_fd=parent, dst_dir_fd=parent)
+        return
+    try:
+        os.link(aside, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
+    except FileExistsError:
+        pass  # written anew under its name meanwhile: the same bytes, and this copy is to spare
+    os.unlink(aside, dir_fd=parent)
+
+
+def _parts(relative: str) -> list[str]:
+    parts = relative.split("/")
+    if not relative or "\0" in relative or any(part in ("", ".", "..") for part in parts):
+        raise UnsafeDeletionError(f"{relative!r} is not a name below a folder")
+    return parts
+
+
+def _entries(handle: int) -> Iterator[tuple[str, os.stat_result]]:
+    for name in sorted(os.listdir(handle)):
+        try:
+            yield name, os.stat(name, dir_fd=handle, follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # somebody else is as tidy
+
+
+def _unlink_unless_folder(parent: int, name: str, removed: Removed) -> bool:
+    """Remove a file or link; False when it is a folder. One that is gone is fine."""
+    try:
+        info = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        if stat.S_ISDIR(info.st_mode):
+            return False
+        os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return True
+    except IsADirectoryError:
+        return False
+    removed.count(info)
+    return True
+
+
+def _mount_of(handle: int) -> str:
+    """Return which mount a folder is seen through; bind mounts of one disk differ in it too."""
+    text = Path(f"/proc/self/fdinfo/{handle}").read_text(encoding="ascii")
+    for line in text.splitlines():
+        if line.startswith("mnt_id:"):
+            return line.partition(":")[2].strip()
+    return str(os.fstat(handle).st_dev)
+
+
+def _mount_points() -> Iterator[str]:
+    text = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    for line in text.splitlines():
+        # The kernel writes space, tab, newline and backslash as three octal digits.
+        yield re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split(" ")[4])

@@ -1,0 +1,101 @@
+"""Makes foreign output safe to show on a terminal: escapes, controls, bytes that are no text."""
+
+from __future__ import annotations
+
+import re
+
+# CSI with its parameters, OSC and the other strings up to their end, and two-byte escapes.
+_COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
+_ESCAPE = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"
+    r"|\x1b[\]PX^_][^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)?"
+    r"|\x1b[ -/]*[0-~]"
+    r"|\x9b[0-?]*[ -/]*[@-~]"
+    r"|\x1b"
+)
+# All controls but tab, newline and carriage return; DEL; C1; and the marks that turn the
+# direction of text, by which one thing can be shown as another.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+# With tab, newline and carriage return, and what else ends a line or has no shape of its own.
+_ANY_CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def plain_text(text: str) -> str:
+    r"""Return text without escape sequences; other control characters become ``\x..``."""
+    return _CONTROL.sub(_shown, _ESCAPE.sub("", text))
+
+
+def one_line(text: str) -> str:
+    r"""Return text that stays on its line and sets nothing: every control character is shown.
+
+    For names that a job or another user chose: of files, jobs, outputs, data. A newline becomes
+    ``\n``, an escape ``\x1b``. Doing it twice changes nothing more.
+    """
+    return text if text.isprintable() else _ANY_CONTROL.sub(_escaped, text)
+
+
+def first_sentence(text: str) -> str:
+    """Return a text up to its first line's end, or the end of its first sentence."""
+    line = text.strip().partition("\n")[0]
+    return re.split(r"(?<=[.!?])\s", line, maxsplit=1)[0].strip()
+
+
+def safe_text(text: str, *, colour: bool) -> str:
+    """Return text that moves no cursor and sets no title; colours stay where `colour` is set."""
+    if not colour:
+        return plain_text(text)
+    parts = []
+    start = 0
+    for match in _COLOUR.finditer(text):
+        parts += [plain_text(text[start : match.start()]), match.group()]
+        start = match.end()
+    parts.append(plain_text(text[start:]))
+    return "".join(parts)
+
+
+class Shower:
+    """Turns chunks of a log into text for a terminal, across the cuts between them.
+
+    Bytes that are no UTF-8 are replaced; a character or escape sequence that a chunk cuts in
+    two is held back until its rest comes (at most 4 kB).
+    """
+
+    def __init__(self, *, colour: bool) -> None:
+        import codecs
+
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._colour = colour
+        self._held = ""
+
+    def show(self, chunk: bytes, *, final: bool = False) -> str:
+        """Return what can be shown now; with `final` all that is left."""
+        text = self._held + self._decoder.decode(chunk, final)
+        self._held = ""
+        if not final:
+            start = text.rfind("\x1b")
+            if start >= 0 and len(text) - start < 4096 and _is_cut(text[start:]):
+                text, self._held = text[:start], text[start:]
+        return safe_text(text, colour=self._colour)
+
+
+def _is_cut(escape: str) -> bool:
+    if len(escape) < 2:
+        return True
+    if escape[1] == "[":
+        return re.fullmatch(r"\x1b\[[0-?]*[ -/]*", escape) is not None
+    if escape[1] in "]PX^_":
+        return re.search("[\x07\x9c]", escape) is None
+    return False
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return _SHORT.get(match.group()) or _shown(match)
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"

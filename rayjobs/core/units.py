@@ -1,0 +1,123 @@
+"""Durations and sizes as people write them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from rayjobs.core.errors import UsageError
+
+DURATIONS = 'write it like "6h", "30m", "1d12h", "90s", or as a number of seconds'
+SIZES = 'write it like "8GiB" or "512MiB"'
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
+_UNIT_WORDS = {
+    "sec": "s",
+    "secs": "s",
+    "second": "s",
+    "seconds": "s",
+    "min": "m",
+    "mins": "m",
+    "minute": "m",
+    "minutes": "m",
+    "hr": "h",
+    "hrs": "h",
+    "hour": "h",
+    "hours": "h",
+    "day": "d",
+    "days": "d",
+    "week": "w",
+    "weeks": "w",
+}
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*")
+_ORDER = "wdhms"
+_BYTES = {
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    **{unit + end: 1024**power for power, unit in enumerate("kmgt", 1) for end in ("", "i", "ib")},
+}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
+
+
+def parse_duration(text: str | float) -> float:
+    """Return seconds: ``"6h"``, ``"30m"``, ``"1d12h"``, ``"1.5h"``, or a number of seconds.
+
+    Raises:
+        UsageError: it is not a duration.
+    """
+    number = _number(text)
+    if number is not None:
+        return number
+    lowered = str(text).strip().lower()
+    total, at, last = 0.0, 0, -1
+    while at < len(lowered):
+        part = _PART.match(lowered, at)
+        unit = _UNIT_WORDS.get(part[2], part[2]) if part else ""
+        place = len(_ORDER) if unit == "ms" else _ORDER.find(unit)
+        if part is None or unit not in _SECONDS or place <= last:
+            raise UsageError(f"{text!r} is not a valid duration; {DURATIONS}")
+        total += float(part[1]) * _SECONDS[unit]
+        at, last = part.end(), place
+    if not lowered:
+        raise UsageError(f"the duration is empty; {DURATIONS}")
+    return total
+
+
+def parse_size(text: str | float, *, unit: int) -> float:
+    """Return a size in multiples of `unit` bytes: ``"8GiB"``, ``"512 MiB"``, ``"8GB"``.
+
+    ``G`` and ``Gi`` mean GiB. A bare number counts in `unit`.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    number = _number(text)
+    if number is not None:
+        return number
+    found = _SIZE.fullmatch(str(text).strip().lower())
+    factor = _BYTES.get(found[2]) if found else None
+    if found is None or factor is None:
+        raise UsageError(f"{text!r} is not a valid size; {SIZES}")
+    return float(float(found[1]) * factor / unit)
+
+
+def _number(text: str | float) -> float | None:
+    if isinstance(text, bool):
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def duration_text(seconds: float) -> str:
+    """Return seconds for people, e.g. ``1d12h``."""
+    left = round(seconds)
+    parts = []
+    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
+        if left >= size:
+            parts.append(f"{left // size}{unit}")
+            left %= size
+    return "".join(parts) or f"{seconds:g}s"
+
+
+def memory_text(size: float) -> str:
+    """Return bytes of memory as people write a limit: ``300 MiB``, ``1.5 GiB``, ``64 GiB``."""
+    gib = size / 2**30
+    if gib >= 1 or gib == 0:
+        return f"{gib:.4g} GiB"
+    return f"{size / 2**20:.4g} MiB"
+
+
+def counted(number: float, what: str) -> str:
+    """Return a number of things for people: ``1 CPU``, ``0.5 CPUs``, ``2 CPUs``."""
+    return f"{number:g} {what}{'' if number == 1 else 's'}"
+
+
+def verb(number: float, one: str, many: str) -> str:
+    """Return the form of a verb for a number of things: `stays` for 1, `stay` for others."""
+    return one if number == 1 else many

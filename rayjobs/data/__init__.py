@@ -1,0 +1,1 @@
+"""The data of a job: given as arguments, pinned at submit."""

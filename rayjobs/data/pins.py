@@ -1,0 +1,278 @@
+"""The data of a job: pinned and checked when it is submitted, and what it was seen to read."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import posixpath
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import Problem
+from rayjobs.data.arguments import SAVED
+from rayjobs.datastore.errors import (
+    AccessDenied,
+    CredentialNotSet,
+    DataNotFound,
+    DatastoreError,
+    DatastoreUnavailable,
+    InvalidReference,
+)
+from rayjobs.datastore.refs import check_dataset_name
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import Input, JobSpec
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
+    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.store.base import Store
+    from rayjobs.workspace.folder import OpenWorkspace
+
+DATASET = "dataset:"
+INPUT_EVENT = "input"
+CHANGED_EVENT = "input_changed"
+PROTECTED_EVENT = "input_protected"
+MOST_NAMES = 8
+# Set by `resume_from`, not by an input.
+_OTHERS = frozenset({"MODEL_LOCATION"})
+_VARIABLE = re.compile(r"\$\{?AZUREML_DATAREFERENCE_(\w+)")
+
+
+# -- at submit -----------------------------------------------------------------------------------
+
+
+def pin(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Problem], list[str]]:
+    """Return a spec that names exact versions, with what is wrong and what could not be checked.
+
+    A path is looked for, and a dataset without a version gets its newest one of now: a retry, or
+    a job that waited for a week, reads the same files.
+    """
+    problems = list(_unknown_variables(spec))
+    warnings: list[str] = []
+    if not spec.inputs and not spec.outputs:
+        return spec, problems, warnings
+    catalogue = workspace.catalogue
+    pinned: dict[str, Input] = {}
+    for name, one in spec.inputs.items():
+        try:
+            pinned[name] = one.model_copy(update={"source": _pinned(catalogue, one)})
+        except CredentialNotSet as error:
+            # A target without the credential is refused after this, so the advice to set it there
+            # would be wrong here.
+            pinned[name] = one
+            warnings.append(
+                f"the path of input {name} was not checked: this shell does not export "
+                f"{error.variable}. The job takes it from the target."
+            )
+        except (AccessDenied, DatastoreUnavailable) as error:
+            pinned[name] = one
+            warnings.append(f"input {name} could not be looked for from here: {error}")
+        except DatastoreError as error:
+            if isinstance(error, DataNotFound) and spec.depends_on:
+                pinned[name] = one
+                warnings.append(
+                    f"input {name} is not there yet; a job that this one waits for must write "
+                    f"it: {error}"
+                )
+                continue
+            problems.append(Problem(f"inputs.{name}.source", str(error)))
+    for name, output in spec.outputs.items():
+        try:
+            catalogue.datastore(output.destination.partition("/")[0])
+        except DatastoreError as error:
+            problems.append(Problem(f"outputs.{name}.destination", str(error)))
+        try:
+            if output.register_as is not None:
+                check_dataset_name(output.register_as.name)
+        except InvalidReference as error:
+            problems.append(Problem(f"outputs.{name}.register_as.name", str(error)))
+    if problems or pinned == dict(spec.inputs):
+        return spec, problems, warnings
+    return spec.model_copy(update={"inputs": pinned}), problems, warnings
+
+
+def _pinned(catalogue: Catalogue, one: Input) -> str:
+    from rayjobs.datastore.catalogue import parse_version
+
+    if one.source.startswith(SAVED):
+        catalogue.manifest(one.source.removeprefix(SAVED))
+        return one.source
+    if one.source.startswith(DATASET):
+        name, _, version = one.source.removeprefix(DATASET).partition(":")
+        record = catalogue.dataset(name, parse_version(version or None))
+        if record.kind != "file" and one.mode != "direct":
+            raise InvalidReference(
+                f"dataset {name!r} is a table and cannot be used in {one.mode} mode; use direct "
+                f"mode and run.input_datasets, or register the files as a file dataset."
+            )
+        return f"{DATASET}{record.name}:{record.version}"
+    if one.mode == "direct":
+        raise InvalidReference(
+            f"{one.source!r} is a path, not a dataset, and cannot be used in direct mode; use "
+            f"mount or download, or name a dataset: dataset:NAME."
+        )
+    store, _, path = one.source.partition("/")
+    _look_for(catalogue, store, path)
+    return one.source
+
+
+def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
+    """Raise DataNotFound, with what there is instead, unless something is at the path."""
+    from rayjobs.datastore.backends import open_backend
+    from rayjobs.datastore.refs import clean_path
+    from rayjobs.datastore.sources import glob_pattern, has_glob
+
+    path = clean_path(path)
+    backend = open_backend(catalogue.datastore(store))
+    local = backend.local_path(path)
+    if local is not None and local.exists():
+        return
+    if local is None and (backend.stat(path) or next(iter(backend.walk(path)), None)):
+        return
+    if has_glob(path):
+        fixed = path[: min(path.find(mark) for mark in "*?[" if mark in path)].rpartition("/")[0]
+        pattern = glob_pattern(path)
+        if any(pattern.match(file.path) for file in backend.walk(fixed)):
+            return
+        path = fixed
+    parent = posixpath.dirname(path)
+    while parent and not backend.children(parent):
+        parent = posixpath.dirname(parent)
+    names = [posixpath.basename(child.path.rstrip("/")) for child in backend.children(parent)]
+    meant = difflib.get_close_matches(posixpath.basename(path), names, n=3) or names
+    shown = ", ".join(meant[:MOST_NAMES]) + (" …" if len(meant) > MOST_NAMES else "")
+    raise DataNotFound(
+        f"there is nothing at {path or '/'!r} in datastore {store!r} ({backend.where}); "
+        + (f"{parent or '/'!r} has: {shown}." if names else "it is empty.")
+        + f" `rayjobs data ls {store}` shows it, `rayjobs data put` brings data there."
+    )
+
+
+def _unknown_variables(spec: JobSpec) -> Iterator[Problem]:
+    """Find arguments that name an input which the job does not have: no path would be there."""
+    known = {*spec.inputs, *spec.outputs, *_OTHERS}
+    for index, argument in enumerate(spec.arguments):
+        for name in _VARIABLE.findall(argument):
+            if name not in known:
+                names = ", ".join([*spec.inputs, *spec.outputs]) or "none"
+                yield Problem(
+                    f"arguments[{index}]",
+                    f"{argument!r:.200} names the input {name!r}, which the job does not have "
+                    f"(it has {names}).",
+                    "Give the object itself, not its text, as an argument or in `inputs`; or "
+                    "add --input.",
+                )
+
+
+# -- on the node -----------------------------------------------------------------------------------
+
+
+def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+    """Return the datastore that a path of a spec is in; none for a dataset, which may have many.
+
+    Raises:
+        DatastoreError: it does not exist.
+    """
+    if source.startswith((SAVED, DATASET)):
+        return ()
+    return (workspace.catalogue.datastore(source.partition("/")[0]),)
+
+
+def datastores_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord, ...]:
+    """Return the datastores that a dataset's files are in; nothing is contacted.
+
+    Raises:
+        DatastoreError: there is no such dataset.
+    """
+    from rayjobs.datastore.catalogue import DatastoreRecord, parse_version
+
+    catalogue = workspace.catalogue
+    if source.startswith(SAVED):
+        definition = catalogue.manifest(source.removeprefix(SAVED)).decode()
+    else:
+        name, _, version = source.removeprefix(DATASET).partition(":")
+        definition = catalogue.dataset(name, parse_version(version or None)).definition
+    return tuple(DatastoreRecord.from_json(one) for one in json.loads(definition)["records"])
+
+
+def resolve(
+    workspace: OpenWorkspace,
+    name: str,
+    *,
+    source: str,
+    mode: str,
+    path_on_compute: str | None = None,
+) -> DataInput:
+    """Return an input of a spec with its files listed.
+
+    Raises:
+        DatastoreError: it does not exist, or its storage cannot be read.
+    """
+    from dataclasses import replace
+
+    from rayjobs.datastore.inputs import DataInput, resolve_input
+    from rayjobs.datastore.refs import DataReference
+
+    catalogue = workspace.catalogue
+    if source.startswith(SAVED):
+        values = json.loads(catalogue.manifest(source.removeprefix(SAVED)))
+        saved = DataInput.from_json(values)
+        return replace(saved, name=name, mode=mode, path_on_compute=path_on_compute)
+    if source.startswith(DATASET):
+        return resolve_input(
+            source, catalogue, name=name, mode=mode, path_on_compute=path_on_compute
+        )
+    store, _, path = source.partition("/")
+    reference = DataReference(store, name, path)
+    return resolve_input(
+        reference, catalogue, name=name, mode=mode, path_on_compute=path_on_compute
+    )
+
+
+# -- afterwards ------------------------------------------------------------------------------------
+
+
+def inputs_read(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return a job's inputs, each with the version that its newest attempt was given.
+
+    Keys: name, source, mode; and once a node had it: how (linked, mounted, downloaded,
+    copied, direct), version (``name:version``, a manifest's digest, or "" for a folder of which
+    none was made), dataset, dataset_id, files, bytes, attempt; and where files of it changed while
+    that attempt ran: changed (a sentence).
+    """
+    seen: dict[str, Mapping[str, Any]] = {}
+    if job.spec.inputs:
+        for event in store.events(job.id):
+            if event.kind == INPUT_EVENT:
+                seen[str(event.data.get("name"))] = {**event.data, "attempt": event.attempt}
+            elif event.kind == CHANGED_EVENT:
+                name = str(event.data.get("name"))
+                seen[name] = {**seen.get(name, {}), "changed": event.message}
+    return [
+        {"name": name, "source": one.source, "mode": one.mode, **seen.get(name, {})}
+        for name, one in job.spec.inputs.items()
+    ]
+
+
+def input_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return `get_details()["inputDatasets"]`: Azure ML's keys, and what was read."""
+    mechanisms = {"mount": "Mount", "download": "Download", "direct": "Direct"}
+    return [
+        {
+            "dataset": {
+                "id": one.get("dataset_id", ""),
+                "name": one["source"].removeprefix(DATASET).rpartition(":")[0]
+                if one["source"].startswith(DATASET)
+                else "",
+                "version": one.get("version", ""),
+                "source": one["source"],
+            },
+            "consumptionDetails": {
+                "type": "RunInput" if one["source"].startswith((DATASET, SAVED)) else "Reference",
+                "inputName": one["name"],
+                "mechanism": mechanisms[one["mode"]],
+            },
+        }
+        for one in inputs_read(store, job)
+    ]

@@ -1,0 +1,296 @@
+"""The target actor: a detached, named Ray actor that runs one target's queue."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core import ids
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.logs import set_up_logging
+from rayjobs.core.paths import TargetPaths, short_socket
+from rayjobs.core.version import __version__
+from rayjobs.engine import job_asks
+from rayjobs.engine.board import Board
+from rayjobs.engine.dashboard_jobs import DashboardJobs
+from rayjobs.engine.engine import Engine
+from rayjobs.engine.growth import Growth
+from rayjobs.engine.sweep_drivers import Drivers
+from rayjobs.engine.wake_server import WakeServer
+from rayjobs.engine.workspace_server import WorkspaceServer
+from rayjobs.injob import openfiles
+from rayjobs.protocol import ray_jobs
+from rayjobs.protocol.names import NAMESPACE, actor_name
+from rayjobs.store.base import Store
+from rayjobs.target.limits import LimitsFile
+from rayjobs.target.record import load_target
+from rayjobs.target.secrets import TargetSecrets
+
+if TYPE_CHECKING:
+    from rayjobs.engine.gauges import Gauges
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 180.0
+# Nodes that do not share the disk bring files and records through these calls.
+CALLS_AT_ONCE = 32
+ACTIVITY_EVERY_S = 5.0
+STOPPED = "the target was stopped; the job continues when the target is started again"
+
+
+class TargetActor:
+    """Holds the engine in a thread with a loop of its own.
+
+    Ray's own methods answer at once whatever the engine does.
+    """
+
+    def __init__(self, target: str, home: str, shares_machine: bool) -> None:
+        self.target = target
+        self.home = Path(home)
+        self.paths = TargetPaths.of(target, under=self.home)
+        set_up_logging(self.paths.log, "target")
+        # Sockets of this home, whatever home the process was started with.
+        os.environ["RAYJOBS_HOME"] = home
+        openfiles.raise_limit()
+        self.epoch = ids.token(8)
+        self._shares_machine = shares_machine
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._written: dict[str, Any] = {}
+        self._server = WorkspaceServer()
+        self._engine: Engine | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    # -- Ray methods -------------------------------------------------------------------------------
+    def ping(self) -> dict[str, Any]:
+        """Return who this is, once the wake socket answers."""
+        if not self._ready.wait(START_TIMEOUT_S):
+            raise TargetError(f"the target {self.target} was not ready in {START_TIMEOUT_S:g} s")
+        if self._error is not None:
+            raise TargetError(f"the target {self.target} could not start: {self._error}")
+        return {"version": __version__, "epoch": self.epoch, "pid": os.getpid()}
+
+    def workspace(self, method: str, *given: Any) -> Any:
+        """See `WorkspaceServer`: what an agent asks that does not share this machine's disk."""
+        if method == "secrets":  # for agents that do not share this machine's disk
+            return TargetSecrets(self.target, home=self.home).values()
+        if method not in ("about", "call", "read", "append", "keep", "keep_parts"):
+            raise TargetError(f"the target {self.target} serves no {method!r}")
+        return getattr(self._server, method)(*given)
+
+    def stop(self) -> None:
+        """End the engine; attempts go on without it."""
+        if self._loop is not None and self._engine is not None:
+            self._loop.call_soon_threadsafe(self._engine.stop)
+            self._thread.join(10.0)
+
+    # -- the thread of the engine ----------------------------------------------------------------
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+            if self._engine is not None and self._engine.is_superseded:
+                self._leave()
+        except BaseException as error:
+            self._error = error
+            log.exception("the target actor's engine ended")
+            self._ready.set()
+
+    def _leave(self) -> None:
+        """End this process for good, so that its name is free for a start."""
+        import ray
+
+        ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
+
+    async def _serve(self) -> None:
+        from rayjobs.engine.gauges import Gauges
+        from rayjobs.engine.ray.cluster import RayCluster
+
+        self._loop = asyncio.get_running_loop()
+        gauges = Gauges(self.target)
+        board = Board(self.target, self.paths.workspaces, self._open_store)
+        drivers = Drivers(self.target, self.home, clock=SystemClock(), wake=self._wake_engine)
+        record = load_target(self.target, home=self.home)
+        engine = Engine(
+            self.target,
+            cluster=RayCluster(self.target, self.home),
+            board=board,
+            clock=SystemClock(),
+            shares_machine=self._shares_machine,
+            count=gauges.count,
+            waited=gauges.waited,
+            note=lambda facts: self._note(facts, gauges),
+            drivers=drivers,
+            epoch=self.epoch,
+            limits=LimitsFile(self.target, home=self.home),
+            lease_s=record.lease_s,
+            growth=Growth(record.node_types, timeout_s=record.start_timeout_s),
+            shown=DashboardJobs(
+                self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
+            ),
+        )
+        self._engine = engine
+        server = WakeServer(short_socket("target", self.target, of=self.home), self._answer)
+        await server.start()
+        self._ready.set()
+        warming = asyncio.ensure_future(_warm_up(engine)) if self._shares_machine else None
+        try:
+            await engine.run()
+        finally:
+            if warming is not None:
+                warming.cancel()
+            await server.stop()
+
+    def _wake_engine(self) -> None:
+        if self._engine is not None:
+            self._engine.wake()
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        engine = self._engine
+        assert engine is not None
+        me = {
+            "ok": True,
+            "version": __version__,
+            "epoch": self.epoch,
+            "pid": os.getpid(),
+        }
+        if asked["op"] == "retire":
+            return {**me, **await self._retire(engine, force=bool(asked.get("force")))}
+        if asked["op"] == "resume":
+            engine.resume()
+            return me
+        if engine.is_retired:
+            return {"ok": False, "stopping": True, "error": "the target is being stopped"}
+        if asked["op"] == "wake":
+            path = asked.get("workspace")
+            if path:
+                served = await engine.board.add(str(path))
+                me["served"] = served is not None
+            engine.wake()
+            return me
+        if asked["op"] == "ping":
+            return me
+        if asked["op"] == "sees":
+            return {**me, "sees": [name for name in asked["names"] if os.environ.get(str(name))]}
+        if asked["op"] == "status":
+            return {**me, **engine.status(asked.get("keys"))}
+        if asked["op"] == "explain":
+            decision = engine.explain(str(asked["key"]))
+            return {**me, "decision": None if decision is None else decision.to_dict()}
+        if asked["op"] in job_asks.OPERATIONS:
+            return {**me, **await job_asks.answer(engine, asked)}
+        return {"ok": False, "error": f"no operation {asked['op']!r}"}
+
+    async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
+        """Start no more jobs, so that none slips in before the head is stopped.
+
+        With `force`, jobs that run go back into the queue; asked again, `live` says how many are
+        still on their way there. By itself it ends after a while (see `Engine.retire`).
+        """
+        engine.retire()  # before looking: a wake from here on is refused
+        waiting = await engine.board.waiting()
+        jobs = [*engine.drives, *waiting]
+        sweeps = engine.drivers.count if engine.drivers is not None else 0
+        if (jobs or sweeps) and not force:
+            engine.resume()
+            return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
+        for drive, _task in engine.drives.values():
+            drive.preempt(STOPPED, is_free=True)
+        grace_s = max((drive.end_grace_s for drive, _ in engine.drives.values()), default=0.0)
+        return {"busy": bool(jobs or sweeps), "live": len(engine.drives), "grace_s": grace_s}
+
+    def _open_store(self, path: str) -> tuple[str, Store]:
+        from rayjobs.workspace.folder import open_workspace
+
+        opened = open_workspace(Path(path), create=False)
+        opened.store.claim_target(self.target, epoch=self.epoch)
+        return opened.name, opened.store
+
+    def _note(self, facts: Mapping[str, Any], gauges: Gauges) -> None:
+        """Tell the keeper whether anything goes on, clients what there is, Ray the figures."""
+        gauges.levels({"waiting": facts["waiting"], "live": facts["live"]})
+        busy = bool(facts["waiting"] or facts["live"])
+        nodes = [vars(node) for node in facts["nodes"]]
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        shape = [(node["node_id"], node["cpus"], node["gpus"], node["memory"]) for node in nodes]
+        if nodes and self._written.get("shape") != shape:
+            self._written["shape"] = shape
+            write_json(self.paths.root / "capacity.json", {"nodes": nodes})
+        known = self._written.get("busy")
+        due = now_s - self._written.get("busy_at", 0.0) > ACTIVITY_EVERY_S
+        if known != busy or due:
+            self._written |= {"busy": busy, "busy_at": now_s}
+            write_json(
+                self.paths.root / "activity.json",
+                {"busy": busy, "at": now_s, "pid": os.getpid()},
+            )
+
+
+async def _warm_up(engine: Engine) -> None:
+    """Start the agent, and with it the warm interpreter, before the first job is placed."""
+    try:
+        for node in await engine.cluster.nodes():
+            await engine.cluster.agent(node.node_id)
+    except RayjobsError as error:
+        log.info("the agent was not started ahead: %s", error)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small file atomically; a full disk is logged, not fatal."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        fresh.write_text(json.dumps(data))
+        fresh.replace(path)
+    except OSError as error:
+        log.warning("%s was not written: %s", path, error)
+
+
+def start_target_actor(name: str, home: str, *, replace: bool = False) -> dict[str, Any]:
+    """Create (or find) the target's actor and wait until its wake socket answers.
+
+    Call it in a process connected by ``ray.init(address=…, namespace="rayjobs")``.
+
+    Args:
+        replace: End a running actor first (after an upgrade); its jobs go on and are taken
+            over by the new one.
+
+    Raises:
+        TargetError: it could not start.
+    """
+    import ray
+
+    shares_machine = name == "local"
+    if replace:
+        try:
+            old = ray.get_actor(actor_name(name), namespace=NAMESPACE)
+        except ValueError:
+            old = None
+        if old is not None:
+            ray.kill(old, no_restart=True)
+    actor = (
+        ray.remote(TargetActor)
+        .options(
+            name=actor_name(name),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=CALLS_AT_ONCE,
+        )
+        .remote(name, home, shares_machine)
+    )
+    try:
+        return ray.get(actor.ping.remote(), timeout=START_TIMEOUT_S)  # type: ignore[no-any-return]
+    except ray.exceptions.RayError as error:
+        raise TargetError(f"the target {name} did not start: {error}") from error

@@ -1,0 +1,350 @@
+"""Allocations: recorded before they exist, handed on by one update, released after the record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rayjobs.core import ids
+from rayjobs.core.clock import Clock
+from rayjobs.core.errors import RayjobsError
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.board import Served
+from rayjobs.engine.growing import Growing, stand
+from rayjobs.policy import NodeRoom, Shape
+from rayjobs.protocol.agent import Cluster, NodeInfo, NotPlacedError
+from rayjobs.target.record import START_TIMEOUT_S
+
+log = logging.getLogger(__name__)
+
+PLACE_TIMEOUT_S = 30.0
+# How long an idle group waits for a job of its shape: creating one right after another was
+# removed on a full node costs a second whatever the settings.
+LINGER_S = 10.0
+# How long Ray's own picture may lag behind what we did.
+SETTLE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """An allocation as this process knows it.
+
+    Attributes:
+        job: Key of the job that has it; None while it is idle.
+        since_s: When it went idle, on the monotonic clock.
+        draining: Its ranks are not proven dead: it is never handed on.
+        suspects: Nodes of the attempt whose ranks may still live here.
+        growing: Its group waits for nodes to start: `nodes` says where it would stand by now.
+    """
+
+    name: str
+    served: Served
+    shape: Shape
+    nodes: tuple[str, ...]
+    gpus: tuple[tuple[str, ...], ...]
+    job: str | None
+    since_s: float
+    draining: bool = False
+    suspects: tuple[NodeOfAttempt, ...] = ()
+    growing: bool = False
+
+
+class Allocations:
+    """All allocations of one target in this process's memory, and in the stores."""
+
+    def __init__(
+        self,
+        target: str,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self.target = target
+        self.start_timeout_s = start_timeout_s
+        self._cluster = cluster
+        self._clock = clock
+        self._held: dict[str, Held] = {}
+        # Whose group may be left, or whose row does not say yet that it is gone.
+        self._unreleased: dict[str, Held] = {}
+        self._changed_s = clock.monotonic_s()
+        self._foreign: dict[str, tuple[float, float, float]] = {}
+        self._growing: dict[str, Growing] = {}
+
+    @property
+    def all(self) -> list[Held]:
+        """Every allocation that is not released."""
+        return list(self._held.values())
+
+    def know(self, held: Held) -> None:
+        """Take over an allocation that was found in a store (recovery)."""
+        self._held[held.name] = held
+        self._touch()
+
+    def forget(self, held: Held) -> None:
+        """Count an allocation no more that another target actor has: its group is not ours."""
+        self._held.pop(held.name, None)
+        self._growing.pop(held.name, None)
+        self._touch()
+
+    # -- what the policy sees ------------------------------------------------------------------
+    def rooms(self, nodes: list[NodeInfo], may_start: Sequence[NodeRoom] = ()) -> list[NodeRoom]:
+        """Return each node's room: its total, less what is in use, ours or foreign.
+
+        Of nodes that may start, those are taken for which a group waits already; a node that
+        has come meanwhile takes the place of one of them.
+
+        Idle allocations count as free: they make way. Ray's own figures lag behind our
+        changes by up to a fifth of a second, so they are only read for others' use, and only
+        after we have changed nothing for a while.
+        """
+        ours: dict[str, list[Shape]] = {}
+        every: dict[str, list[Shape]] = {}
+        for held in self._held.values():
+            for at in () if held.growing else held.nodes:
+                every.setdefault(at, []).append(held.shape)
+                if held.job is not None or held.draining:
+                    ours.setdefault(at, []).append(held.shape)
+        quiet = self._clock.monotonic_s() - self._changed_s > SETTLE_S
+        rooms = []
+        for node in nodes:
+            if quiet:
+                self._foreign[node.node_id] = _foreign(node, every.get(node.node_id, []))
+            cpus, gpus, memory = self._foreign.get(node.node_id, (0.0, 0.0, 0.0))
+            used = ours.get(node.node_id, [])
+            rooms.append(
+                NodeRoom(
+                    node.node_id,
+                    node.cpus,
+                    node.gpus,
+                    node.memory,
+                    node.cpus - cpus - sum(shape.cpus for shape in used),
+                    node.gpus - gpus - sum(shape.gpus for shape in used),
+                    node.memory - memory - sum(shape.memory for shape in used),
+                    node.node_type,
+                )
+            )
+        rooms += may_start
+        for held in [one for one in self._held.values() if one.growing]:
+            rooms, places = stand(rooms, held.shape, self._growing[held.name])
+            self._held[held.name] = replace(held, nodes=places)
+        return rooms
+
+    def hasten(self, rooms: Sequence[NodeRoom]) -> None:
+        """Let those wait no more for nodes to start for whom there is room by now.
+
+        Call it only while no room is kept for somebody else.
+        """
+        for name, growing in self._growing.items():
+            held = self._held.get(name)
+            if held is not None and growing.fits_without(rooms, held.shape):
+                growing.is_needless.set()
+
+    # -- take and give back --------------------------------------------------------------------
+    def idle_like(
+        self, served: Served, shape: Shape, nodes: Sequence[str] | None = None
+    ) -> Held | None:
+        """Return an idle allocation of the workspace with this very shape.
+
+        Args:
+            nodes: It must stand on these, in any order; None: anywhere.
+        """
+        for held in self._held.values():
+            if (
+                held.job is None
+                and not held.draining
+                and held.served.path == served.path
+                and held.shape == shape
+                and (nodes is None or sorted(held.nodes) == sorted(nodes))
+            ):
+                return held
+        return None
+
+    def reserve_idle(self, held: Held, key: str) -> Held:
+        """Mark an idle allocation as the job's in memory (the store follows)."""
+        taken = replace(held, job=key)
+        self._held[held.name] = taken
+        self._touch()
+        return taken
+
+    def reserve_new(
+        self,
+        served: Served,
+        shape: Shape,
+        key: str,
+        nodes: tuple[str, ...],
+        *,
+        up: Collection[str] | None = None,
+        types: tuple[str, ...] = (),
+    ) -> Held:
+        """Count a new allocation against its nodes before its group exists.
+
+        Args:
+            up: The nodes that live; the others of `nodes` have to start first. None: all live.
+            types: The types of those that have to start.
+        """
+        name = f"rj-{self.target}-{ids.token(6)}"
+        since_s = self._clock.monotonic_s()
+        growing = up is not None and not set(up).issuperset(nodes)
+        if up is not None and growing:
+            asked = tuple(node if node in up else None for node in nodes)
+            self._growing[name] = Growing(asked, types, frozenset(up))
+        held = Held(name, served, shape, nodes, (), key, since_s, growing=growing)
+        self._held[name] = held
+        self._touch()
+        return held
+
+    async def create(self, held: Held) -> Held:
+        """Make the group of a recorded allocation and learn its nodes and GPU ids.
+
+        Raises NotPlacedError, NotGrownError; the group and the memory of it are gone then.
+        """
+        await self._make_way(held)
+        try:
+            if held.growing:
+                nodes = await self._grow(held)
+            else:
+                nodes = await self._cluster.create_group(
+                    held.name, held.shape, held.nodes, timeout_s=PLACE_TIMEOUT_S
+                )
+            placed = replace(held, nodes=nodes, growing=False)
+            self._held[held.name] = placed
+            self._growing.pop(held.name, None)
+            gpus = await self._cluster.gpu_ids(held.name, held.shape)
+            placed = replace(placed, gpus=gpus)
+            self._held[held.name] = placed
+            self._touch()
+            await held.served.ask(
+                held.served.store.place_allocation, held.name, nodes=nodes, gpus=gpus
+            )
+        except BaseException:
+            await asyncio.shield(self.release(held))
+            raise
+        return placed
+
+    async def _grow(self, held: Held) -> tuple[str, ...]:
+        """Wait for the nodes of a group to start, or until it need not."""
+        growing = self._growing[held.name]
+        coming = asyncio.ensure_future(
+            self._cluster.grow_group(
+                held.name,
+                replace(held.shape, node_types=growing.types),
+                growing.asked,
+                avoid=growing.avoid,
+                timeout_s=self.start_timeout_s,
+            )
+        )
+        needless = asyncio.ensure_future(growing.is_needless.wait())
+        try:
+            await asyncio.wait({coming, needless}, return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise NotPlacedError("there is room for it by now: no node has to start")
+            return coming.result()
+        finally:
+            needless.cancel()
+            if not coming.done():
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+
+    async def give_back(
+        self,
+        held: Held,
+        *,
+        attempt: int,
+        job: str,
+        proven: bool,
+        suspects: Sequence[NodeOfAttempt] = (),
+    ) -> None:
+        """Free an allocation after its attempt's end was recorded.
+
+        The place is free for others even where the workspace cannot record it (full disk): its
+        group then goes, since a row that names another job must not be handed on.
+        """
+        if held.name not in self._held:
+            return  # its group is gone already
+        freed = replace(
+            held,
+            job=None,
+            since_s=self._clock.monotonic_s(),
+            draining=not proven,
+            suspects=() if proven else tuple(suspects),
+        )
+        self._held[held.name] = freed
+        self._touch()
+        try:
+            await held.served.ask(
+                held.served.store.free_allocation,
+                held.name,
+                job=job,
+                attempt=attempt,
+                proven=proven,
+            )
+        except RayjobsError as error:
+            log.warning("allocation %s: its row was not written: %s", held.name, error)
+            if proven and self._held.get(held.name) is freed:
+                await self.release(freed)
+
+    async def release(self, held: Held) -> None:
+        """Remove the group, then write that it is gone."""
+        self._held.pop(held.name, None)
+        self._growing.pop(held.name, None)
+        self._touch()
+        try:
+            await self._cluster.remove_group(held.name)
+            await held.served.ask(held.served.store.release_allocation, held.name)
+        except RayjobsError as error:
+            log.warning("allocation %s was not released cleanly: %s", held.name, error)
+            self._unreleased[held.name] = held
+        else:
+            self._unreleased.pop(held.name, None)
+
+    async def release_old(self) -> None:
+        """Release what has been idle for longer than the linger, and what could not be before."""
+        now_s = self._clock.monotonic_s()
+        for held in [*self._unreleased.values()]:
+            if Path(held.served.path).is_dir():
+                await self.release(held)
+            else:
+                del self._unreleased[held.name]  # its rows went with its workspace
+        for held in self.all:
+            if self._is_idle(held) and now_s - held.since_s > LINGER_S:
+                await self.release(held)
+
+    async def _make_way(self, wanted: Held) -> None:
+        """Release idle groups on the nodes that a new one needs, if it needs their room."""
+        infos = {node.node_id: node for node in await self._cluster.nodes()}
+        for node in dict.fromkeys(wanted.nodes):
+            info = infos.get(node)
+            if info is None:
+                continue
+            for held in self.all:
+                if not self._short_of(info, node):
+                    break
+                if self._is_idle(held) and node in held.nodes:
+                    await self.release(held)
+
+    def _is_idle(self, held: Held) -> bool:
+        """Return whether nobody has it *now*: it may have been taken since it was listed."""
+        return held.job is None and not held.draining and self._held.get(held.name) is held
+
+    def _short_of(self, info: NodeInfo, node: str) -> bool:
+        here = [held.shape for held in self._held.values() for at in held.nodes if at == node]
+        return (
+            sum(shape.cpus for shape in here) > info.cpus + 1e-6
+            or sum(shape.gpus for shape in here) > info.gpus + 1e-6
+            or sum(shape.memory for shape in here) > info.memory + 1e-6
+        )
+
+    def _touch(self) -> None:
+        self._changed_s = self._clock.monotonic_s()
+
+
+def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
+    return (
+        max(0.0, node.cpus - node.free_cpus - sum(shape.cpus for shape in ours)),
+        max(0.0, node.gpus - node.free_gpus - sum(shape.gpus for shape in ours)),
+        max(0.0, node.memory - node.free_memory - sum(shape.memory for shape in ours)),
+    )

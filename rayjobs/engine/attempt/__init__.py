@@ -1,0 +1,1 @@
+"""One attempt of a job: supervised from its allocation to its end."""

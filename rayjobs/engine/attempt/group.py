@@ -1,0 +1,120 @@
+"""The nodes of one attempt as a group: they start together and end together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, TypeVar
+
+from rayjobs.core.errors import RayjobsError
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
+from rayjobs.injob.stall import silence
+from rayjobs.protocol.agent import Cluster
+from rayjobs.protocol.calls import SILENCE, STALLED, Stalled
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+# How often, at most, the nodes of a group are asked whether anything is heard.
+SILENCE_LOOK_S = 30.0
+
+
+async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Return all results once all have ended; only then raise the first error there was.
+
+    What one node still does must not meet what is done because of another node's error.
+    """
+    results = await asyncio.gather(*work, return_exceptions=True)
+    for one in results:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in results if not isinstance(one, BaseException)]
+
+
+def drop(work: asyncio.Future[Any]) -> None:
+    """End work whose outcome nobody asks for any more, even if it has failed already."""
+    if not work.cancel() and not work.cancelled():
+        work.exception()  # else asyncio reports an error that nobody has looked at
+
+
+class GroupEnd:
+    """When, and why, what still runs of an attempt is to end."""
+
+    def __init__(self, asked: Callable[[], Coroutine[Any, Any, EndCause]]) -> None:
+        """Wait for `asked` too, which returns the cause once the whole attempt is to end."""
+        self._asked = asked
+        self._failed = asyncio.Event()
+        self._cause = CANCELED
+        self._ended_s: dict[int, float] = {}
+
+    def note(self, record: ExitRecord) -> None:
+        """Take in a node's exit record: the first that is no success ends the other nodes."""
+        self._ended_s.setdefault(record.node, asyncio.get_running_loop().time())
+        if record.outcome is not Outcome.COMPLETED and not self._failed.is_set():
+            why = record.reason or str(record.outcome)
+            self._end(f"node {record.node} of the job ended: {why}")
+
+    def node_lost(self, node: NodeOfAttempt) -> None:
+        """Take in that a node is gone for good: the other nodes are to end."""
+        if not self._failed.is_set():
+            self._end(f"{node.name} of the job was lost")
+
+    def _end(self, why: str) -> None:
+        self._cause = EndCause(EndReason.NODE_ENDED, why)
+        self._failed.set()
+
+    def ended_for_s(self, node: NodeOfAttempt) -> float | None:
+        """Return how long ago a node's end was taken in; None while it has not ended."""
+        since_s = self._ended_s.get(node.on.node)
+        return None if since_s is None else asyncio.get_running_loop().time() - since_s
+
+    async def asked(self) -> EndCause:
+        """Return the cause once the end of all nodes is asked for."""
+        asked = asyncio.ensure_future(self._asked())
+        failed = asyncio.ensure_future(self._failed.wait())
+        try:
+            await asyncio.wait({asked, failed}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+            failed.cancel()
+        return self._cause if self._failed.is_set() else asked.result()
+
+
+def exit_record_of_lost_node(node: NodeOfAttempt) -> ExitRecord:
+    """Return the record that stands for a host that went with its node, ended by its own clock."""
+    on = node.on
+    return ExitRecord.of_lost_node(
+        job=on.job, attempt=on.attempt, node=on.node, marker=on.marker, name=node.name
+    )
+
+
+async def end_when_all_are_silent(
+    cluster: Cluster, nodes: Sequence[NodeOfAttempt], end: GroupEnd, timeout_s: float | None
+) -> None:
+    """End a group of which nothing is heard on any node for `timeout_s`, until cancelled.
+
+    A host alone cannot tell: in many scripts only rank 0 logs. A node that cannot be asked counts
+    as heard, since unreachable is not stalled; one that has ended was heard for the last time then.
+    """
+    if timeout_s is None or len(nodes) < 2:
+        return
+    while True:
+        await asyncio.sleep(min(timeout_s / 4, SILENCE_LOOK_S))
+        if any((ago_s := end.ended_for_s(one)) is not None and ago_s < timeout_s for one in nodes):
+            continue
+        living = [node for node in nodes if end.ended_for_s(node) is None]
+        try:
+            agents = [await cluster.agent(node.node_id) for node in living]
+            pairs = list(zip(agents, living, strict=True))
+            silent = await asyncio.gather(*(agent.call(SILENCE, node.on) for agent, node in pairs))
+            if any(one.silent_s is None or one.silent_s < timeout_s for one in silent):
+                continue
+            reason = silence(timeout_s)
+            await asyncio.gather(
+                *(agent.call(STALLED, Stalled(node.on, reason)) for agent, node in pairs)
+            )
+        except RayjobsError as error:
+            log.info("whether a group has stalled is not known: %s", error)

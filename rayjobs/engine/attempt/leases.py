@@ -1,0 +1,129 @@
+"""The target's side of leases: when a host that cannot be reached has ended by its own clock."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from rayjobs.core.clock import Clock
+from rayjobs.core.errors import RayjobsError
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.protocol.agent import Agent, AgentLostError, Cluster
+from rayjobs.protocol.calls import RENEW, Renew
+
+log = logging.getLogger(__name__)
+
+# A renewal may be lost five times in a row before a host ends its ranks.
+RENEWALS = 9
+# A host whose raylet has ended notices within its turn of half a second, gives its ranks two
+# seconds, and kills what is left. The rest is for a busy machine.
+RAYLET_GONE_S = 10.0
+LOOK_S = 1.0
+
+
+class Leases:
+    """What was granted to the hosts of a target's attempts, by their markers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        lease_s: float | None,
+        shares_machine: bool,
+    ) -> None:
+        """Grant leases of `lease_s` seconds, or none where all nodes are on one machine."""
+        self.lease_s = None if shares_machine else lease_s
+        self.shares_machine = shares_machine
+        self._cluster = cluster
+        self._clock = clock
+        # An actor before this one may have granted until now.
+        self._began_s = clock.monotonic_s()
+        self._granted_s: dict[str, float] = {}
+
+    def grant(self, node: NodeOfAttempt) -> None:
+        """Note, before it is asked, that the node's host may be launched or prolonged now."""
+        self._granted_s[node.on.marker] = self._clock.monotonic_s()
+
+    def forget(self, node: NodeOfAttempt) -> None:
+        """Drop what was granted to a host that has ended."""
+        self._granted_s.pop(node.on.marker, None)
+
+    async def keep(self, agent: Agent, node: NodeOfAttempt) -> None:
+        """Renew the lease of the node's host until this is cancelled, or the agent is lost."""
+        lease_s = node.on.lease_s
+        if not lease_s:
+            return
+        stamp: float | None = None
+        while True:
+            self.grant(node)
+            try:
+                answer = (await agent.call(RENEW, Renew(node.on, stamp))).stamp
+            except AgentLostError:
+                return  # who follows the attempt hears of it too
+            except RayjobsError as error:
+                log.info("the lease of %s was not renewed: %s", node.on.job, error)
+                answer = None
+            fresh = stamp is None and answer is not None
+            stamp = answer
+            if not fresh:  # the first answer only brought a stamp
+                await asyncio.sleep(lease_s / RENEWALS)
+
+    # -- nodes that are gone -------------------------------------------------------------------
+    async def is_lost(self, node: NodeOfAttempt) -> bool:
+        """Whether Ray has declared the node dead, which is for ever.
+
+        Raises:
+            RayjobsError: the cluster cannot be asked.
+        """
+        alive = {one.node_id for one in await self._cluster.nodes()}
+        return node.node_id not in alive
+
+    async def living_node(self, node: NodeOfAttempt, *, restarted: bool = False) -> str | None:
+        """Return the node, or a living one that sees the same processes; None without.
+
+        Args:
+            restarted: The cluster was started again since: its nodes have new ids, and one with
+                the same address stands on the same machine. All nodes of `local` do anyway.
+
+        Raises:
+            RayjobsError: the cluster cannot be asked.
+        """
+        nodes = await self._cluster.nodes()
+        if any(one.node_id == node.node_id for one in nodes):
+            return node.node_id
+        address = node.on.address if restarted else None
+        for one in nodes:
+            if self.shares_machine or one.address == address:
+                return one.node_id
+        return None
+
+    def is_over(self, node: NodeOfAttempt) -> bool:
+        """Whether nothing of the attempt can run on its lost node any more; see below."""
+        lease_s = node.on.lease_s
+        if not lease_s:
+            return False
+        return self._over_s(node, lease_s) <= self._clock.monotonic_s()
+
+    def _over_s(self, node: NodeOfAttempt, lease_s: float) -> float:
+        return self._granted_s.get(node.on.marker, self._began_s) + lease_s
+
+    async def wait_over(self, node: NodeOfAttempt) -> bool:
+        """Return once nothing of the attempt can run on its lost node any more.
+
+        That is when the lease is over, or, if the node's machine says that its raylet has ended,
+        soon after. False, at once, where the host was granted no lease: then nobody knows.
+        """
+        lease_s = node.on.lease_s
+        if not lease_s:
+            return False
+        over_s = self._over_s(node, lease_s)
+        while (left_s := over_s - self._clock.monotonic_s()) > 0:
+            if node.watches_raylet and await self._cluster.raylet_is_gone(node.node_id):
+                over_s = min(over_s, self._clock.monotonic_s() + RAYLET_GONE_S)
+                left_s = over_s - self._clock.monotonic_s()
+                await asyncio.sleep(max(0.0, left_s))
+                break
+            await asyncio.sleep(min(left_s, LOOK_S))
+        self.forget(node)
+        return True

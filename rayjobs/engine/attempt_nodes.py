@@ -1,0 +1,87 @@
+"""The nodes of an attempt in progress, as its target sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayjobs.injob.identity import boot_id
+from rayjobs.jobs.records import Job
+from rayjobs.protocol.attempts import AttemptOnNode, Launched
+from rayjobs.protocol.nodes import HostFacts
+
+
+@dataclass
+class NodeOfAttempt:
+    """One node of an attempt, and what has become of it.
+
+    Attributes:
+        on: What every call about it says.
+        node_id: Ray's id of the node that is asked about it: another one, where that sees the
+            same processes.
+        is_lost: The node is gone for good.
+        watches_raylet: Its host ends when Ray's process on the node ends.
+        facts: What it runs on, once it is prepared.
+    """
+
+    on: AttemptOnNode
+    node_id: str
+    is_lost: bool = False
+    watches_raylet: bool = False
+    facts: HostFacts | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        at = f" at {self.on.address}" if self.on.address else ""
+        return f"node {self.on.node} ({self.node_id[:12]}{at})"
+
+    def record(self, launched: Launched | None) -> dict[str, Any]:
+        """Return where its host will be, and once it is launched who it is, as it is stored."""
+        on = self.on
+        where = {
+            "node": on.node,
+            "node_id": self.node_id,
+            "root": on.root,
+            "socket": on.socket,
+            "marker": on.marker,
+            "address": on.address,
+            "lease_s": on.lease_s,
+            "facts": None if self.facts is None else self.facts.known(),
+        }
+        if launched is None:
+            return where
+        return {
+            **where,
+            **launched.host.to_json(),
+            "cold": launched.cold,
+            "watches_raylet": launched.watches_raylet,
+        }
+
+
+def of_record(
+    workspace: str, target: str, job: Job, number: int, host: Mapping[str, Any]
+) -> NodeOfAttempt:
+    """Return the node of a host that was launched earlier, from its stored record."""
+    shape = job.spec.distribution
+    node, per_node = int(host["node"]), shape.processes_per_node
+    on = AttemptOnNode(
+        workspace=workspace,
+        target=target,
+        job=job.id,
+        attempt=number,
+        node=node,
+        marker=str(host["marker"]),
+        root=str(host["root"]),
+        socket=str(host["socket"]),
+        node_count=shape.nodes,
+        ranks=tuple(range(node * per_node, (node + 1) * per_node)),
+        address=host.get("address"),
+        boot_id=boot_id(),
+        grace_s=job.spec.grace_s,
+        max_duration_s=job.spec.max_duration_s,
+        stall_timeout_s=job.spec.stall_timeout_s,
+        lease_s=host.get("lease_s"),
+    )
+    return NodeOfAttempt(on, str(host["node_id"]), watches_raylet=bool(host.get("watches_raylet")))

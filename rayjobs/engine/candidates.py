@@ -1,0 +1,265 @@
+"""What the policy is told of each job: records of the queue and of drives as plain figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import NamedTuple
+
+from rayjobs.engine.attempt.drive import Drive
+from rayjobs.engine.board import Served
+from rayjobs.engine.queue_view import QueueView
+from rayjobs.jobs.queue_records import Durations
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
+from rayjobs.policy import Rule, Running, Shape, Waiting, capacity
+from rayjobs.protocol.agent import NodeInfo
+
+
+class Learned(NamedTuple):
+    """How long jobs of one (experiment, entry) take; see `policy.Waiting` and `policy.Running`."""
+
+    known: Durations
+    basis: str
+    source: str
+
+
+Usual = Mapping[tuple[str, str], Learned]
+_Seen = tuple[Served, Mapping[str, Job], Mapping[str, JobState]]
+
+
+@dataclass(frozen=True)
+class _Made:
+    served: Served
+    job: Job
+    record: Waiting
+
+
+class Candidates:
+    """Makes the policy's records; those of jobs that did not change are made once.
+
+    Attributes:
+        doomed: Jobs that can never start, because of a parent, by key; and why.
+        faulty: Jobs that cannot be looked at, by key; and why. One bad job must not stop the
+            queue of everybody.
+    """
+
+    def __init__(self, *, shares_machine: bool) -> None:
+        self.doomed: dict[str, tuple[Served, Job, str]] = {}
+        self.faulty: dict[str, tuple[Served, Job, Exception]] = {}
+        self._shares_machine = shares_machine
+        self._capacity: capacity.Capacity | None = None
+        self._made: dict[str, _Made] = {}
+        # What the records were made of.
+        self._views: list[_Seen] = []
+        self._usual: Usual = {}
+        self._left_out: frozenset[str] = frozenset()
+        self._records: list[Waiting] = []
+
+    def look_at(self, nodes: Sequence[NodeInfo]) -> None:
+        """Take over which nodes there are: shapes depend on their sizes alone."""
+        shapes = tuple(capacity.NodeShape(node.cpus, node.gpus, int(node.memory)) for node in nodes)
+        now = capacity.Capacity(
+            nodes=shapes, max_nodes=len(shapes), shares_machine=self._shares_machine
+        )
+        if now != self._capacity:
+            self._capacity = now
+            self._made, self._views = {}, []
+
+    def shape_of(self, job: Job) -> Shape:
+        """Return what the job's allocation holds on this target."""
+        assert self._capacity is not None, "look_at comes first"
+        return Shape.from_dict(capacity.plan_shape(job.spec, self._capacity).shape)
+
+    def job(self, key: str) -> tuple[Served, Job] | None:
+        """Return the waiting job of a key; None: it is not among them."""
+        made = self._made.get(key)
+        return None if made is None else (made.served, made.job)
+
+    def records(
+        self, views: Sequence[QueueView], *, usual: Usual, without: Collection[str] = ()
+    ) -> list[Waiting]:
+        """Return the queued jobs as the policy sees them; the same list while nothing changed.
+
+        Args:
+            usual: How long jobs of each entry take.
+            without: Keys of jobs that are being started.
+        """
+        seen: list[_Seen] = [(view.served, view.queued, view.parents) for view in views]
+        if not self._is_seen(seen) or usual != self._usual:
+            self._make(seen, usual)
+            self._views, self._usual, self._left_out = seen, dict(usual), frozenset()
+            self._records = [made.record for made in self._made.values()]
+        left_out = frozenset(key for key in without if key in self._made)
+        if left_out != self._left_out:
+            self._left_out = left_out
+            self._records = [made.record for key, made in self._made.items() if key not in left_out]
+        return self._records
+
+    def _is_seen(self, seen: Sequence[_Seen]) -> bool:
+        # Views replace what has changed, so the same objects are the same jobs.
+        return len(seen) == len(self._views) and all(
+            one is other
+            for now, before in zip(seen, self._views, strict=True)
+            for one, other in zip(now, before, strict=True)
+        )
+
+    def _make(
+        self,
+        seen: Sequence[_Seen],
+        usual: Usual,
+    ) -> None:
+        known, same = self._made, usual == self._usual
+        found: dict[str, _Made] = {}
+        doomed: dict[str, tuple[Served, Job, str]] = {}
+        faulty: dict[str, tuple[Served, Job, Exception]] = {}
+        for served, queued, parents in seen:
+            came_s = _came_s(served, queued)
+            for key, job in queued.items():
+                made = known.get(key)
+                if made is not None and made.record.submitted_s != came_s[key]:
+                    made = None
+                # Another object, another job: of those that did not change views keep theirs.
+                if made is not None and made.job is job and same and not job.spec.depends_on:
+                    found[key] = made
+                    continue
+                try:
+                    blocked, ends = _blocked(job, parents)
+                    if ends:
+                        doomed[key] = (served, job, blocked or "")
+                    record = self.waiting(
+                        served, job, blocked=blocked, usual=usual, came_s=came_s[key]
+                    )
+                    found[key] = _Made(served, job, record)
+                except Exception as error:
+                    faulty[key] = (served, job, error)
+        self._made, self.doomed, self.faulty = found, doomed, faulty
+
+    def waiting(
+        self, served: Served, job: Job, *, blocked: str | None, usual: Usual, came_s: float
+    ) -> Waiting:
+        """Return a queued job as the policy sees it.
+
+        Args:
+            blocked: Which other jobs it waits for; None: none.
+            usual: How long jobs like it take.
+            came_s: When it came, see `_came_s`.
+        """
+        key = served.key(job.id)
+        learned = usual.get((job.experiment, job.spec.entry))
+        return Waiting(
+            key=key,
+            priority=job.priority,
+            order=("", job.serial, key),
+            shape=self.shape_of(job),
+            submitted_s=came_s,
+            user=job.user,
+            group=_group(served, job),
+            group_limit=job.group_limit,
+            preemptible=job.spec.preemptible,
+            max_duration_s=job.spec.max_duration_s,
+            grace_s=job.spec.grace_s,
+            expected_s=None if learned is None else learned.known.median_s,
+            expected_basis="history" if learned is None else learned.basis,
+            expected_from="" if learned is None else learned.source,
+            not_before_s=_seconds(job.not_before),
+            blocked_by=_held(job.held, blocked) if job.held else blocked,
+            blocked_rule=Rule.HELD if job.held else Rule.DEPENDENCY,
+            after=() if blocked is None else _after(served, job),
+        )
+
+    def running(
+        self, drives: Sequence[Drive], views: Sequence[QueueView], *, usual: Usual
+    ) -> list[Running]:
+        """Return the jobs that hold a place now, those included whose start is being written."""
+        fresh = {
+            served.key(job.id): (job, attempt)
+            for view in views
+            for served, job, attempt in view.live
+        }
+        saved = {key: at_s for view in views for key, at_s in view.saved.items()}
+        return [
+            _running(drive, fresh.get(drive.key), usual, saved.get(drive.key)) for drive in drives
+        ]
+
+
+def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
+    """Return when each job came, in seconds since 1970: never after one with a later serial.
+
+    The serials are the store's, the times are of many clients' clocks, which may be wrong or be
+    set back. None came before its workspace was made.
+    """
+    found: dict[str, float] = {}
+    least_s = math.inf
+    for job in sorted(queued.values(), key=lambda job: -job.serial):
+        least_s = min(least_s, max(served.made_s, job.submitted_at.timestamp()))
+        found[served.key(job.id)] = least_s
+    return found
+
+
+def _held(hold: str, blocked: str | None) -> str:
+    return f"held: {hold}" + (f"; it also {blocked}" if blocked else "")
+
+
+def _after(served: Served, job: Job) -> tuple[str, ...]:
+    return tuple(served.key(one.job) for one in job.spec.depends_on)
+
+
+def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, bool]:
+    """Return which other jobs this one waits for, and whether it waits in vain.
+
+    All that have not ended are named. One parent that has failed it decides at once, whichever
+    others are still to end.
+    """
+    waits: list[str] = []
+    for dependency in job.spec.depends_on:
+        state = parents.get(dependency.job)
+        if state is None:
+            return f"job {dependency.job}, which it waits for, does not exist", True
+        if not state.is_final:
+            waits.append(f"{dependency.job} ({state})")
+        elif dependency.when == "ok" and state is not JobState.COMPLETED:
+            return f"{dependency.job}, which it waited for, ended as {state}", True
+    return (f"waits for {' and '.join(waits)}" if waits else None), False
+
+
+def _running(
+    drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual, saved_s: float | None
+) -> Running:
+    job, attempt = fresh if fresh is not None else (drive.job, None)
+    ending = drive.canceled.is_set() or drive.preempted.is_set()
+    learned = usual.get((job.experiment, job.spec.entry))
+    return Running(
+        key=drive.key,
+        priority=job.priority,
+        order=("", job.serial, drive.key),
+        shape=drive.held.shape,
+        nodes=drive.held.nodes,
+        submitted_s=max(drive.served.made_s, job.submitted_at.timestamp()),
+        started_s=_seconds(attempt.started_at) if attempt is not None else None,
+        user=job.user,
+        group=_group(drive.served, job),
+        # One that had to go as often as it may would fail instead of coming back.
+        preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
+        max_duration_s=job.spec.max_duration_s,
+        grace_s=job.spec.grace_s,
+        expected_s=None if learned is None else learned.known.median_s,
+        expected_basis="history" if learned is None else learned.basis,
+        expected_from="" if learned is None else learned.source,
+        longest_s=None if learned is None else learned.known.longest_s,
+        outrun_text=""
+        if learned is None
+        else learned.known.outrun_by(job.id, job.experiment, job.spec.entry),
+        saved_s=saved_s,
+        is_ending=ending or job.state is JobState.FINALIZING,
+    )
+
+
+def _group(served: Served, job: Job) -> str | None:
+    return None if job.parent is None else served.key(job.parent)
+
+
+def _seconds(at: datetime | None) -> float | None:
+    return None if at is None else at.timestamp()

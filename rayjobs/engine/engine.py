@@ -1,0 +1,401 @@
+"""The queue's loop: read what waits, decide, start drives, pass on cancels, tidy up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rayjobs import policy
+from rayjobs.core.clock import Clock
+from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.engine.allocations import Allocations
+from rayjobs.engine.attempt.drive import Drive, Parts
+from rayjobs.engine.attempt.record import ReplacedError
+from rayjobs.engine.board import Board, Served
+from rayjobs.engine.candidates import Candidates
+from rayjobs.engine.dashboard_jobs import DashboardJobs
+from rayjobs.engine.forecasts import Forecasts
+from rayjobs.engine.growth import Growth
+from rayjobs.engine.ownership import forsake_removed, look_for_successor, take_up_ownerless
+from rayjobs.engine.queue_view import QueueView
+from rayjobs.engine.recovery import recover, tidy
+from rayjobs.engine.sweep_drivers import Drivers
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
+from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
+from rayjobs.protocol.agent import Cluster, NodeInfo
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+POLL_S = 1.0
+# Idle groups and drained ones are looked at this often.
+TIDY_S = 2.0
+# A stop that was begun is over by then, renewed, or will never end: its keeper died.
+RETIRED_S = 60.0
+# From so many waiting jobs on, decisions are made on a thread.
+LONG = 1000
+# Where nothing has changed, a decision is made again after so long for each waiting job: a
+# hundredth of a processor at most, whatever the length of the queue.
+AGAIN_S_PER_JOB = 0.0005
+
+
+class Engine:
+    """Runs the queue of one target over all the workspaces it serves."""
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        cluster: Cluster,
+        board: Board,
+        clock: Clock,
+        shares_machine: bool,
+        count: Callable[[str], None] = lambda _name: None,
+        waited: Callable[[float], None] = lambda _seconds: None,
+        note: Callable[[Mapping[str, Any]], None] = lambda _facts: None,
+        drivers: Drivers | None = None,
+        epoch: str | None = None,
+        limits: Callable[[], Limits] = Limits,
+        lease_s: float | None = None,
+        growth: Growth | None = None,
+        shown: DashboardJobs | None = None,
+    ) -> None:
+        self.target = target
+        # What the Ray dashboard lists of the queue; None: nothing.
+        self._shown = shown
+        self.epoch = epoch
+        self.drivers = drivers
+        self.cluster = cluster
+        self.board = board
+        self.clock = clock
+        self.shares_machine = shares_machine
+        self.candidates = Candidates(shares_machine=shares_machine)
+        self.growth = growth or Growth()
+        self.allocations = Allocations(
+            target, cluster, clock, start_timeout_s=self.growth.timeout_s
+        )
+        self.parts = Parts(
+            target,
+            cluster,
+            self.allocations,
+            clock,
+            count,
+            waited,
+            lease_s=lease_s,
+            shares_machine=shares_machine,
+            epoch=epoch,
+        )
+        self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
+        # The last decision, while jobs wait.
+        self.plan: Plan | None = None
+        self._promise: Promise | None = None
+        self._again_s = self._pause_ends_s = float("-inf")
+        self._limits = limits
+        self.forecasts = Forecasts(target, clock)
+        self.nodes: list[NodeInfo] = []
+        # Workspaces whose live jobs were taken over, by path.
+        self.recovered: dict[str, Served] = {}
+        # Attempts that were live without a drive at the last look.
+        self.ownerless: set[tuple[str, int]] = set()
+        self._tidying: asyncio.Task[None] | None = None
+        # When nodes were last swept for what a death left.
+        self.swept_s: float | None = None
+        self.is_superseded = False
+        self._note = note
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._retired_until_s: float | None = None
+        self._tidied_s = clock.monotonic_s()
+
+    # -- from outside ----------------------------------------------------------------------------
+    def wake(self) -> None:
+        """Look at the queue now. Call it from the loop's own thread."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the loop after its turn; attempts go on without it."""
+        self._stopping = True
+        self._wake.set()
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether the target is being stopped: no job or sweep is started then."""
+        until_s = self._retired_until_s
+        return until_s is not None and self.clock.monotonic_s() < until_s
+
+    def retire(self) -> None:
+        """Start nothing for `RETIRED_S`, in which whoever stops the target ends it, or asks again.
+
+        Attempts that run go on and are looked after.
+        """
+        self._retired_until_s = self.clock.monotonic_s() + RETIRED_S
+
+    def resume(self) -> None:
+        """Start jobs again: the stop was refused, or failed."""
+        self._retired_until_s = None
+        self._wake.set()
+
+    def status(self, keys: Collection[str] | None = None) -> dict[str, Any]:
+        """Return what the target is doing, as plain data.
+
+        Args:
+            keys: Say only of these jobs why they wait; None: of all.
+        """
+        return {
+            "target": self.target,
+            "live": sorted(self.drives),
+            "waiting": {} if self.plan is None else _reasons(self.plan, keys),
+            "scaling": Growth.told(self.allocations.all, self.nodes),
+            "nodes": [vars(node) for node in self.nodes],
+            "allocations": [
+                {
+                    "name": held.name,
+                    "shape": held.shape.to_dict(),
+                    "nodes": list(held.nodes),
+                    "gpus": [list(ids) for ids in held.gpus],
+                    "job": held.job,
+                    "draining": held.draining,
+                }
+                for held in self.allocations.all
+            ],
+            "workspaces": [served.path for served in self.board.served],
+            "refused": self.board.refused,
+        }
+
+    def explain(self, key: str) -> policy.Decision | None:
+        """Return why a job waits; None: it does not, or was not looked at yet."""
+        if self.plan is None or key not in self.plan.by_key:
+            return None
+        return self.plan.explain(key)
+
+    # -- the loop --------------------------------------------------------------------------------
+    async def run(self) -> None:
+        """Serve until `stop`, or until another actor has claimed a workspace of this one."""
+        try:
+            while not self._stopping:
+                self._wake.clear()
+                try:
+                    await self.turn()
+                except RayjobsError as error:
+                    log.warning("this turn was cut short: %s", error)
+                except Exception:
+                    # One bad turn must not end the queue of everybody.
+                    log.exception("a fault in the queue's loop")
+                    await asyncio.sleep(POLL_S)
+                try:
+                    # Not wait_for: in Python 3.11 it loses a cancel that meets the wake.
+                    async with asyncio.timeout(POLL_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    continue
+        finally:
+            if self._tidying is not None:
+                self._tidying.cancel()
+            if self._shown is not None:
+                await self._shown.stop()
+
+    async def turn(self) -> None:
+        """Do one round: take over, cancels, decisions, starts, tidying."""
+        await self.board.refresh()
+        if await look_for_successor(self):
+            return
+        forsake_removed(self)
+        await recover(self)
+        views = [
+            view
+            for view in await self.board.look(self.clock.now())
+            if self.recovered.get(view.served.path) is view.served
+        ]
+        live = [one for view in views for one in view.live]
+        self._pass_on_cancels(live)
+        await take_up_ownerless(self, live)
+        if self.drivers is not None and not self.is_retired:
+            await self.drivers.look(self.board)
+        waiting = 0
+        if any(view.queued for view in views):
+            self.nodes = await self.cluster.nodes()
+            waiting = await self._decide(views)
+        if not waiting:
+            self.plan = self._promise = None
+        now_s = self.clock.monotonic_s()
+        if now_s - self._tidied_s > TIDY_S:
+            self._tidied_s = now_s
+            self.nodes = await self.cluster.nodes()
+            if self._promise is None:  # else what has become free is kept for who waits
+                self.allocations.hasten(self.growth.rooms_of(self.allocations, self.nodes))
+            await self.allocations.release_old()
+            if self._tidying is None or self._tidying.done():
+                self._tidying = asyncio.ensure_future(tidy(self))
+        # A sweep between two trials is no reason to stop the target either.
+        busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
+        self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
+        if self._shown is not None:
+            self._shown.look(views, self.plan, [node.node_id for node in self.nodes])
+
+    async def _decide(self, views: Sequence[QueueView]) -> int:
+        """Decide and act, where anything is other than at the last decision.
+
+        Returns how many jobs wait, those that start now among them.
+        """
+        entries = {entry for view in views for entry in view.entries}
+        usual = await self.forecasts.usual(entries, self.board.served)
+        self.candidates.look_at(self.nodes)
+        count = sum(len(view.queued) for view in views)
+        records = await _think(
+            count, self.candidates.records, views, usual=usual, without=self.drives
+        )
+        await self._refuse()
+        situation = Situation(
+            waiting=records,
+            rooms=self.growth.rooms_of(self.allocations, self.nodes),
+            running=self.growth.running(self, views, usual),
+            may_start=self.growth.may_start(self.nodes, self.allocations),
+            limits=self._limits(),
+            now_s=self.clock.now().timestamp(),
+            promise=self._promise,
+        )
+        if not records or (self.plan is not None and self._holds(self.plan, situation)):
+            return len(records)
+        plan = await _think(count, policy.decide, situation)
+        if self.is_retired:  # asked last of all: from here on nothing else gets its turn
+            return len(records)
+        self.plan, self._promise = plan, plan.promise
+        self._decide_again(plan)
+        rooms = list(plan.rooms)
+        for start in plan.starts:
+            found = self.candidates.job(start.key)
+            if found is not None:
+                shape = plan.by_key[start.key].shape
+                rooms = self._start(*found, shape, start.nodes, rooms)
+        for one in plan.preempts:
+            if one.key in self.drives:  # else it has ended meanwhile
+                self.drives[one.key][0].preempt(one.reason)
+        await self.forecasts.note(plan, self.candidates.job)
+        return len(records)
+
+    def _holds(self, plan: Plan, now: Situation) -> bool:
+        """Whether what was decided holds still: nothing is other, and the time has not come."""
+        then = plan.situation
+        return (
+            not plan.starts
+            and not plan.preempts
+            and now.waiting is then.waiting
+            and now.promise == then.promise
+            and now.limits == then.limits
+            and list(now.rooms) == list(then.rooms)
+            and now.may_start == then.may_start
+            and list(now.running) == list(then.running)
+            and self.clock.monotonic_s() < self._again_s
+            and now.now_s < self._pause_ends_s
+        )
+
+    def _decide_again(self, plan: Plan) -> None:
+        """Note until when a decision can hold: time alone changes it, too, but rarely."""
+        now_s, waiting = plan.situation.now_s, plan.situation.waiting
+        self._again_s = self.clock.monotonic_s() + len(waiting) * AGAIN_S_PER_JOB
+        pauses = [job.not_before_s for job in waiting if job.not_before_s is not None]
+        self._pause_ends_s = min((at_s for at_s in pauses if at_s > now_s), default=math.inf)
+
+    async def _refuse(self) -> None:
+        """End the jobs whose parent has failed them, and hold those that cannot be looked at."""
+        for served, job, reason in list(self.candidates.doomed.values()):
+            await served.ask(
+                served.store.finish,
+                job.id,
+                attempt=job.attempt,
+                state=JobState.CANCELED,
+                reason=reason,
+                outcome=Outcome.DEPENDENCY,
+            )
+        for served, job, error in list(self.candidates.faulty.values()):
+            if job.held is None:
+                log.error("%s cannot be looked at: it is held", job.id, exc_info=error)
+                reason = f"the target cannot look at it ({type(error).__name__}: {error})"
+                await served.ask(served.store.hold, job.id, reason=reason)
+
+    def _start(
+        self,
+        served: Served,
+        job: Job,
+        shape: Shape,
+        nodes: tuple[str, ...],
+        rooms: list[policy.NodeRoom],
+    ) -> list[policy.NodeRoom]:
+        """Start a job where the policy said; return the rooms that are left.
+
+        An idle allocation elsewhere is as good where nothing is kept for somebody else.
+        """
+        key = served.key(job.id)
+        idle = self.allocations.idle_like(served, shape, nodes)
+        if idle is None and self._promise is None:
+            idle = self.allocations.idle_like(served, shape)
+            moved = None if idle is None else policy.move(rooms, shape, nodes, idle.nodes)
+            rooms, idle = (rooms, None) if moved is None else (moved, idle)
+        if idle is not None:
+            held = self.allocations.reserve_idle(idle, key)
+        else:
+            up = {node.node_id for node in self.nodes}
+            held = self.allocations.reserve_new(
+                served, shape, key, nodes, up=up, types=Growth.types_to_start(nodes)
+            )
+        drive = Drive(self.parts, served, job, held)
+        self.adopt(drive, drive.start(new=idle is None))
+        return rooms
+
+    def adopt(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
+        """Run a drive's coroutine until it ends; then look at the queue again."""
+        task = asyncio.ensure_future(self._guard(drive, work))
+        # A task that is cancelled before its first step never awaits what it was given.
+        task.add_done_callback(lambda _: work.close())
+        self.drives[drive.key] = (drive, task)
+
+    async def _guard(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except ReplacedError as error:
+            log.warning("%s", error)
+            self.allocations.forget(drive.held)
+        except StoreError as error:
+            log.warning("attempt %d of %s: %s", drive.number, drive.job.id, error)
+            await drive.let_go()
+        except Exception as error:
+            try:
+                await drive.abandon(error)
+            except Exception:
+                log.exception("attempt %d of %s was let go", drive.number, drive.job.id)
+                await drive.let_go()
+        finally:
+            self.drives.pop(drive.key, None)
+            self._wake.set()
+
+    def _pass_on_cancels(self, live: list[tuple[Served, Job, Attempt]]) -> None:
+        for served, job, _attempt in live:
+            if job.cancel_requested_at is None:
+                continue
+            known = self.drives.get(served.key(job.id))
+            if known is not None:
+                known[0].canceled.set()
+
+
+async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+    """Return what a pure function finds; of a long queue on a thread, so that others get turns."""
+    if count < LONG:
+        return function(*given, **more)
+    return await asyncio.to_thread(function, *given, **more)
+
+
+def _reasons(plan: Plan, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
+    """Return why jobs wait, without those that start."""
+    found = {}
+    for key in plan.by_key if keys is None else plan.by_key.keys() & set(keys):
+        rule, reason, position = plan.summary(key)
+        if rule is not policy.Rule.START:
+            found[key] = {"reason": reason, "position": position, "rule": str(rule)}
+    return found

@@ -1,0 +1,117 @@
+"""How long jobs usually take, and when waiting ones were thought to start: asked and written down.
+
+The policy is pure: what it learns from is read here, and what it foretells is kept here, so that
+`rayjobs report queue` can hold the one against the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence, Set
+from datetime import timedelta
+
+from rayjobs.core.clock import Clock
+from rayjobs.core.errors import StoreError
+from rayjobs.engine.board import Served
+from rayjobs.engine.candidates import Learned
+from rayjobs.jobs.queue_records import Durations, Prediction
+from rayjobs.jobs.records import Job
+from rayjobs.policy import Plan
+from rayjobs.policy.durations import HISTORY, SCRIPT
+
+log = logging.getLogger(__name__)
+
+# How long what is known usually takes is read again after so long, and what is not known sooner.
+LEARN_AGAIN_S = 30.0
+LEARN_UNKNOWN_S = 2.0
+# Estimates of all that waits are made at most this often, while jobs without one wait.
+FORETELL_S = 2.0
+# Those that were told are looked at again this often; written when they moved by more than a
+# minute, or by more than this part of the wait.
+AGAIN_S = 10.0
+MOVED_S = 60.0
+MOVED_PART = 0.25
+
+
+class Forecasts:
+    """What one engine learned, and what it foretold."""
+
+    def __init__(self, target: str, clock: Clock) -> None:
+        self._target = target
+        self._clock = clock
+        self._usual: dict[tuple[str, str], Learned] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._learned_s = float("-inf")
+        self._seen: frozenset[str] = frozenset()
+        self._told: dict[str, float] = {}  # key → the start that was foretold, seconds since 1970
+        self._foretold_s = float("-inf")
+
+    async def usual(
+        self, entries: Set[tuple[str, str]], served: Sequence[Served]
+    ) -> dict[tuple[str, str], Learned]:
+        """Return median seconds by (experiment, entry), as far as there is history.
+
+        Where the experiment is new, what the script took in any experiment of its workspace.
+
+        Args:
+            entries: Those of the jobs that wait.
+        """
+        now_s = self._clock.monotonic_s()
+        due_s = LEARN_AGAIN_S if entries <= self._usual.keys() else LEARN_UNKNOWN_S
+        if entries <= self._asked and now_s - self._learned_s < due_s:
+            return self._usual
+        learned: dict[tuple[str, str], Learned] = {}
+        for one in served:
+            try:
+                found = await one.ask(one.store.usual_durations, self._target)
+            except StoreError as error:
+                log.warning("durations of %s cannot be read: %s", one.path, error)
+                continue
+            for entry, known in found.items():
+                before = learned.get(entry)
+                # Of several workspaces with such jobs one may know them better.
+                if before is None or before.basis == SCRIPT or not known.is_of_any:
+                    learned[entry] = _learned(entry, known)
+        self._usual, self._asked, self._learned_s = learned, set(entries), now_s
+        return learned
+
+    async def note(self, plan: Plan, job_of: Callable[[str], tuple[Served, Job] | None]) -> None:
+        """Write down when waiting jobs are thought to start, where that is new or has moved."""
+        self._told = {key: at for key, at in self._told.items() if key in plan.by_key}
+        now_s = self._clock.monotonic_s()
+        due_s = AGAIN_S if self._seen.issuperset(plan.queue) else FORETELL_S
+        if not plan.queue or now_s - self._foretold_s < due_s:
+            return
+        self._foretold_s, self._seen = now_s, frozenset(plan.queue)
+        now = self._clock.now()
+        news: dict[str, tuple[Served, list[Prediction]]] = {}
+        # Played on a thread where many wait: the plan keeps what was found.
+        estimates = await asyncio.to_thread(lambda: plan.estimates)
+        for key, (wait_s, basis) in estimates.items():
+            found = job_of(key)
+            if found is None:
+                continue
+            served, job = found
+            starts_s = now.timestamp() + wait_s
+            told = self._told.get(key)
+            if told is not None and abs(starts_s - told) <= min(
+                MOVED_S, MOVED_PART * max(wait_s, told - now.timestamp())
+            ):
+                continue
+            if job.placed_at is not None:
+                continue  # its first start is what estimates are measured by
+            self._told[key] = starts_s
+            starts_at = now + timedelta(seconds=wait_s)
+            one = Prediction(job=job.id, starts_at=starts_at, basis=basis)
+            news.setdefault(served.path, (served, []))[1].append(one)
+        for served, predictions in news.values():
+            try:
+                await served.ask(served.store.note_predictions, predictions)
+            except StoreError as error:
+                log.warning("predictions are not kept in %s: %s", served.path, error)
+
+
+def _learned(entry: tuple[str, str], known: Durations) -> Learned:
+    basis = SCRIPT if known.is_of_any else HISTORY
+    return Learned(known, basis, known.runs_of(*entry))

@@ -1,0 +1,91 @@
+"""Nodes that may still be started: what the policy counts on, and who waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.policy import NodeRoom, Running
+from rayjobs.policy.node_types import NodeTypes, how_many_more
+from rayjobs.protocol.agent import NodeInfo
+from rayjobs.target.record import START_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from rayjobs.engine.allocations import Allocations, Held
+    from rayjobs.engine.candidates import Usual
+    from rayjobs.engine.engine import Engine
+    from rayjobs.engine.queue_view import QueueView
+
+
+class Growth:
+    """Plays the part of the nodes that are not there yet."""
+
+    def __init__(
+        self, types: NodeTypes | None = None, *, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """Know what may start, and that a job waits `timeout_s` seconds for it at a time."""
+        self.types = types or NodeTypes()
+        self.timeout_s = timeout_s
+
+    def rooms_of(self, allocations: Allocations, nodes: list[NodeInfo]) -> list[NodeRoom]:
+        """Return the room of the nodes that live, then of those that may start."""
+        return allocations.rooms(nodes, self.rooms(nodes))
+
+    def rooms(self, nodes: Sequence[NodeInfo]) -> list[NodeRoom]:
+        """Return the room of every node that may still start, type by type."""
+        living = [node.node_type for node in nodes]
+        return [
+            NodeRoom(
+                f"new:{one.name}:{number}",
+                *(one.cpus, one.gpus, float(one.memory_bytes)) * 2,
+                node_type=one.name,
+                is_up=False,
+            )
+            for one, count in how_many_more(self.types, living)
+            for number in range(count)
+        ]
+
+    @staticmethod
+    def types_to_start(nodes: Sequence[str]) -> tuple[str, ...]:
+        """Return the types of those of the nodes that have to start."""
+        return tuple(sorted({node.split(":")[1] for node in nodes if node.startswith("new:")}))
+
+    def may_start(self, nodes: Sequence[NodeInfo], allocations: Allocations) -> int:
+        """Return how many more nodes may start than those that are waited for already."""
+        names = {one.name for one in self.types.types}
+        living = sum(node.node_type in names for node in nodes)
+        up = {node.node_id for node in nodes}
+        coming = {
+            node
+            for held in allocations.all
+            if held.growing
+            for node in held.nodes
+            if node not in up
+        }
+        return max(0, self.types.max_nodes - living - len(coming))
+
+    def running(self, engine: Engine, views: Sequence[QueueView], usual: Usual) -> list[Running]:
+        """Return the jobs that hold a place; those that wait for nodes stand where they would."""
+        current = {held.name: held for held in engine.allocations.all}
+        drives = [drive for drive, _task in engine.drives.values()]
+        for drive in drives:
+            if drive.held.growing:
+                drive.held = current.get(drive.held.name, drive.held)
+        scaling = {drive.key for drive in drives if drive.held.growing}
+        return [
+            replace(one, is_scaling=True) if one.key in scaling else one
+            for one in engine.candidates.running(drives, views, usual=usual)
+        ]
+
+    @staticmethod
+    def told(held: Sequence[Held], nodes: Sequence[NodeInfo]) -> dict[str, dict[str, Any]]:
+        """Return, by job, what those wait for that have a place on nodes that must start."""
+        up = {node.node_id for node in nodes}
+        found = {}
+        for one in held:
+            if one.growing and one.job is not None:
+                here = sum(node in up for node in one.nodes)
+                text = f"waits for nodes to start ({here} of {one.shape.nodes} up)"
+                found[one.job] = {"reason": text, "up": here, "nodes": one.shape.nodes}
+        return found

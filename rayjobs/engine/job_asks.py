@@ -1,0 +1,62 @@
+"""What a client asks a target actor of one living job: to give way now, or where its ranks are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import RayjobsError
+from rayjobs.protocol.calls import STACKS
+
+if TYPE_CHECKING:
+    from rayjobs.engine.attempt.drive import Drive
+    from rayjobs.engine.engine import Engine
+
+OPERATIONS = ("evict", "stacks")
+
+
+async def answer(engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the answer to ``{"op", "workspace", "job", ...}``.
+
+    ``{"ok": False, "error": sentence}`` where the job has no attempt that runs.
+    """
+    known = engine.drives.get(f"{asked['workspace']}::{asked['job']}")
+    if known is None:
+        return _no(f"job {asked['job']} has no attempt that runs")
+    drive = known[0]
+    if asked["op"] == "evict":
+        return _evict(drive, asked)
+    return await _stacks(engine, drive)
+
+
+def _evict(drive: Drive, asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Let the attempt be evicted, as a spot machine is; without notice it is killed at once."""
+    if drive.canceled.is_set() or drive.preempted.is_set():
+        return _no(f"job {drive.job.id} is being ended already")
+    notice_s = asked.get("notice_s")
+    grace_s = 0.0 if notice_s is None else float(notice_s)
+    how = "without notice" if notice_s is None else f"with {grace_s:g} s of notice"
+    drive.preempt(f"a simulated eviction {how}", grace_s=grace_s)
+    return {"attempt": drive.number}
+
+
+async def _stacks(engine: Engine, drive: Drive) -> dict[str, Any]:
+    try:
+        agents = [await engine.cluster.agent(node.node_id) for node in drive.nodes]
+        pairs = zip(agents, drive.nodes, strict=True)
+        found = await asyncio.gather(*(agent.call(STACKS, node.on) for agent, node in pairs))
+    except RayjobsError as error:
+        return _no(f"a node of job {drive.job.id} cannot be asked: {error}")
+    ranks = [
+        {**rank.to_json(), "node": node.on.node}
+        for node, one in zip(drive.nodes, found, strict=True)
+        for rank in one.ranks or ()
+    ]
+    if not ranks:
+        return _no(f"job {drive.job.id} has no running processes at the moment")
+    return {"attempt": drive.number, "ranks": sorted(ranks, key=lambda rank: int(rank["rank"]))}
+
+
+def _no(sentence: str) -> dict[str, Any]:
+    return {"ok": False, "error": sentence}

@@ -1,0 +1,1 @@
+"""The engine's view of a Ray cluster. Imported in Ray processes only."""

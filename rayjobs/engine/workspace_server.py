@@ -1,0 +1,113 @@
+"""The target's workspaces, served to nodes that do not share its disk: calls and bytes by Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core import ids
+from rayjobs.core.errors import StoreError, UsageError
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.names import CHUNK_BYTES
+from rayjobs.workspace.blobs import TEMPORARY
+from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
+
+
+class WorkspaceServer:
+    """Carries out what agents ask of a workspace. Safe from threads."""
+
+    def __init__(self) -> None:
+        """Open workspaces as they are asked for."""
+        self._workspaces = Workspaces()
+        self._lock = threading.Lock()
+
+    def _of(self, path: str) -> OpenWorkspace:
+        with self._lock:
+            return self._workspaces.near(path)
+
+    def about(self, path: str) -> dict[str, str]:
+        """Return a workspace's id and name.
+
+        Raises:
+            StoreError: it cannot be opened.
+            NotFoundError: it is not there any more.
+        """
+        workspace = self._of(path)
+        return {"id": workspace.id, "name": workspace.name}
+
+    def call(
+        self, path: str, part: str, method: str, given: Sequence[Any], more: Mapping[str, Any]
+    ) -> Any:
+        """Call a method of the workspace's ``store``, ``catalogue`` or ``blobs``.
+
+        Raises:
+            UsageError: no such part or method.
+            RayjobsError: what the method raises.
+        """
+        if part not in ("store", "catalogue", "blobs") or method.startswith("_"):
+            raise UsageError(f"a workspace has no {part}.{method}")
+        result = getattr(getattr(self._of(path), part), method)(*given, **more)
+        # What is read bit by bit would hold a connection open between two calls.
+        return list(result) if hasattr(result, "__next__") else result
+
+    def read(self, path: str, key: str, offset: int) -> bytes:
+        """Return the next bytes of a blob; empty at its end. Raises NotFoundError."""
+        with self._of(path).blobs.open(key) as stream:
+            stream.seek(offset)
+            return stream.read(CHUNK_BYTES)
+
+    def append(self, path: str, upload: str | None, data: bytes) -> str:
+        """Take in the next bytes of an upload, or the first of a new one; return its name.
+
+        Raises:
+            StoreError: they cannot be kept.
+        """
+        name = upload or ids.token(8)
+        try:
+            with self._upload(path, name).open("ab") as stream:
+                stream.write(data)
+        except OSError as error:
+            raise StoreError(f"a file of a node cannot be kept: {error.strerror}") from error
+        return name
+
+    def keep(self, path: str, upload: str, key: str | None, digest: str | None) -> Any:
+        """Make an upload a blob, under `key` or under its digest; return the `Blob`.
+
+        Raises:
+            StoreError: it cannot be stored, or its bytes differ from the digest.
+        """
+        file = self._upload(path, upload)
+        blobs = self._of(path).blobs
+        try:
+            if key is None:
+                return blobs.add_file(file, digest=digest)
+            return blobs.put_file(file, key, digest=digest)
+        finally:
+            file.unlink(missing_ok=True)
+
+    def keep_parts(self, path: str, upload: str, sizes: Sequence[int]) -> list[Any]:
+        """Make the parts of an upload, which have these sizes, blobs under their digests.
+
+        Returns the `Blob` of each, or the error with which it was refused.
+        """
+        file = self._upload(path, upload)
+        parts = [file.with_name(f"{file.name}-{number}") for number in range(len(sizes))]
+        try:
+            with file.open("rb") as stream:
+                for part, size in zip(parts, sizes, strict=True):
+                    part.write_bytes(stream.read(size))
+            return list(self._of(path).blobs.add_files(parts))
+        except OSError as error:
+            raise StoreError(f"files of a node cannot be kept: {error.strerror}") from error
+        finally:
+            for one in (file, *parts):
+                one.unlink(missing_ok=True)
+
+    @staticmethod
+    def _upload(path: str, name: str) -> Path:
+        if not name.isalnum():
+            raise UsageError(f"{name!r} is not an upload")
+        # Among the blobs' own unfinished files: one that was abandoned is removed with them.
+        return WorkspaceFiles(Path(path)).blobs / TEMPORARY / f"upload-{name}"

@@ -1,0 +1,258 @@
+"""Builds Horovod once for an environment's PyTorch, keeps the wheel, and installs it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.environments.horovod import builds, needs, recipe
+from rayjobs.environments.settings import find_uv
+
+DEPENDENCIES = ("cloudpickle", "psutil", "pyyaml", "packaging", "cffi>=1.4.0")
+_BUILD_TOOLS = ("pip", "setuptools", "wheel", "packaging", "cloudpickle")
+_PERCENT = re.compile(r"\[\s*(\d+)%\]")
+_LINES_TO_QUOTE = 8
+_CHECK = """
+import horovod.torch as hvd
+assert hvd.mpi_built(), "built without MPI"
+assert hvd.gloo_built(), "built without Gloo"
+"""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What an install did.
+
+    Attributes:
+        wheel: The wheel that was installed, in the cache.
+        was_built: It was built now, and not found there.
+        has_gpu_operations: Tensors on GPUs can be exchanged.
+    """
+
+    wheel: Path
+    was_built: bool
+    has_gpu_operations: bool
+
+
+def cache_folder() -> Path:
+    """Return where wheels are kept: outside of any checkout, so that a second one finds them."""
+    return Path(platformdirs.user_cache_path("rayjobs")) / "horovod"
+
+
+def install(
+    python: Path, *, gpu: bool | None = None, jobs: int | None = None, say: Say = lambda _text: None
+) -> Installed:
+    """Install Horovod into the environment of an interpreter, built for its PyTorch if need be.
+
+    Args:
+        gpu: With GPU operations (NCCL); None: where PyTorch is a build for CUDA, and the full
+            CUDA toolkit and NCCL are found.
+        jobs: Compilers at a time; None: as many as there are CPUs.
+        say: Is told each stage.
+
+    Raises:
+        PrepareError: something is missing, or the build failed; says what to do.
+    """
+    say(f"looking at {python}")
+    environment = needs.environment_of(python)
+    mpi = needs.mpi_version()
+    tools = needs.gpu_tools()
+    with_gpu = _decide_gpu(gpu, environment, tools)
+    folder = cache_folder() / _key(environment, mpi, gpu=with_gpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one(folder, say):
+        wheel = _kept(folder)
+        was_built = wheel is None
+        if wheel is None:
+            wheel = _build(environment, folder, tools if with_gpu else None, jobs, say)
+        else:
+            say(f"taking the wheel that was built before: {wheel}")
+        say("installing it")
+        _install(environment, wheel, folder / "install.log")
+        _note_build(environment, gpu=with_gpu)
+    return Installed(wheel, was_built, with_gpu)
+
+
+def _decide_gpu(gpu: bool | None, environment: needs.Environment, tools: needs.GpuTools) -> bool:
+    if gpu is None:
+        return environment.cuda is not None and not tools.missing
+    if gpu and environment.cuda is None:
+        raise PrepareError(
+            f"GPU operations need a PyTorch for CUDA, and {environment.torch} is for the CPU",
+            failure_class="environment",
+        )
+    if gpu and tools.missing:
+        raise PrepareError(
+            f"Horovod cannot be built with GPU operations here; missing: "
+            f"{'; '.join(tools.missing)}. Install them, or leave out --gpu",
+            failure_class="environment",
+        )
+    return gpu
+
+
+def _key(environment: needs.Environment, mpi: str, *, gpu: bool) -> str:
+    kind = "nccl" if gpu else "cpu"
+    return (
+        f"{recipe.VERSION}-torch-{environment.torch}-{environment.tag}-openmpi-{mpi}-{kind}-"
+        f"{recipe.digest(gpu=gpu)}"
+    )
+
+
+def _kept(folder: Path) -> Path | None:
+    return next(iter(sorted(folder.glob("horovod-*.whl"))), None)
+
+
+@contextmanager
+def _only_one(folder: Path, say: Say) -> Iterator[None]:
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another process builds it; waiting")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(
+    environment: needs.Environment,
+    folder: Path,
+    gpu: needs.GpuTools | None,
+    jobs: int | None,
+    say: Say,
+) -> Path:
+    needs.check_tools()
+    log = folder / "build.log"
+    say(f"building Horovod {recipe.VERSION} for torch {environment.torch} (log: {log})")
+    with tempfile.TemporaryDirectory(prefix="rayjobs-horovod-") as name:
+        work = Path(name)
+        tools = work / "tools"
+        _run(
+            [find_uv(), "pip", "install", "--quiet", "--python", str(environment.python),
+             "--target", str(tools), *_BUILD_TOOLS],
+            {}, log, "the tools of the build cannot be fetched",
+        )  # fmt: skip
+        variables = recipe.write(work, gpu=gpu is not None) | {
+            "PYTHONPATH": str(tools),
+            "MAKEFLAGS": f"-j{jobs or os.cpu_count() or 1}",
+        }
+        if gpu is not None:
+            variables |= {"HOROVOD_CUDA_HOME": str(gpu.cuda), "HOROVOD_NCCL_HOME": str(gpu.nccl)}
+        _run(
+            [str(environment.python), "-m", "pip", "wheel", "-v", "--no-build-isolation",
+             "--no-cache-dir", "--no-deps", "--disable-pip-version-check",
+             "-w", str(work / "made"), f"horovod=={recipe.VERSION}"],
+            variables, log, "Horovod cannot be built", say=say,
+        )  # fmt: skip
+        (made,) = (work / "made").glob("horovod-*.whl")
+        # Whole or not at all: it may come from another file system.
+        partial = folder / f".{made.name}.{os.getpid()}"
+        partial.write_bytes(made.read_bytes())
+        kept = folder / made.name
+        partial.replace(kept)
+    return kept
+
+
+def _install(environment: needs.Environment, wheel: Path, log: Path) -> None:
+    python = str(environment.python)
+    _run(
+        [find_uv(), "pip", "install", "--quiet", "--python", python, "--no-deps",
+         "--reinstall-package", "horovod", str(wheel)],
+        {}, log, "the wheel cannot be installed",
+    )  # fmt: skip
+    _run(
+        [find_uv(), "pip", "install", "--quiet", "--python", python, *DEPENDENCIES],
+        {}, log, "what Horovod needs cannot be installed",
+    )  # fmt: skip
+    _run(
+        [python, "-c", _CHECK], {}, log, f"Horovod was installed and does not work; {wheel} is bad"
+    )
+
+
+def _note_build(environment: needs.Environment, *, gpu: bool) -> None:
+    build = builds.of_interpreter(environment.python)
+    if build is not None:
+        build.note.write_text(_made_for(environment, gpu=gpu))
+
+
+def _made_for(environment: needs.Environment, *, gpu: bool) -> str:
+    return f"{environment.torch} {environment.tag} {recipe.VERSION} {recipe.digest(gpu=gpu)}\n"
+
+
+def is_current(python: Path) -> bool:
+    """Return whether an environment has a Horovod that works and was built for its PyTorch.
+
+    Raises:
+        PrepareError: the environment has no PyTorch.
+    """
+    build = builds.of_interpreter(python)
+    if build is None or not build.note.is_file():
+        return False
+    environment = needs.environment_of(python)
+    if build.note.read_text() != _made_for(environment, gpu=build.has_gpu_operations):
+        return False
+    done = subprocess.run([str(python), "-c", _CHECK], capture_output=True, cwd="/", check=False)
+    return done.returncode == 0
+
+
+def _run(
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    log: Path,
+    failure: str,
+    *,
+    say: Say | None = None,
+) -> None:
+    """Run a step; all it says goes into the log.
+
+    Raises:
+        PrepareError: it failed.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    last: list[str] = []
+    told = -1
+    with log.open("a", encoding="utf-8") as file:
+        file.write(f"$ {' '.join(command)}\n")
+        with subprocess.Popen(
+            command,
+            env=environment | dict(variables),
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                file.write(line)
+                last = [*last, line.rstrip()][-_LINES_TO_QUOTE * 4 :]
+                match = _PERCENT.search(line)
+                if say is not None and match is not None and int(match[1]) // 10 > told:
+                    told = int(match[1]) // 10
+                    say(f"compiling: {told * 10} %")
+        code = process.returncode
+    if code:
+        telling = [line for line in last if "error" in line.lower()] or last
+        quoted = "\n  ".join(line.strip() for line in telling[-_LINES_TO_QUOTE:])
+        raise PrepareError(
+            f"{failure} (exit code {code}). See {log}; it ends with:\n  {quoted}",
+            failure_class="environment",
+        )
+
+
+def default_python() -> Path:
+    """Return the interpreter of the environment that rayjobs itself is in."""
+    return Path(sys.executable)

@@ -1,0 +1,159 @@
+"""What building Horovod needs of a machine and an environment, and what of it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError
+
+OLDEST_CMAKE = (3, 21)  # the first that takes a toolchain file by a variable
+_ASK_S = 120.0
+_FACTS = """
+import json, sys, sysconfig
+import torch
+print(json.dumps({"torch": torch.__version__, "cuda": torch.version.cuda,
+                  "python": sys.implementation.cache_tag, "platform": sysconfig.get_platform()}))
+"""
+# What to call for each need, and the Debian package that brings it.
+_PROGRAMS = {"g++": "g++", "make": "make", "cmake": "cmake", "mpicxx": "libopenmpi-dev",
+             "mpirun": "openmpi-bin"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An environment that Horovod is built for.
+
+    Attributes:
+        python: Its interpreter.
+        torch: The version of its PyTorch, with the build's name.
+        cuda: The CUDA version of that build; None of a build for the CPU.
+        tag: Python's version and the platform.
+    """
+
+    python: Path
+    torch: str
+    cuda: str | None
+    tag: str
+
+
+def environment_of(python: Path) -> Environment:
+    """Ask an interpreter what it has.
+
+    Raises:
+        PrepareError: it cannot be run, or has no PyTorch.
+    """
+    try:
+        done = subprocess.run(
+            [str(python), "-c", _FACTS],
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            cwd="/",
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PrepareError(
+            f"the interpreter {python} cannot be run: {error}", failure_class="environment"
+        ) from error
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no reason given"]
+        raise PrepareError(
+            f"the environment of {python} has no PyTorch that can be imported ({last[0]}). Install "
+            f"torch there first",
+            failure_class="environment",
+        )
+    facts = json.loads(done.stdout.strip().splitlines()[-1])
+    tag = f"{facts['python']}-{facts['platform']}"
+    return Environment(python, str(facts["torch"]), facts["cuda"], tag)
+
+
+def mpi_version() -> str:
+    """Return the version of Open MPI, which a kept wheel needs as well.
+
+    Raises:
+        PrepareError: there is no mpirun, or it is not Open MPI's.
+    """
+    if shutil.which("mpirun") is None:
+        raise PrepareError(
+            "Horovod needs Open MPI, and there is no mpirun here. Install it: sudo apt-get install "
+            "openmpi-bin libopenmpi-dev",
+            failure_class="environment",
+        )
+    return _version("mpirun", r"\(Open MPI\) (\d+)\.(\d+)")
+
+
+def check_tools() -> None:
+    """Check that what a build needs is there.
+
+    Raises:
+        PrepareError: something is missing or too old; names all that is, and what installs it.
+    """
+    missing = {name: package for name, package in _PROGRAMS.items() if shutil.which(name) is None}
+    if missing:
+        raise PrepareError(
+            f"Horovod cannot be built here: {', '.join(missing)} not found. Install them: sudo "
+            f"apt-get install {' '.join(sorted(set(missing.values())))}",
+            failure_class="environment",
+        )
+    found = _version("cmake", r"version (\d+)\.(\d+)")
+    cmake = tuple(int(part) for part in found.split("."))
+    if cmake < OLDEST_CMAKE:
+        oldest = ".".join(map(str, OLDEST_CMAKE))
+        raise PrepareError(
+            f"Horovod cannot be built here: CMake is {found}, and {oldest} is needed. Install a "
+            f"newer one: pip install cmake",
+            failure_class="environment",
+        )
+
+
+def _version(program: str, pattern: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    match = re.search(pattern, done.stdout)
+    if match is None:
+        said = (done.stdout + done.stderr).strip()[:80]
+        raise PrepareError(
+            f"Horovod cannot be built here: `{program} --version` says {said!r}, which is not "
+            f"what it is to be",
+            failure_class="environment",
+        )
+    return ".".join(match.groups())
+
+
+@dataclass(frozen=True)
+class GpuTools:
+    """Where the CUDA toolkit and NCCL are; `missing` says what is not."""
+
+    cuda: Path | None
+    nccl: Path | None
+    missing: tuple[str, ...]
+
+
+def gpu_tools() -> GpuTools:
+    """Look for a full CUDA toolkit and NCCL's headers and library."""
+    wanted = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    cuda = next((Path(one) for one in wanted if one and _is_toolkit(Path(one))), None)
+    places = [os.environ.get("NCCL_HOME"), str(cuda) if cuda else None, "/usr", "/usr/local"]
+    nccl = next((Path(one) for one in places if one and _is_nccl(Path(one))), None)
+    missing = []
+    if cuda is None:
+        missing.append("a full CUDA toolkit (nvcc, headers, libcudart; named by CUDA_HOME)")
+    if nccl is None:
+        missing.append("NCCL (nccl.h and libnccl.so; named by NCCL_HOME)")
+    return GpuTools(cuda, nccl, tuple(missing))
+
+
+def _is_toolkit(folder: Path) -> bool:
+    has_headers = (folder / "include" / "cuda_runtime.h").is_file()
+    has_compiler = os.access(folder / "bin" / "nvcc", os.X_OK)
+    return has_headers and has_compiler and any(folder.glob("lib*/libcudart.so*"))
+
+
+def _is_nccl(folder: Path) -> bool:
+    has_library = any(folder.glob("lib*/libnccl.so*")) or any(folder.glob("lib/*/libnccl.so*"))
+    return (folder / "include" / "nccl.h").is_file() and has_library

@@ -1,0 +1,96 @@
+"""Whether the Horovod that a job's interpreter has can do what the job asks of it, on its node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.environments import mpi_checks
+from rayjobs.environments.horovod import builds
+from rayjobs.injob.extras import HOROVOD_GLOO, MPI
+from rayjobs.injob.plan import LaunchPlan
+
+# Finds it without importing it, wherever the interpreter looks for its packages.
+_ASK = """
+import importlib.util
+spec = importlib.util.find_spec("horovod")
+places = spec.submodule_search_locations if spec else None
+print(list(places)[0] if places else "")
+"""
+_ASK_S = 60.0
+# What an interpreter answered, by all that it depends on, as long as it is true.
+_found: dict[tuple[str | None, ...], Path] = {}
+_MATTERS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE", "PYTHONNOUSERSITE", "HOME")
+
+
+def require(plan: LaunchPlan) -> None:
+    """Check that Horovod on GPUs can exchange what is on them.
+
+    A submit knows that of its own machine alone. Horovod that is not there at all is left to the
+    script, which may do without.
+
+    Raises:
+        PrepareError: class ``environment``: it cannot.
+    """
+    beside, env = plan.beside or {}, plan.env
+    kind = beside.get("kind")
+    if kind not in (MPI, HOROVOD_GLOO) or not env.get("CUDA_VISIBLE_DEVICES"):
+        return
+    # Of horovod-gloo the variable is the launcher's.
+    if beside.get("on_cpu") if kind == HOROVOD_GLOO else env.get(mpi_checks.ON_CPU):
+        return
+    script = plan.argv[0] if plan.argv else None
+    work = AttemptPaths(Path(plan.root)).work
+    if kind != HOROVOD_GLOO and (script is None or not mpi_checks.names_horovod(work / script)):
+        return
+    build = _build(plan.python, env)
+    if build is not None and not build.has_gpu_operations:
+        refusal = mpi_checks.no_gpu_operations(f"in {build.library.parents[1]}")
+        raise PrepareError(
+            f"ranks are not started on node {plan.node} of the job: {refusal.message} "
+            f"{refusal.remedy}",
+            failure_class="environment",
+        )
+
+
+def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
+    key = (python, *(env.get(name) for name in _MATTERS))
+    known = _found.get(key)
+    # What was found may have been built anew since, which its file tells; or be gone.
+    build = None if known is None else builds.of_package(known)
+    if build is not None:
+        return build
+    folder = _ask(python, env)
+    if folder is None:
+        return None
+    _found[key] = folder
+    return builds.of_package(folder)
+
+
+def _ask(python: str, env: Mapping[str, str]) -> Path | None:
+    """Return the folder of an interpreter's Horovod; None: it has none."""
+    try:
+        done = subprocess.run(
+            [python, "-c", _ASK],
+            env=dict(env),
+            cwd=os.sep,
+            capture_output=True,
+            text=True,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PrepareError(
+            f"{python} could not be asked for its Horovod: {error}", failure_class="environment"
+        ) from error
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        raise PrepareError(
+            f"{python} could not be asked for its Horovod: {said[0]}", failure_class="environment"
+        )
+    place = (done.stdout.splitlines() or [""])[-1]
+    return Path(place) if place else None

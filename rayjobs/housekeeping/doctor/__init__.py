@@ -1,0 +1,57 @@
+"""Looks at this machine, the target and what was left behind; changes nothing that stays."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from subprocess import SubprocessError
+
+from rayjobs.core.errors import RayjobsError
+from rayjobs.housekeeping.doctor.findings import Finding as Finding
+from rayjobs.housekeeping.doctor.findings import Level as Level
+from rayjobs.housekeeping.doctor.findings import Place as Place
+
+# Module → its functions; each takes the `Place` and gives findings.
+CHECKS = {
+    "versions": ("programs", "store", "target"),
+    "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "containers"),
+    "network": ("ports", "tokens"),
+    "resources": ("disks", "clock"),
+    "leftovers": (
+        "attempts",
+        "environments",
+        "processes",
+        "mounts",
+        "sockets",
+        "ray_folder",
+        "control_groups",
+    ),
+}
+
+
+def examine(home: Path, workspace: Path | None) -> Iterator[Finding]:
+    """Yield findings as they are made; a check that breaks is a finding, too.
+
+    Args:
+        workspace: Its folder; None where there is none yet.
+    """
+    place = Place(home, workspace)
+    began = time.time(), time.clock_gettime(time.CLOCK_BOOTTIME)
+    for module, names in CHECKS.items():
+        loaded = importlib.import_module(f"rayjobs.housekeeping.doctor.{module}")
+        for name in names:
+            check: Callable[[Place], Iterable[Finding]] = getattr(loaded, name)
+            try:
+                yield from check(place)
+            except (RayjobsError, OSError, ValueError, SubprocessError) as error:
+                yield Finding(
+                    name.replace("_", " "),
+                    Level.WARN,
+                    f"this could not be checked: {error}",
+                    "Correct what the error names, and look again.",
+                )
+    from rayjobs.housekeeping.doctor.resources import steadiness
+
+    yield steadiness(*began)

@@ -1,0 +1,154 @@
+"""What this machine allows with processes, memory, mounts and containers; tried, not guessed."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.injob import cgroups
+from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
+from rayjobs.injob.tree import CGROUP, NAMESPACE, Tree, find_cgroup, make_cgroup
+from rayjobs.node import hold as nodehold
+from rayjobs.node.input_views import InputViews
+from rayjobs.target.local_head import LOCAL
+from rayjobs.target.node_settings import NodeSettings
+
+ANSWER_S = 60.0
+ENGINES = ("docker", "podman", "apptainer")
+_DELEGATE = (
+    "A writable cgroup v2 works better: run in a service or scope with Delegate=yes, or give the "
+    "container its own (docker run --cgroupns=private, with /sys/fs/cgroup writable)."
+)
+_MEMORY_KINDS = {
+    "cgroup2": "kept by the kernel (cgroup v2, memory.max)",
+    "cgroup1": "kept by the kernel (cgroup v1)",
+    "watch": "kept by watching and ending the largest process: a sudden burst may pass it",
+}
+
+
+@contextmanager
+def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
+    """A tree of one sleeping process with a memory limit, as an attempt would get it."""
+    marker = f"doctor-{secrets.token_hex(6)}"
+    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
+    try:
+        # Without a holder: the other children of this process are none of ours.
+        tree = Tree(marker, make_cgroup(marker), holder=None)
+        limit = MemoryLimit(2**30, tree)
+        tree.add(child.pid)
+        limit.add(child.pid)
+        yield tree, limit, child
+    finally:
+        child.kill()
+        child.wait()
+        remove_cgroups_of(marker)
+
+
+def ending(_place: Place) -> Iterator[Finding]:
+    """What holds the processes of an attempt, and why nothing better does."""
+    why = ""
+    with _tried() as (tree, _limit, child):
+        killed = tree.cgroup is not None and cgroups.write(tree.cgroup, "cgroup.kill", "1")
+        if killed:
+            try:
+                child.wait(ANSWER_S)
+            except subprocess.TimeoutExpired:
+                killed, why = False, "cgroup.kill ended nothing"
+        elif tree.cgroup is None:
+            why = find_cgroup(tree.marker)[1]
+    topic = "ending jobs"
+    if killed:
+        text = "the kernel ends all processes of an attempt (cgroup v2, cgroup.kill)"
+        yield Finding(topic, Level.OK, text, "", {"kind": "cgroup2", "refused": {}})
+        return
+    refused = {CGROUP: why}
+    why = nodehold.why_no_namespace()
+    if not why:
+        text = (
+            f"attempts are held by a PID namespace each, which ends with its host; without a "
+            f"cgroup: {refused[CGROUP]}"
+        )
+        yield Finding(topic, Level.OK, text, "", {"kind": "namespace", "refused": refused})
+        return
+    refused[NAMESPACE] = why
+    text = (
+        f"attempts are held by their host and found by their marker: safe, and slower; a process "
+        f"that wipes its environment can outlive a host that is killed. Without a cgroup: "
+        f"{refused[CGROUP]}. Without a PID namespace: {refused[NAMESPACE]}"
+    )
+    yield Finding(topic, Level.WARN, text, _DELEGATE, {"kind": "subreaper", "refused": refused})
+
+
+def memory(_place: Place) -> Iterator[Finding]:
+    """How a job's memory limit is kept."""
+    with _tried() as (_tree, limit, _child):
+        how = limit.how
+    level = Level.WARN if how == "watch" else Level.OK
+    remedy = _DELEGATE if how == "watch" else ""
+    text = f"limits are {_MEMORY_KINDS[how]}"
+    yield Finding("memory limits", level, text, remedy, {"kind": how})
+
+
+def namespaces(_place: Place) -> Iterator[Finding]:
+    """Whether an attempt can have a PID namespace with a /proc of its own."""
+    why = nodehold.why_no_namespace()
+    if why:
+        text = f"PID and mount namespaces cannot be used, jobs do without: {why}"
+    else:
+        text = "PID and mount namespaces can be created"
+    yield Finding("namespaces", Level.OK, text, "", {"works": not why, "why": why})
+
+
+def inputs(place: Place) -> Iterator[Finding]:
+    """How jobs are kept from changing the data that their inputs come from."""
+    settings = NodeSettings.read(LOCAL)
+    node = settings.scratch or place.home / "node"
+    folder = next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))
+    found = InputViews(folder, is_on=settings.input_views).protection()
+    data = {"read_only": found.read_only, "overlay": found.overlay}
+    if found.why:
+        text = f"inputs from local folders are mounted by FUSE, or copied: {found.why}"
+    elif found.why_no_overlay:
+        text = (
+            f"inputs are read-only in place; downloads from S3 are copied: {found.why_no_overlay}"
+        )
+    else:
+        text = "inputs are read-only in place; downloads from S3 share the node's cached files"
+    level = Level.WARN if found.why else Level.OK
+    remedy = (
+        "Stored data is safe either way; read-only in place costs nothing. It takes mount "
+        "namespaces: CAP_SYS_ADMIN in a container, or user namespaces for plain users."
+    )
+    yield Finding("inputs", level, text, remedy if found.why else "", data)
+
+
+def fuse(_place: Place) -> Iterator[Finding]:
+    """Whether inputs can be mounted."""
+    from rayjobs.datastore.mounts import fuse_missing
+
+    missing = fuse_missing()
+    if not missing:
+        yield Finding("mounts", Level.OK, "inputs can be mounted (FUSE)", "", {"works": True})
+        return
+    yield Finding(
+        "mounts",
+        Level.WARN,
+        f"inputs cannot be mounted: {missing}",
+        "Install fuse3 and give the machine or container /dev/fuse; download mode works without.",
+        {"works": False, "missing": missing},
+    )
+
+
+def containers(_place: Place) -> Iterator[Finding]:
+    """Which container engine there is."""
+    found = [name for name in ENGINES if shutil.which(name)]
+    inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
+    here = "; this is itself a container" if inside else ""
+    text = f"{', '.join(found)} installed" if found else "none installed; jobs do not need one"
+    yield Finding("containers", Level.OK, text + here, "", {"engines": found, "inside": inside})

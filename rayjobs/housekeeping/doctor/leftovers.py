@@ -1,0 +1,237 @@
+"""What was left behind or is kept: folders, environments, processes, mounts, sockets, cgroups."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import TargetPaths, runtime_folder
+from rayjobs.core.safe_delete import OwnFolder
+from rayjobs.core.units import verb
+from rayjobs.environments import settings
+from rayjobs.environments.cache import KEY, Cache
+from rayjobs.housekeeping import scratch
+from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
+from rayjobs.injob import cgroups
+from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.target import local_head, wake_client
+
+AGE_S = 30 * 86_400.0
+MOST_NAMED = 5
+ENDED_S = 120.0  # an agent cleans up within seconds
+_CGROUPS = "rayjobs-"  # see injob.tree.cgroup_name
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return ", ".join(names[:MOST_NAMED]) + more
+
+
+def attempts(place: Place) -> Iterator[Finding]:
+    """Folders of attempts without a live job; what is kept for others and nobody used for long."""
+    made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S, ended_s=ENDED_S)
+    dead = [item.name for item in made.items if item.kind == "attempt"]
+    data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
+    prune = (
+        "The target's next start removes those whose files are stored. `rayjobs prune --scratch` "
+        "shows all of them an hour after their ends and, if you say so, removes them."
+    )
+    if dead:
+        yield Finding(
+            "attempt folders",
+            Level.WARN,
+            f"{len(dead)} folders of attempts that have ended were left: {_named(dead)}",
+            prune,
+            data,
+        )
+    elif made.items:
+        text = f"none left; {len(made.items)} {_kinds(made)} were not used for 30 days"
+        yield Finding("attempt folders", Level.OK, text, prune, data)
+    else:
+        yield Finding("attempt folders", Level.OK, "none left", "", data)
+
+
+def _kinds(made: scratch.ScratchPlan) -> str:
+    """Return what kinds of things a plan has, in words."""
+    words = {"snapshot": "snapshots", "data": "inputs", "environment": "environments"}
+    kinds = {item.kind for item in made.items}
+    return " and ".join(word for kind, word in words.items() if kind in kinds)
+
+
+def _bytes(folder: Path) -> int:
+    """Return the size of all files below a folder; links are not followed."""
+    total = 0
+    for at, _folders, files in os.walk(folder):
+        for name in files:
+            with contextlib.suppress(OSError):  # removed meanwhile
+                total += (Path(at) / name).lstat().st_size
+    return total
+
+
+def environments(place: Place) -> Iterator[Finding]:
+    """Environments that were built on this machine, and the room they take."""
+    cache = Cache(scratch.node_root(place.home) / "environments")
+    try:
+        with OwnFolder(cache.root) as folder:
+            names = [name for name, _info in folder.entries() if KEY.fullmatch(name)]
+            alone = sum(folder.measure(name).bytes for name in names)
+            size = sum(_bytes(cache.folder(name)) for name in names)
+    except FileNotFoundError:
+        names, size, alone = [], 0, 0
+    data = {
+        "environments": len(names),
+        "bytes": size,
+        "not_shared_bytes": alone,
+        "used": sorted(cache.used_by()),
+    }
+    try:
+        uv = settings.find_uv()
+    except PrepareError:
+        yield Finding(
+            "environments",
+            Level.WARN,
+            "uv is not there: jobs that ask for packages fail",
+            "Run `pip install uv` for this interpreter; jobs without packages do not need it.",
+            data,
+        )
+        return
+    shared = f", {(size - alone) / 2**20:.0f} of them shared with uv's cache" if names else ""
+    text = f"{len(names)} built, {size / 2**20:.0f} MiB{shared}; uv is {uv}"
+    remedy = "`rayjobs prune --scratch` removes those that were not used for 30 days."
+    yield Finding("environments", Level.OK, text, remedy if names else "", data)
+
+
+def processes(place: Place) -> Iterator[Finding]:
+    """Processes of this home's attempts whose host is gone: nobody ends them any more."""
+    root = scratch.node_root(place.home)
+    hosted, ours = set(), {}
+    for _job, folder in scratch.attempt_folders(root):
+        for file in ("plan.json", "host.json"):
+            values = local_head.read_json(folder / file) or {}
+            marker = str(values.get("marker") or "")
+            if marker:
+                ours[marker] = folder
+            try:
+                if file == "host.json" and is_alive(Identity.from_dict(values)):
+                    hosted.add(marker)
+            except (KeyError, TypeError, ValueError):
+                continue  # torn, or no host yet
+    inside = os.fsencode(f"RAYJOBS_ATTEMPT_DIR={root}/")
+    orphans: dict[str, list[int]] = {}
+    for marker, pids in scratch.living_markers().items():
+        if marker not in hosted and (marker in ours or any(_has(pid, inside) for pid in pids)):
+            orphans[marker] = pids
+    if not orphans:
+        yield Finding("processes", Level.OK, "none without their host")
+        return
+    pids = sorted(pid for found in orphans.values() for pid in found)
+    named = _named([str(pid) for pid in pids])
+    yield Finding(
+        "processes",
+        Level.WARN,
+        f"{len(pids)} {verb(len(pids), 'process', 'processes')} of attempts "
+        f"{verb(len(pids), 'runs', 'run')} without a host: {named}",
+        "A target that runs ends them by itself within a minute: rayjobs target start. Else look "
+        f"at them (ps -fp {pids[0]}) and end them: kill {' '.join(map(str, pids[:MOST_NAMED]))}",
+        {"markers": {marker: sorted(found) for marker, found in orphans.items()}},
+    )
+
+
+def _has(pid: int, start: bytes) -> bool:
+    try:
+        block = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(start) for entry in block.split(b"\0"))
+
+
+def mounts(place: Place) -> Iterator[Finding]:
+    """Mounts of inputs whose process is gone: whatever touches them hangs or fails."""
+    root = scratch.node_root(place.home) / "data" / "mounts"
+    if not root.is_dir():
+        yield Finding("dead mounts", Level.OK, "none")
+        return
+    from rayjobs.datastore.mountfiles import generations, is_mounted
+    from rayjobs.datastore.mounts import is_good
+
+    dead = [
+        str(folder.point)
+        for mount in sorted(root.iterdir())
+        for folder in generations(mount)
+        if is_mounted(folder.point) and not is_good(folder)
+    ]
+    if not dead:
+        yield Finding("dead mounts", Level.OK, "none")
+        return
+    yield Finding(
+        "dead mounts",
+        Level.WARN,
+        f"{len(dead)} mounts of inputs have lost their process: {_named(dead)}",
+        f"fusermount3 -uz {dead[0]} (or umount -l); a target's next start does it, too.",
+        {"points": dead},
+    )
+
+
+def sockets(place: Place) -> Iterator[Finding]:
+    """Sockets on which nobody listens."""
+    folder = runtime_folder(place.home)
+    stale = [
+        str(path)
+        for path in (sorted(folder.glob("*.sock")) if folder.is_dir() else ())
+        if not path.is_symlink() and path.is_socket() and not wake_client.is_listening(path)
+    ]
+    if not stale:
+        yield Finding("stale sockets", Level.OK, "none")
+        return
+    yield Finding(
+        "stale sockets",
+        Level.WARN,
+        f"no process listens on {_named(stale)}",
+        "They do no harm: a start replaces them, and rayjobs target stop removes them.",
+        {"sockets": stale},
+    )
+
+
+def ray_folder(place: Place) -> Iterator[Finding]:
+    """Ray's folder of a head that does not run."""
+    folder = runtime_folder(place.home) / "r"
+    head = local_head.load_record(TargetPaths.of(local_head.LOCAL, under=place.home))
+    if not folder.is_dir() or (head is not None and head.is_running):
+        yield Finding("Ray's folder", Level.OK, "none without a running head")
+        return
+    running = [identity.pid for identity in local_head.processes_of(folder)]
+    text = f"{folder} exists, but no head of the local target is known to run"
+    if running:
+        text += f"; {len(running)} processes of Ray do ({_named([str(pid) for pid in running])})"
+    yield Finding(
+        "Ray's folder",
+        Level.WARN,
+        text,
+        "If no start is under way: rayjobs target stop --force ends and removes it.",
+        {"folder": str(folder), "pids": running},
+    )
+
+
+def control_groups(_place: Place) -> Iterator[Finding]:
+    """Empty cgroups of attempts."""
+    empty = sorted(
+        {
+            str(path)
+            for mount in cgroups.mounts()
+            for path in Path(mount.own).glob(f"{_CGROUPS}*")
+            if path.is_dir() and not cgroups.pids(str(path))
+        }
+    )
+    if not empty:
+        yield Finding("cgroups", Level.OK, "none left empty")
+        return
+    yield Finding(
+        "cgroups",
+        Level.WARN,
+        f"{len(empty)} cgroups of attempts were left empty: {_named(empty)}",
+        f"They cost next to nothing. rmdir {empty[0]}",
+        {"cgroups": empty},
+    )

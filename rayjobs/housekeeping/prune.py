@@ -1,0 +1,357 @@
+"""What finished jobs stored, and may go: planned from the store, removed by handle, never guessed.
+
+Rows first, bytes after: a kill in between leaves bytes that nothing refers to, which the next
+prune finds. Bytes that were stored, or looked for, within the last hour stay in any case: somebody
+may be about to refer to them (`BlobStore.exists`).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from rayjobs.core.clock import Clock, SystemClock
+from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.safe_delete import OwnFolder, Removed, original_name
+from rayjobs.core.units import verb
+from rayjobs.resume.resuming import PACKED
+from rayjobs.snapshots.pack import blob_key as snapshot_key
+from rayjobs.store.pruning import PrunableJob, PruneView
+from rayjobs.workspace.blobs import BlobStore, blob_key
+from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles
+
+DEFAULT_AGE_S = 30 * 86_400.0
+GRACE_S = 3600.0
+# Keys that only we give: what stands elsewhere and was never in a row is not ours to judge.
+_OURS = ("files/", "snapshots/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """Which finished jobs are pruned.
+
+    Attributes:
+        older_than_s: Those that ended longer ago; None: age is no reason.
+        max_bytes: The oldest, until all stored files take no more; None: size is no reason.
+        keep: The newest so many finished jobs stay, whatever the others say.
+        records: Their rows go too.
+    """
+
+    older_than_s: float | None = DEFAULT_AGE_S
+    max_bytes: int | None = None
+    keep: int = 0
+    records: bool = False
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A job with all its descendants (a sweep with its trials): they stay or go as one.
+
+    Attributes:
+        files: Key in the blob store of everything that it refers to → its size on the disk.
+        rows: How many files its jobs list.
+        stays: Why it may not go; empty when it may.
+    """
+
+    id: str
+    name: str
+    jobs: tuple[str, ...]
+    rows: int
+    ended_at: datetime | None
+    files: frozenset[str]
+    stays: str = ""
+
+
+@dataclass
+class Plan:
+    """What a prune would do.
+
+    Attributes:
+        units: Finished jobs whose files go, oldest first.
+        sizes: Every stored file: key → bytes.
+        going: Keys of the files that go.
+        unreferenced: Those of them that no job referred to even before.
+        fresh: How many unreferenced files stay since they were used within the last hour.
+        shared: Keys of files of the units that stay since something else refers to them.
+        pruned: After `apply`: the ids of the jobs that refer to no stored file any more.
+        stays: Job → why it stays although a rule names it.
+    """
+
+    rules: Rules
+    units: list[Unit] = field(default_factory=list)
+    sizes: dict[str, int] = field(default_factory=dict)
+    going: set[str] = field(default_factory=set)
+    unreferenced: set[str] = field(default_factory=set)
+    fresh: int = 0
+    shared: set[str] = field(default_factory=set)
+    pruned: frozenset[str] = frozenset()
+    stays: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of all jobs whose files go."""
+        return [job for unit in self.units for job in unit.jobs]
+
+    def files_unreferenced(self, *, done: bool) -> int:
+        """Return how many files, logs included, the units' jobs refer to no more (once `done`)."""
+        return sum(unit.rows for unit in self.units if not done or set(unit.jobs) <= self.pruned)
+
+    @property
+    def bytes(self) -> int:
+        """What it frees."""
+        return sum(self.sizes[key] for key in self.going)
+
+    @property
+    def bytes_left(self) -> int:
+        """What stays stored."""
+        return sum(self.sizes.values()) - self.bytes
+
+    def size_of(self, unit: Unit) -> int:
+        """Return what a unit's files take, those that others share included."""
+        return sum(self.sizes.get(key, 0) for key in unit.files)
+
+
+@contextmanager
+def pruning(workspace: OpenWorkspace) -> Iterator[None]:
+    """Keep a second prune of the workspace out for the block.
+
+    Raises:
+        UsageError: one is at work.
+    """
+    handle = os.open(workspace.path / "prune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another prune of {workspace.path} is at work; wait for its end"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def plan(
+    workspace: OpenWorkspace,
+    rules: Rules,
+    *,
+    clock: Clock | None = None,
+    grace_s: float = GRACE_S,
+) -> Plan:
+    """Return what would go; changes nothing.
+
+    Raises:
+        StoreError: store or files cannot be read.
+        UnsafeDeletionError: the folder of the files is a link, or somebody else's.
+    """
+    now = (clock or SystemClock()).now()
+    view = workspace.store.prune_view()
+    made = Plan(rules)
+    fresh = _scan(workspace, made, older_than=time.time() - grace_s)
+    units = _units(view, workspace.blobs)
+    chosen = _choose(made, units, view, now)
+    kept = _model_keys(view).union(*(unit.files for unit in units if unit.id not in chosen))
+    known = set().union(kept, *(unit.files for unit in units))
+    for key in made.sizes:
+        base = _base(key)
+        if base in kept or not (base in known or base.startswith(_OURS)):
+            continue
+        if key in fresh:
+            made.fresh += 1
+            continue
+        made.going.add(key)
+        if base not in known:
+            made.unreferenced.add(key)
+    # What lists nothing any more, and frees nothing, was pruned before.
+    made.units = [
+        unit
+        for unit in units
+        if unit.id in chosen and (rules.records or unit.rows or unit.files & made.going)
+    ]
+    made.shared = kept & made.sizes.keys() & set().union(*(unit.files for unit in made.units))
+    return made
+
+
+def apply(
+    workspace: OpenWorkspace,
+    made: Plan,
+    *,
+    clock: Clock | None = None,
+    grace_s: float = GRACE_S,
+) -> Removed:
+    """Do what a plan says, as far as it still may be done; return what was removed.
+
+    What came into use since the plan was made stays.
+
+    Raises:
+        StoreError: the store cannot be written.
+    """
+    cutoff = time.time() - grace_s
+    pruned = made.pruned = workspace.store.prune_files(made.jobs)
+    # Asked again now that the rows are gone: what is referred to from here on is in this view,
+    # and who refers to bytes that are there already has touched them.
+    view = workspace.store.prune_view()
+    units = [unit for unit in _units(view, workspace.blobs) if not set(unit.jobs) <= pruned]
+    kept = _model_keys(view).union(*(unit.files for unit in units))
+    removed = Removed()
+    with OwnFolder(WorkspaceFiles(workspace.path).blobs) as folder:
+        for key in sorted(made.sizes):
+            base = _base(key)
+            if base in kept:
+                if base != key:  # set aside by a prune that was killed, and needed: put it back
+                    folder.remove(key, only_if=lambda _info: False)
+            elif key in made.going:
+                removed.add(folder.remove(key, only_if=lambda info: info.st_mtime < cutoff))
+    if made.rules.records:
+        models = {run for run, _ in view.models}
+        gone = [unit for unit in made.units if set(unit.jobs) <= pruned - models]
+        workspace.store.prune_records([job for unit in gone for job in unit.jobs])
+    return removed
+
+
+# -- what there is ------------------------------------------------------------------------------
+
+
+def _scan(workspace: OpenWorkspace, made: Plan, *, older_than: float) -> set[str]:
+    """Note every stored file and its size; return those that were used since `older_than`."""
+    fresh = set()
+    with OwnFolder(WorkspaceFiles(workspace.path).blobs) as folder:
+        for key, info in folder.walk():
+            if key.startswith(".tmp/"):
+                continue  # being written; the blob store itself removes what died there
+            made.sizes[key] = info.st_size
+            if info.st_mtime >= older_than:
+                fresh.add(key)
+    return fresh
+
+
+def _base(key: str) -> str:
+    """Return the key that a file had before a prune set it aside; most have the one they had."""
+    folder, _, name = key.rpartition("/")
+    original = original_name(name)
+    return key if original is None else f"{folder}/{original}"
+
+
+def _model_keys(view: PruneView) -> set[str]:
+    """Return what registered models need: their files, and the code of the runs they are from."""
+    snapshots = {job.id: job.snapshot for job in view.jobs}
+    kept = {key for _, keys in view.models for key in keys}
+    for run, _ in view.models:
+        digest = snapshots.get(run)
+        if digest:
+            kept.add(snapshot_key(digest))
+    return kept
+
+
+def _units(view: PruneView, blobs: BlobStore) -> list[Unit]:
+    """Return all jobs as units, the one that ended last at the end; unfinished ones come last."""
+    by_id = {job.id: job for job in view.jobs}
+    members: dict[str, list[PrunableJob]] = {}
+    for job in view.jobs:
+        members.setdefault(_root(job, by_id), []).append(job)
+    listings: dict[str, frozenset[str]] = {}
+    units = []
+    for root, jobs in members.items():
+        files: set[str] = set()
+        for job in jobs:
+            files.update(job.files)
+            if job.snapshot:
+                files.add(snapshot_key(job.snapshot))
+            if job.resume_from and job.resume_from.startswith(PACKED):
+                if job.resume_from not in listings:
+                    listings[job.resume_from] = _packed_keys(job.resume_from, blobs)
+                files |= listings[job.resume_from]
+        ends = [job.ended_at for job in jobs if job.ended_at is not None]
+        units.append(
+            Unit(
+                id=root,
+                name=by_id[root].name,
+                jobs=tuple(job.id for job in jobs),
+                rows=sum(len(job.files) for job in jobs),
+                ended_at=max(ends) if ends else None,
+                files=frozenset(files),
+                stays=_stays(root, jobs, view),
+            )
+        )
+    late = datetime.max.replace(tzinfo=UTC)
+    return sorted(units, key=lambda unit: unit.ended_at or late)
+
+
+def _root(job: PrunableJob, by_id: Mapping[str, PrunableJob]) -> str:
+    seen = set()
+    while job.parent is not None and job.parent in by_id and job.id not in seen:
+        seen.add(job.id)
+        job = by_id[job.parent]
+    return job.id
+
+
+def _stays(root: str, jobs: list[PrunableJob], view: PruneView) -> str:
+    unfinished = sum(not job.state.is_final for job in jobs)
+    if unfinished:
+        return (
+            "it is not finished"
+            if len(jobs) == 1
+            else f"{unfinished} of its jobs {verb(unfinished, 'is', 'are')} unfinished"
+        )
+    needed = [job.id for job in jobs if job.id in view.needed]
+    if needed:
+        what = "it" if needed == [root] else needed[0]
+        return f"an unfinished job resumes from {what} or waits for {what}"
+    return ""
+
+
+def _packed_keys(reference: str, blobs: BlobStore) -> frozenset[str]:
+    """Return the keys behind files that were given at submit to resume from."""
+    listing = blob_key(reference.removeprefix(PACKED))
+    try:
+        with blobs.open(listing) as stream:
+            members = [blob_key(one["digest"]) for one in json.load(stream)["files"]]
+    except NotFoundError:
+        return frozenset()  # pruned before, with its files
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"the listing {listing} is damaged, so it is unknown which files it uses, and nothing "
+            f"is pruned. Restore it from a backup, or remove its job's files by hand"
+        ) from error
+    return frozenset({listing, *members})
+
+
+# -- what goes -----------------------------------------------------------------------------------
+
+
+def _choose(made: Plan, units: list[Unit], view: PruneView, now: datetime) -> set[str]:
+    """Return the units that the rules name, and note those that stay all the same."""
+    rules = made.rules
+    finished = [unit for unit in units if unit.ended_at is not None and not unit.stays]
+    candidates = finished[: max(0, len(finished) - rules.keep)]
+    owners: dict[str, int] = {}
+    for key in _model_keys(view):
+        owners[key] = owners.get(key, 0) + 1
+    for unit in units:
+        for key in unit.files:
+            owners[key] = owners.get(key, 0) + 1
+    left = sum(made.sizes.get(key, 0) for key in owners)
+    limit = None if rules.older_than_s is None else now - timedelta(seconds=rules.older_than_s)
+
+    def is_named(unit: Unit) -> bool:
+        too_old = limit is not None and unit.ended_at is not None and unit.ended_at < limit
+        return too_old or (rules.max_bytes is not None and left > rules.max_bytes)
+
+    chosen = set()
+    for unit in candidates:
+        if is_named(unit):
+            chosen.add(unit.id)
+            for key in unit.files:
+                owners[key] -= 1
+                if owners[key] == 0:
+                    left -= made.sizes.get(key, 0)
+    for unit in units:
+        if unit.stays and unit.ended_at is not None and is_named(unit):
+            made.stays[unit.id] = unit.stays
+    return chosen

@@ -1,0 +1,336 @@
+"""What jobs left on this machine: attempt folders, snapshots, cached inputs, environments."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.core.safe_delete import OwnFolder, Removed
+from rayjobs.environments import prune as environments
+from rayjobs.injob import cgroups, recordfiles
+from rayjobs.injob.identity import Identity, is_alive, stat_of
+from rayjobs.injob.processes import MARKER_VARIABLE, all_pids
+from rayjobs.injob.tree import cgroup_name
+from rayjobs.store.base import Store
+from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
+
+GRACE_S = 3600.0
+_SNAPSHOT = re.compile(r"(?:tmp-)?([0-9a-f]{64})(?:-.*)?")
+_DATA_CACHE = "data/cache"
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """One thing that may go.
+
+    Attributes:
+        kind: "attempt", "snapshot", "data" or "environment".
+        name: Below the node's scratch folder.
+        why: For people.
+    """
+
+    kind: str
+    name: str
+    why: str
+    bytes: int = 0
+
+
+@dataclass
+class ScratchPlan:
+    """What a prune of this machine's scratch would remove, and why the rest stays."""
+
+    root: Path
+    cutoff: float
+    ended_s: float = GRACE_S
+    items: list[Leftover] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    @property
+    def bytes(self) -> int:
+        """What it frees."""
+        return sum(item.bytes for item in self.items)
+
+
+def node_root(home: Path) -> Path:
+    """Return where the scratch of this machine is."""
+    named = os.environ.get("RAYJOBS_NODE_SCRATCH")
+    return Path(named) if named else home / "node"
+
+
+def plan(
+    home: Path,
+    *,
+    workspace: Path | None = None,
+    older_than_s: float,
+    ended_s: float = GRACE_S,
+) -> ScratchPlan:
+    """Return what may go; changes nothing.
+
+    Args:
+        workspace: A workspace besides those that the targets of this home serve.
+        older_than_s: Snapshots, inputs, environments and attempts of unknown jobs must be unused
+            for so long; an hour at least. Attempts of finished jobs need not be old.
+        ended_s: So many seconds ago a job must have ended whose attempts may go.
+    """
+    root = node_root(home)
+    made = ScratchPlan(root, time.time() - max(older_than_s, GRACE_S), ended_s)
+    try:
+        with OwnFolder(root) as folder:
+            _plan_attempts(made, folder, home, workspace)
+            _plan_snapshots(made, folder)
+            _plan_data(made, folder)
+            _plan_environments(made, folder)
+    except FileNotFoundError:
+        pass  # no job ever ran here
+    return made
+
+
+def apply(made: ScratchPlan) -> Removed:
+    """Do what a plan says, as far as it still may be done; return what was removed."""
+    removed = Removed()
+    if not made.items:
+        return removed
+    with OwnFolder(made.root) as folder:
+        running = living_markers()
+        for item in made.items:
+            if item.kind == "attempt":
+                if not is_running(made.root / item.name, running):
+                    removed.add(folder.remove(item.name))
+            elif item.kind == "snapshot":
+                removed.add(_remove_snapshot(folder, item.name, made.cutoff))
+            elif item.kind == "environment":
+                removed.add(environments.remove(folder, item.name, made.cutoff))
+        _remove_data(made, folder, removed)
+        for job, _info in folder.entries("attempts"):
+            folder.remove_if_empty(f"attempts/{job}")
+    return removed
+
+
+# -- attempts --------------------------------------------------------------------------------------
+
+
+def attempt_folders(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield job id and folder of every attempt below a node's scratch; links are passed by."""
+    for job in _folders(root / "attempts"):
+        for attempt in _folders(job):
+            yield job.name, attempt
+
+
+def _folders(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as found:
+            return sorted(Path(one) for one in found if one.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def is_running(attempt: Path, markers: Mapping[str, list[int]]) -> bool:
+    """Whether anything of an attempt lives on this machine: its host, or a process it marked."""
+    for file in ("host.json", "plan.json"):
+        values = _read(attempt / file)
+        try:
+            if file == "host.json" and is_alive(Identity.from_dict(values)):
+                return True
+        except (KeyError, TypeError, ValueError):
+            pass  # torn, or not there yet: the marker decides
+        marker = str(values.get("marker") or "")
+        if marker and (marker in markers or _in_cgroup(marker)):
+            return True
+    return False
+
+
+def living_markers() -> dict[str, list[int]]:
+    """Return the marker of every attempt with living processes of this user here → their pids."""
+    wanted = f"{MARKER_VARIABLE}=".encode()
+    found: dict[str, list[int]] = {}
+    for pid in all_pids():
+        try:
+            block = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            continue  # it ended, or is another user's
+        for entry in block.split(b"\0"):
+            if entry.startswith(wanted):
+                marker = entry[len(wanted) :].decode("utf-8", "replace").strip()
+                stat = stat_of(pid)
+                # A warm interpreter carries the variable with nothing in it yet.
+                if marker and stat is not None and not stat.is_dead:
+                    found.setdefault(marker, []).append(pid)
+    return found
+
+
+def _in_cgroup(marker: str) -> bool:
+    name = cgroup_name(marker)
+    return any(cgroups.pids(f"{mount.own}/{name}") for mount in cgroups.mounts())
+
+
+def _read(path: Path) -> dict[str, object]:
+    try:
+        values = recordfiles.read_json(str(path.parent), path.name)
+    except (OSError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _plan_attempts(
+    made: ScratchPlan, folder: OwnFolder, home: Path, workspace: Path | None
+) -> None:
+    running = living_markers()
+    with contextlib.ExitStack() as stack:
+        stores, unreadable = _stores(stack, home, workspace)
+        for job, path in attempt_folders(made.root):
+            why = _why_attempt(job, path, stores, unreadable, made)
+            if not why:
+                continue
+            name = path.relative_to(made.root).as_posix()
+            if is_running(path, running):
+                made.kept.append(f"{name}: processes of it still run")
+            else:
+                made.items.append(Leftover("attempt", name, why, folder.measure(name).bytes))
+
+
+def _why_attempt(
+    job: str, path: Path, stores: list[Store], unreadable: list[str], made: ScratchPlan
+) -> str:
+    """Return why an attempt's folder may go; empty when it may not."""
+    for store in stores:
+        try:
+            found = store.job(job)
+        except NotFoundError:
+            continue
+        if not found.state.is_final or found.ended_at is None:
+            return ""
+        ended_s = (datetime.now(UTC) - found.ended_at).total_seconds()
+        # Its agent may still be about to clean up.
+        return f"its job is {found.state}" if ended_s > made.ended_s else ""
+    if unreadable or _newest(path) >= made.cutoff:
+        return ""
+    return "no workspace of this home knows its job"
+
+
+def _newest(path: Path) -> float:
+    """Return when something was last written to an attempt's folder or the folders right in it."""
+    newest = path.lstat().st_mtime
+    with os.scandir(path) as found:
+        for entry in found:
+            newest = max(newest, entry.stat(follow_symlinks=False).st_mtime)
+    return newest
+
+
+def served_workspaces(home: Path) -> list[Path]:
+    """Return the workspaces that the targets of a home serve, or served."""
+    found = {
+        str(path)
+        for record in (home / "targets").glob("*/workspaces/*.json")
+        if (path := _read(record).get("path"))
+    }
+    return [Path(text) for text in sorted(found)]
+
+
+def _stores(
+    stack: contextlib.ExitStack, home: Path, workspace: Path | None
+) -> tuple[list[Store], list[str]]:
+    """Open all known workspaces; also return those that are there and cannot be read."""
+    stores: list[Store] = []
+    unreadable = []
+    for path in dict.fromkeys([*([workspace] if workspace else []), *served_workspaces(home)]):
+        if not WorkspaceFiles(path).record.exists():
+            continue  # somebody removed it, and its jobs with it
+        try:
+            opened = stack.enter_context(open_workspace(path, create=False))
+        except RayjobsError:
+            unreadable.append(str(path))
+        else:
+            stores.append(opened.store)
+    return stores, unreadable
+
+
+# -- snapshots -------------------------------------------------------------------------------------
+
+
+def _plan_snapshots(made: ScratchPlan, folder: OwnFolder) -> None:
+    entries = dict(folder.entries("snapshots"))
+    for name, info in entries.items():
+        found = _SNAPSHOT.fullmatch(name)
+        if found is None:
+            continue
+        note = entries.get(f"{found[1]}.json")
+        last_use = note.st_mtime if note is not None else info.st_mtime
+        if last_use < made.cutoff:
+            place = f"snapshots/{name}"
+            size = folder.measure(place).bytes
+            made.items.append(Leftover("snapshot", place, "unused for long", size))
+
+
+def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
+    """Remove an unpacked snapshot unless somebody unpacks or copies it, or used it meanwhile."""
+    removed = Removed()
+    found = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
+    assert found is not None
+    lock = folder.root / "snapshots" / f"{found[1]}.lock"
+    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # The note goes first: without it nobody takes the rest for a whole snapshot.
+        removed.add(
+            folder.remove(f"snapshots/{found[1]}.json", only_if=lambda info: info.st_mtime < cutoff)
+        )
+        if not removed.spared:
+            removed.add(folder.remove(name))
+    except BlockingIOError:
+        removed.spared += 1
+    finally:
+        os.close(handle)
+    return removed
+
+
+# -- environments ----------------------------------------------------------------------------------
+
+
+def _plan_environments(made: ScratchPlan, folder: OwnFolder) -> None:
+    for one in environments.unused(made.root, folder, made.cutoff):
+        if one.stays:
+            made.kept.append(f"{one.name}: {one.stays}")
+        else:
+            size = folder.measure(one.name).bytes
+            made.items.append(Leftover("environment", one.name, one.why, size))
+
+
+# -- cached inputs ---------------------------------------------------------------------------------
+
+
+def _plan_data(made: ScratchPlan, folder: OwnFolder) -> None:
+    objects = f"{_DATA_CACHE}/objects"
+    for part, _info in folder.entries(objects):
+        entries = dict(folder.entries(f"{objects}/{part}"))
+        for name, info in entries.items():
+            seal = entries.get(f"{name}.seal")
+            # With a second link a job has it as an input (see datastore.cache).
+            if name.endswith(".seal") or info.st_nlink > 1:
+                continue
+            if (seal or info).st_mtime < made.cutoff:
+                place = f"{objects}/{part}/{name}"
+                made.items.append(Leftover("data", place, "unused for long", info.st_size))
+
+
+def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None:
+    items = [item for item in made.items if item.kind == "data"]
+    if not items:
+        return
+    from rayjobs.datastore.locks import locked  # the package's import is worth it only here
+
+    cache = made.root / _DATA_CACHE
+    with locked(cache / "usage.lock"):
+        for item in items:
+            gone = folder.remove(item.name, only_if=lambda info: info.st_nlink == 1)
+            removed.add(gone)
+            if gone.files:
+                folder.remove(f"{item.name}.seal")
+        folder.remove(f"{_DATA_CACHE}/usage")  # counted anew

@@ -1,0 +1,85 @@
+"""What an attempt host does besides forking and watching ranks, where a launcher asks for it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rayjobs.injob.host import Host
+    from rayjobs.injob.ranks import Program
+
+MPI = "mpi"
+HOROVOD_GLOO = "horovod-gloo"
+HEAD_START = "head-start"
+
+
+class Beside:
+    """Nothing: the host forks all ranks of its plan at once, and looks for their ends itself."""
+
+    # Whether it forks the ranks by and by, in `turn`, and knows when the last one has ended.
+    starts_ranks = False
+
+    def start(self) -> None:
+        """Do what comes before the ranks.
+
+        Raises:
+            OSError: it cannot be done; the attempt then ends.
+        """
+
+    def go_first(self, ranks: list[int]) -> list[int]:
+        """Return which of the node's ranks, all forked now, run at once; it lets the others go."""
+        return ranks
+
+    @property
+    def pause_s(self) -> float | None:
+        """After how many seconds it wants its turn again at the latest; None: it can wait."""
+        return None
+
+    def turn(self) -> Program | None:
+        """Do what is due; in a rank that was forked for it, return its program."""
+        return None
+
+    def child_ended(self, pid: int, status: int, at: float) -> None:
+        """Take in the end of a child that is no rank; `at` in seconds of the wall clock."""
+
+    def look_for_an_end(self) -> None:
+        """Begin the attempt's end if something besides the ranks asks for it."""
+
+    def is_leaving(self) -> bool:
+        """Whether, now that all ranks have ended, something still has time to end by itself."""
+        return False
+
+    def abandon(self) -> None:
+        """Close all sockets in a forked process."""
+
+    def close(self) -> None:
+        """Close all sockets, once the exit record is written."""
+
+
+def make(host: Host) -> Beside:
+    """What the plan of `host` asks for.
+
+    Raises:
+        OSError: a socket or a folder cannot be made.
+        ValueError: it is of a kind that this version does not know.
+    """
+    settings: dict[str, Any] = dict(host.plan.beside or {})
+    kind = settings.get("kind")
+    if kind is None:
+        return Beside()
+    if kind == MPI:
+        from rayjobs.injob.mpi import MpiStarter
+
+        return MpiStarter(host, settings)
+    if kind == HOROVOD_GLOO:
+        from rayjobs.injob.glooranks import GlooHelper
+
+        return GlooHelper(host, settings)
+    if kind == HEAD_START:
+        from rayjobs.injob.rank0_first import HeadStart
+
+        return HeadStart(host, settings)
+    raise ValueError(
+        f"the plan requests {kind!r}, which this version does not support; use the "
+        f"same rayjobs on every node"
+    )

@@ -1,0 +1,201 @@
+"""What all messages between our processes, and the records they leave, have in common: their JSON.
+
+One rule holds for all of them. An entry that a class does not know comes from a later version, and
+is dropped. One that is missing comes from an earlier version, and takes the field's default; where
+a field has none, the message is refused. `Message.upgraded` is the one place where an earlier
+shape is turned into today's. A message whose ``version`` is higher than the class reads is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import enum
+import typing
+from typing import Any, Callable, Dict, Mapping, Type, TypeVar, Union
+
+One = TypeVar("One", bound="Message")
+_Reader = Callable[[Any], Any]
+_REQUIRED = dataclasses.MISSING
+
+
+class MessageError(ValueError):
+    """A message or record that is not of the shape it must have; its text says what is wrong."""
+
+
+class Message:
+    """Base of the frozen dataclasses whose JSON crosses from one process of ours to another.
+
+    Field types are str, int, float, bool, bytes, enums of text, other messages, Optional,
+    ``Tuple[X, ...]`` and ``Mapping[str or int, X]``; `object` takes JSON of any kind as it stands.
+    """
+
+    __slots__ = ()
+    # The newest version of its JSON that a class reads.
+    READS_VERSION: typing.ClassVar[int] = 1
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return the message as plain JSON data, with every field."""
+        return {name: _plain(getattr(self, name)) for name in _names(type(self))}
+
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values`, as an earlier version wrote them, in today's shape."""
+        return values
+
+    @classmethod
+    def from_json(cls: Type[One], values: object) -> One:
+        """Return the message that `to_json` of this or another version wrote.
+
+        Raises:
+            MessageError: it is no such message, or one of a later version; says which entry.
+        """
+        if not isinstance(values, Mapping):
+            raise MessageError(f"{_title(cls)} is one JSON object, not {values!r:.60}")
+        version = values.get("version", 1)
+        if not isinstance(version, int) or version > cls.READS_VERSION:
+            raise MessageError(
+                f"{_title(cls)} has version {version!r}; this rayjobs reads version "
+                f"{cls.READS_VERSION}. Use the same rayjobs on every node"
+            )
+        known = cls.upgraded(values)
+        given = {}
+        for name, (read, default) in _fields_of(cls).items():
+            if name in known:
+                try:
+                    given[name] = read(known[name])
+                except MessageError as error:
+                    raise MessageError(f"{_title(cls)}, entry {name!r}: {error}") from None
+                except (TypeError, ValueError) as error:
+                    raise MessageError(
+                        f"{_title(cls)} has {known[name]!r:.60} as its {name!r}: {error}"
+                    ) from None
+            elif default is _REQUIRED:
+                raise MessageError(f"{_title(cls)} has no entry {name!r}")
+        return cls(**given)
+
+
+def _title(cls: type) -> str:
+    """Return a class's name in words: ``ExitRecord`` → ``an exit record``."""
+    words = "".join(f" {one.lower()}" if one.isupper() else one for one in cls.__name__)[1:]
+    return f"{'an' if words[0] in 'aeiou' else 'a'} {words}"
+
+
+def _names(cls: type) -> "list[str]":
+    return [one.name for one in dataclasses.fields(cls)]
+
+
+_KNOWN: "Dict[type, Dict[str, tuple[_Reader, object]]]" = {}
+
+
+def _fields_of(cls: type) -> "Dict[str, tuple[_Reader, object]]":
+    """Return how each field of a class is read, and its default."""
+    known = _KNOWN.get(cls)
+    if known is not None:
+        return known
+    hints = typing.get_type_hints(cls)
+    found: "Dict[str, tuple[_Reader, object]]" = {}
+    for one in dataclasses.fields(cls):
+        has_default = (one.default, one.default_factory) != (_REQUIRED, _REQUIRED)
+        found[one.name] = (_reader(hints[one.name]), None if has_default else _REQUIRED)
+    _KNOWN[cls] = found
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Message):
+        return value.to_json()
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, (tuple, list)):
+        return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one) for key, one in value.items()}
+    return value
+
+
+def _reader(kind: Any) -> _Reader:
+    if kind is object:
+        return _as_it_stands
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Union or (origin is not None and origin.__name__ == "UnionType"):
+        (other,) = (one for one in arguments if one is not type(None))
+        return _optional(_reader(other))
+    if origin is tuple:
+        return _several(_reader(arguments[0]))
+    if origin is not None:
+        return _mapping(arguments[0], _reader(arguments[1]))
+    if issubclass(kind, Message):
+        return lambda value: kind.from_json(value)
+    if issubclass(kind, enum.Enum):
+        return lambda value: kind(value)
+    return _PLAIN[kind]
+
+
+def _as_it_stands(value: Any) -> Any:
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise MessageError(f"{value!r:.60} is not a text")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise MessageError(f"{value!r:.60} is not a whole number")
+    return value
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise MessageError(f"{value!r:.60} is not a number")
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise MessageError(f"{value!r:.60} is not true or false")
+    return value
+
+
+def _bytes(value: Any) -> bytes:
+    try:
+        return base64.b64decode(_text(value), validate=True)
+    except binascii.Error as error:
+        raise MessageError(f"{value!r:.60} is not in base 64: {error}") from None
+
+
+_PLAIN: "Dict[type, _Reader]" = {
+    str: _text,
+    int: _whole,
+    float: _number,
+    bool: _truth,
+    bytes: _bytes,
+}
+
+
+def _optional(read: _Reader) -> _Reader:
+    return lambda value: None if value is None else read(value)
+
+
+def _several(read: _Reader) -> _Reader:
+    def read_all(value: Any) -> Any:
+        if not isinstance(value, (list, tuple)):
+            raise MessageError(f"{value!r:.60} is not a list")
+        return tuple(read(one) for one in value)
+
+    return read_all
+
+
+def _mapping(key: type, read: _Reader) -> _Reader:
+    def read_all(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            raise MessageError(f"{value!r:.60} is not a JSON object")
+        return {key(name): read(one) for name, one in value.items()}
+
+    return read_all

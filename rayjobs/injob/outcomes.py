@@ -1,0 +1,101 @@
+"""How an attempt ended, and why its end was asked for: the words that records and messages use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Optional
+
+from rayjobs.injob.messages import Message
+
+
+class Outcome(str, Enum):
+    """How an attempt ended. `rayjobs.jobs.outcomes` says what follows from it.
+
+    As a StrEnum, which Python 3.8 does not have.
+    """
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+    # Decided by an attempt host, or by its node in its place.
+    COMPLETED = "completed"
+    FAILED = "failed"  # a rank ended with another exit code than 0, or by a signal
+    CANCELED = "canceled"  # its end was asked for: `EndReason` says why
+    TIME_LIMIT = "time_limit"
+    OUT_OF_MEMORY = "out_of_memory"
+    STALLED = "stalled"
+    HOST_ERROR = "host_error"  # the host could not carry it out, or was killed
+    LEASE_LOST = "lease_lost"  # its target could not renew the host's lease
+    # Decided by the target.
+    NODE_LOST = "node_lost"
+    CLUSTER_LOST = "cluster_lost"  # the whole Ray cluster was restarted
+    PREEMPTED = "preempted"
+    PUT_BACK = "put_back"  # it had not started
+    NOT_PLACED = "not_placed"
+    NOT_GROWN = "not_grown"  # the nodes that it waited for did not start
+    NOT_PREPARED = "not_prepared"
+    AGENT_LOST = "agent_lost"
+    OUT_OF_FILES = "out_of_files"  # a process of ours could open no more files
+    NOT_STORED = "not_stored"  # the script ended well, and its files could not be stored
+    DEPENDENCY = "dependency"  # a job that it waited for failed
+    SYSTEM = "system"  # a fault of ours
+
+
+class EndReason(str, Enum):
+    """Why the end of an attempt is asked of its hosts."""
+
+    __str__ = str.__str__
+    __format__ = str.__format__  # type: ignore[assignment]
+
+    CANCELED = "canceled"  # by its user
+    PREEMPTED = "preempted"  # another job needs its place, or the target's user asked for it
+    PLACE_LOST = "place_lost"  # nobody can follow it where it is
+    NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
+
+
+# What people read in records; an earlier version recorded nothing else.
+_SENTENCES = {
+    EndReason.CANCELED: "canceled",
+    EndReason.PREEMPTED: "preempted: {}",
+    EndReason.PLACE_LOST: "its place was lost",
+    EndReason.NODE_ENDED: "{}",
+}
+
+
+@dataclass(frozen=True)
+class EndCause(Message):
+    """Why the end of an attempt is asked for, with what people are told beside.
+
+    Attributes:
+        detail: Who needs the place, or what became of the other node; empty where the reason
+            says it all.
+    """
+
+    reason: EndReason
+    detail: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """What the records say for people."""
+        return _SENTENCES[self.reason].format(self.detail)
+
+
+CANCELED = EndCause(EndReason.CANCELED)
+
+
+def reason_of_sentence(sentence: str) -> EndReason:
+    """Return the reason behind the sentence of a record of an earlier version."""
+    if sentence == _SENTENCES[EndReason.PLACE_LOST]:
+        return EndReason.PLACE_LOST
+    if sentence.startswith(_SENTENCES[EndReason.PREEMPTED].format("")):
+        return EndReason.PREEMPTED
+    return EndReason.CANCELED
+
+
+def end_reason(value: Optional[object], sentence: str) -> EndReason:
+    """Return the reason that a request or a record names; an earlier version has a sentence."""
+    try:
+        return EndReason(value)
+    except ValueError:
+        return reason_of_sentence(sentence)

@@ -1,0 +1,1 @@
+"""What happened to jobs, and what follows from it."""

@@ -1,0 +1,113 @@
+"""What follows from each outcome of an attempt, and from each reason for which one is ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rayjobs.core.failures import FailureClass
+from rayjobs.injob.outcomes import EndReason, Outcome
+from rayjobs.jobs.states import JobState
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What follows from an outcome.
+
+    Attributes:
+        final_state: The job's state where it is not tried again; None: it always is.
+        failure_class: Its class where the outcome alone tells; None: the failure's own.
+        spends_budget: A retry after it counts against the budget of its class.
+        is_loss: The attempt's host or node went away, perhaps because of what the job does.
+    """
+
+    final_state: JobState | None = JobState.FAILED
+    failure_class: FailureClass | None = None
+    spends_budget: bool = True
+    is_loss: bool = False
+
+
+RULES: Mapping[Outcome, Rule] = MappingProxyType(
+    {
+        Outcome.COMPLETED: Rule(JobState.COMPLETED, spends_budget=False),
+        Outcome.FAILED: Rule(),
+        Outcome.CANCELED: Rule(JobState.CANCELED, spends_budget=False),
+        Outcome.TIME_LIMIT: Rule(failure_class=FailureClass.TIME_LIMIT),
+        Outcome.OUT_OF_MEMORY: Rule(failure_class=FailureClass.OUT_OF_MEMORY),
+        Outcome.STALLED: Rule(failure_class=FailureClass.STALLED),
+        Outcome.HOST_ERROR: Rule(failure_class=FailureClass.SYSTEM, is_loss=True),
+        Outcome.LEASE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
+        Outcome.NODE_LOST: Rule(failure_class=FailureClass.NODE_LOST, is_loss=True),
+        # It takes the attempts of everybody, whatever they run.
+        Outcome.CLUSTER_LOST: Rule(failure_class=FailureClass.NODE_LOST),
+        Outcome.PREEMPTED: Rule(failure_class=FailureClass.PREEMPTED),
+        Outcome.PUT_BACK: Rule(None, spends_budget=False),
+        Outcome.NOT_PLACED: Rule(None, spends_budget=False),
+        Outcome.NOT_GROWN: Rule(None, spends_budget=False),
+        Outcome.NOT_PREPARED: Rule(),
+        Outcome.AGENT_LOST: Rule(),
+        Outcome.OUT_OF_FILES: Rule(None, spends_budget=False),
+        Outcome.NOT_STORED: Rule(spends_budget=False),
+        Outcome.DEPENDENCY: Rule(JobState.CANCELED, spends_budget=False),
+        Outcome.SYSTEM: Rule(failure_class=FailureClass.SYSTEM),
+    }
+)
+LOSSES = frozenset(one for one, rule in RULES.items() if rule.is_loss)
+# Ends of a host whose node its target could not reach any more.
+NODE_LOST = frozenset({Outcome.NODE_LOST, Outcome.LEASE_LOST})
+# Ends that nothing saw: the time of such an end is that of its discovery.
+UNSEEN = NODE_LOST | {Outcome.CLUSTER_LOST}
+
+
+@dataclass(frozen=True, slots=True)
+class EndRule:
+    """What an attempt comes to whose hosts were asked to end it.
+
+    Attributes:
+        failure_class: None: it has not failed.
+        is_consequence: The cause is another node's.
+    """
+
+    outcome: Outcome
+    failure_class: FailureClass | None = None
+    is_consequence: bool = False
+
+
+ENDS: Mapping[EndReason, EndRule] = MappingProxyType(
+    {
+        EndReason.CANCELED: EndRule(Outcome.CANCELED),
+        EndReason.PREEMPTED: EndRule(Outcome.PREEMPTED, FailureClass.PREEMPTED),
+        EndReason.PLACE_LOST: EndRule(Outcome.NODE_LOST, FailureClass.NODE_LOST),
+        EndReason.NODE_ENDED: EndRule(Outcome.CANCELED, is_consequence=True),
+    }
+)
+
+
+def failure_class(outcome: Outcome) -> FailureClass:
+    """Return the class of an outcome that alone tells it.
+
+    Raises:
+        ValueError: the failure has a class of its own, or there is none.
+    """
+    found = RULES[outcome].failure_class
+    if found is None:
+        raise ValueError(f"the outcome {outcome} alone tells no failure class")
+    return found
+
+
+def spends_budget(outcome: str) -> bool:
+    """Whether a retry counts; `outcome` as it is stored, perhaps by another version."""
+    return outcome not in set(Outcome) or RULES[Outcome(outcome)].spends_budget
+
+
+def final_state(outcome: Outcome) -> JobState:
+    """Return the state of a job that is not tried again after an attempt's outcome.
+
+    Raises:
+        ValueError: such a job is always tried again.
+    """
+    state = RULES[outcome].final_state
+    if state is None:
+        raise ValueError(f"a job is queued again after the outcome {outcome}")
+    return state

@@ -1,0 +1,395 @@
+"""From exit records and log tails to one outcome and the failure that people are told."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rayjobs.core.failures import Failure, FailureClass, signal_name
+from rayjobs.core.units import memory_text
+from rayjobs.injob import stacks
+from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.outcomes import EndReason, Outcome
+from rayjobs.jobs import tracebacks
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.jobs.outcomes import ENDS, NODE_LOST
+from rayjobs.jobs.outcomes import failure_class as failure_class_of
+
+_FULL = ("No space left on device", "[Errno 28]", "Disk quota exceeded", "[Errno 122]")
+_NO_MEMORY = (
+    "MemoryError",
+    "OutOfMemoryError",
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "can't allocate memory",
+    "Cannot allocate memory",
+    "std::bad_alloc",
+)
+_UNREADABLE = (
+    "Input/output error",
+    "[Errno 5]",
+    "Transport endpoint is not connected",
+    "[Errno 107]",
+)
+_READ_ONLY = ("Read-only file system", "[Errno 30]")
+# What a collective says when another rank has left it: a consequence, not a cause. A script's own
+# connections break with the same words, but not in a collective.
+_LEFT = (
+    "DistBackendError",
+    "DistNetworkError",
+    "DistStoreError",
+    "The client socket has",  # c10d, before it had exceptions of its own
+    "ncclRemoteError",
+    "HorovodInternalError",
+    "MPI_ERR_PROC_FAILED",
+)
+_BROKEN = ("Connection closed by", "Connection reset by", "Broken pipe", "Connection refused")
+_COLLECTIVE = re.compile(
+    r"\bgloo|nccl|c10d|torch\.distributed|TCPStore|ProcessGroup|SocketImpl|horovod|mpi4py"
+    r"|\bMPI_|btl_tcp",
+    re.IGNORECASE,
+)
+_COLLECTIVES_FILE = re.compile(r"-packages/(?:torch/distributed|horovod|mpi4py)/")
+_SIGNALS: Mapping[int, str] = {
+    signals.SIGKILL: "killed from outside, or by the kernel when the machine ran out of memory",
+    signals.SIGSEGV: "invalid memory access in native code",
+    signals.SIGABRT: "native code aborted, or an assertion failed",
+    signals.SIGBUS: "often shared memory (/dev/shm) that is full",
+    signals.SIGILL: "native code was built for another processor",
+    signals.SIGFPE: "native code divided by zero",
+    signals.SIGTERM: "asked to end from outside",
+    signals.SIGINT: "interrupted",
+    signals.SIGPIPE: "wrote to a pipe whose reader had closed it",
+    signals.SIGXCPU: "used up its CPU time limit",
+    signals.SIGXFSZ: "wrote a file larger than allowed",
+}
+# Ends that native code brings about by itself.
+_CRASHES = (signals.SIGSEGV, signals.SIGABRT, signals.SIGBUS, signals.SIGILL, signals.SIGFPE)
+# What a script fails with that waits for somebody to type, and what to do instead.
+_TYPING = {
+    "bdb.BdbQuit": "breakpoint() cannot stop here: a job has no terminal. Debug the script outside "
+    "a job (`python SCRIPT`), or see where a running job is with `rayjobs stacks JOB`",
+    "EOFError: EOF when reading a line": "input() has nothing to read: a job has no terminal. Pass "
+    "the value as an argument of the script (after `--`), or as a file",
+}
+_CODES = {
+    124: "the code of `timeout` when the time is over",
+    126: "the shell's code for a command that cannot be executed",
+    127: "the shell's code for a command that was not found",
+}
+# Of a group that has stalled, how many ranks' places are kept with the failure.
+STALLED_LINES = 16
+
+
+@dataclass(frozen=True)
+class _Blamed:
+    """The rank that an attempt failed by, with its node's record and what its log says.
+
+    Attributes:
+        was_leaving: It had failed, and was ended from outside while it left.
+    """
+
+    record: ExitRecord
+    rank: RankExit
+    said: tracebacks.Said
+    was_leaving: bool = False
+
+
+class _Words(dict[int, tracebacks.Said]):
+    """What each rank's log says about its end, read where it is asked for."""
+
+    def __init__(self, tails: Mapping[int, bytes]) -> None:
+        super().__init__()
+        self._tails = tails
+
+    def __missing__(self, rank: int) -> tracebacks.Said:
+        self[rank] = tracebacks.find(self._tails.get(rank, b""))
+        return self[rank]
+
+
+def diagnose(
+    exits: Sequence[ExitRecord],
+    tails: Mapping[int, bytes],
+    *,
+    data: Sequence[DataFacts] = (),
+) -> tuple[Outcome, Failure | None]:
+    """Return an attempt's outcome and, unless it completed or was canceled, its root cause.
+
+    Args:
+        exits: Exit records, one per node.
+        tails: The end of each rank's log, by rank.
+        data: Of each node, what is known of its inputs.
+    """
+    bad = [record for record in exits if record.outcome is not Outcome.COMPLETED]
+    if exits and not bad:
+        return Outcome.COMPLETED, None
+    if not bad:
+        return Outcome.HOST_ERROR, Failure(
+            FailureClass.SYSTEM, "the attempt left no exit record: its end is unknown"
+        )
+    words = _Words(tails)
+    record = min(bad, key=lambda one: _blame_order(one, words))
+    lost = next((one for one in bad if one.outcome in NODE_LOST), None)
+    if lost is not None and _is_of_a_lost_node(record, words):
+        return Outcome.NODE_LOST, Failure(FailureClass.NODE_LOST, lost.reason or "node lost")
+    outcome = record.outcome
+    if outcome is Outcome.CANCELED:
+        end = ENDS[record.end_reason or EndReason.CANCELED]
+        if end.failure_class is None:
+            return end.outcome, None
+        # Who ended it because its place was lost may have died before it could say so.
+        is_lost = record.end_reason is EndReason.PLACE_LOST
+        message = f"{record.reason}; it was ended first" if is_lost else record.reason
+        return end.outcome, Failure(end.failure_class, message)
+    rank = _own_failure(record, words)
+    number = None if rank is None else rank.rank
+    said = words[number] if number is not None else None
+    if outcome is Outcome.STALLED:
+        return outcome, _stalled(record, bad)
+    if outcome is Outcome.TIME_LIMIT:
+        number = _any_rank(record) if number is None else number
+        lines = words[-1 if number is None else number].lines[-3:]
+        reason = record.reason or "the attempt reached its time limit"
+        return outcome, Failure(
+            failure_class_of(outcome), f"{reason}; raise --max-duration", rank=None, lines=lines
+        )
+    if outcome is Outcome.OUT_OF_MEMORY:
+        return outcome, _failure(
+            failure_class_of(outcome), _memory_message(record, number), rank, said
+        )
+    if outcome is not Outcome.FAILED:
+        reason = record.reason or "the attempt host failed"
+        return outcome, _failure(FailureClass.SYSTEM, reason, rank, None)
+    if rank is None:
+        reason = record.reason or "the attempt failed, and no rank is named"
+        return outcome, Failure(FailureClass.USER, reason)
+    assert said is not None
+    blamed = _Blamed(record, rank, said)
+    if _lost_peer(said):
+        blamed = _who_was_leaving(bad, words) or blamed
+    record, rank, said = blamed.record, blamed.rank, blamed.said
+    failure_class = _class_of(record, rank, said)
+    if failure_class is FailureClass.USER:
+        cause = _data_cause(said, tails.get(rank.rank, b""), data)
+        if cause:
+            message = f"{cause} ({_message(blamed)})"
+            troubles = [one for node in data for one in node.troubles]
+            is_outage = any(one.is_outage for one in troubles)
+            failure = _failure(FailureClass.DATA, message, rank, said)
+            # Where a storage was away as well, it may have been for that.
+            is_permanent = not is_outage and any(one.is_permanent for one in troubles)
+            return outcome, replace(failure, is_outage=is_outage, is_permanent=is_permanent)
+        message = _message(blamed) + _refused_write(said, data)
+        return outcome, _failure(failure_class, message, rank, said)
+    return outcome, _failure(failure_class, _message(blamed), rank, said)
+
+
+def _failure(
+    failure_class: FailureClass,
+    message: str,
+    rank: RankExit | None,
+    said: tracebacks.Said | None,
+) -> Failure:
+    return Failure(
+        failure_class,
+        message,
+        rank=None if rank is None else rank.rank,
+        exit_code=None if rank is None else rank.exit_code,
+        signal=None if rank is None else rank.signal,
+        lines=() if said is None else said.lines,
+    )
+
+
+def _blame_order(record: ExitRecord, words: _Words) -> tuple[bool, bool, bool, float]:
+    """Return what sorts nodes by blame: one that failed by itself, then the earliest.
+
+    Clocks of two machines need not agree: times decide only where nothing else does. A cancel
+    that one node was given because another failed must not hide that failure, nor must an end
+    that MPI brought to all nodes, nor what a rank elsewhere suffered from it.
+    """
+    outcome = record.outcome
+    rank = _own_failure(record, words)
+    left = outcome is Outcome.FAILED and rank is not None and _lost_peer(words[rank.rank])
+    ended = None if rank is None else rank.ended_at
+    at = ended if ended is not None else record.ended_at
+    end = record.end_reason
+    follows = record.is_consequence or (end is not None and ENDS[end].is_consequence)
+    return outcome is Outcome.CANCELED, follows, left, at or 0.0
+
+
+def _own_failure(record: ExitRecord, words: _Words) -> RankExit | None:
+    """Return the rank that a node's end began with.
+
+    Of those found dead together, one that was not left by another; who ended later may have been
+    asked to.
+    """
+    first = _first_rank(record)
+    if first is None or record.outcome is not Outcome.FAILED:
+        return first
+    at_once = [one for one in _failed_ranks(record) if one.ended_at == first.ended_at]
+    own = (one for one in (first, *at_once) if not _lost_peer(words[one.rank]))
+    return next(own, first)
+
+
+def _failed_ranks(record: ExitRecord) -> list[RankExit]:
+    return [one for one in record.ranks if one.ended_at is not None and one.exit_code != 0]
+
+
+def _first_rank(record: ExitRecord) -> RankExit | None:
+    wanted = record.first_failed_rank
+    for rank in record.ranks:
+        if wanted is not None and rank.rank == wanted:
+            return rank
+    if record.outcome is not Outcome.FAILED:
+        return None
+    failed = [rank for rank in record.ranks if rank.exit_code != 0]
+    return min(failed, key=lambda rank: rank.ended_at or 0.0) if failed else None
+
+
+def _lost_peer(said: tracebacks.Said) -> bool:
+    told = (said.error, *said.lines)
+    if any(name in line for name in _LEFT for line in told):
+        return True
+    broken = [line for line in told if any(text in line for text in _BROKEN)]
+    # An older torch says no more than these words, but raises them itself.
+    in_collective = _COLLECTIVES_FILE.search(said.raised_in) is not None
+    return any(in_collective or _COLLECTIVE.search(line) for line in broken)
+
+
+def _who_was_leaving(bad: Sequence[ExitRecord], words: _Words) -> _Blamed | None:
+    """Return the rank that all failed ones were left by, with its record and its words.
+
+    A failing rank closes its connections before it has ended, so that another one may fail by
+    that, and end, before it. Only the traceback that it ended with tells: one that it went on
+    after was none of its end, which it was asked for.
+    """
+    found = []
+    for record in bad:
+        for rank in _failed_ranks(record):
+            said = words[rank.rank]
+            if said.ends_log and not _lost_peer(said):
+                ended = rank.signal in (signals.SIGTERM, signals.SIGKILL)
+                found.append(_Blamed(record, rank, said, was_leaving=ended))
+    return min(found, key=lambda one: (one.rank.ended_at or 0.0, one.rank.rank), default=None)
+
+
+def _is_of_a_lost_node(record: ExitRecord, words: _Words) -> bool:
+    """Whether an end is that of a lost node, or what a rank elsewhere suffers from it."""
+    rank = _own_failure(record, words)
+    if rank is None:
+        return True
+    said = words[rank.rank]
+    # Gloo, NCCL and MPI may also abort without a word when a peer is gone, and a script's own
+    # connections to it break like theirs.
+    is_broken = any(text in line for text in _BROKEN for line in (said.error, *said.lines))
+    return _lost_peer(said) or is_broken or not said.is_traceback
+
+
+def _stalled(record: ExitRecord, bad: Sequence[ExitRecord]) -> Failure:
+    """Return the failure of an attempt that said nothing any more, with the rank to look at."""
+    reason = record.reason or "the attempt has stalled"
+    found = [one for node in bad for one in node.stacks]
+    odd, how = stacks.odd_ones(found)
+    name = stacks.named(odd, how)
+    if odd and name not in reason:
+        reason += f"; {name}"
+    places = tuple(f"rank {one.rank}: {one.where}" for one in found if one.where)
+    rank = odd[0] if len(odd) == 1 else None
+    kept = "; the stacks of all ranks are in logs/stacks/" if found else ""
+    return Failure(FailureClass.STALLED, reason + kept, rank=rank, lines=places[:STALLED_LINES])
+
+
+def _any_rank(record: ExitRecord) -> int | None:
+    return record.ranks[0].rank if record.ranks else None
+
+
+def _class_of(record: ExitRecord, rank: RankExit, said: tracebacks.Said) -> FailureClass:
+    if rank.out_of_memory:
+        return FailureClass.OUT_OF_MEMORY
+    if any(text in said.error for text in _FULL):
+        return FailureClass.STORAGE
+    # On a full disk the traceback itself may be missing from the log.
+    if "ENOSPC" in record.reason and not said.is_traceback:
+        return FailureClass.STORAGE
+    if any(text in said.error for text in _NO_MEMORY):
+        return FailureClass.OUT_OF_MEMORY
+    return FailureClass.USER
+
+
+def _data_cause(said: tracebacks.Said, tail: bytes, data: Sequence[DataFacts]) -> str | None:
+    """Return why an attempt failed for its data; None if it did not, as far as is known.
+
+    A script that reads from a mount sees an I/O error and no cause: the mount's process knows it.
+    Trouble alone says nothing: it may have passed, and the script failed for another reason.
+    """
+    text = tail.decode("utf-8", "replace")
+    for node in data:
+        for trouble in node.troubles:
+            # Native code that maps a file dies of SIGBUS, without a word.
+            if not said.is_traceback or any(mark in text for mark in _UNREADABLE):
+                return f"input {trouble.name!r} could not be read: {trouble.message}"
+    if any(mark in said.error for mark in _UNREADABLE):
+        for node in data:
+            if node.mounted or any(path in text for path in node.paths):
+                names = ", ".join(node.mounted) or "its inputs"
+                return f"an input could not be read ({names})"
+    return None
+
+
+def _refused_write(said: tracebacks.Said, data: Sequence[DataFacts]) -> str:
+    """Return what to do about an attempt to write to an input, if that ended the script."""
+    if not any(mark in said.error for mark in _READ_ONLY):
+        return ""
+    for node in data:
+        for name, paths in node.read_only.items():
+            if any(path in said.error for path in paths):
+                return (
+                    f"; input {name!r} is read-only for the job. Write to an output, or use the "
+                    f"mode download for private copies that the script may change"
+                )
+    return ""
+
+
+def _message(blamed: _Blamed) -> str:
+    record, rank, said = blamed.record, blamed.rank, blamed.said
+    who = f"rank {rank.rank}"
+    number, code = rank.signal, rank.exit_code
+    if blamed.was_leaving:
+        what = f"{who} failed (and was ended while it was leaving)"
+    elif number is not None:
+        meaning = _SIGNALS.get(number)
+        how = "crashed with" if number in _CRASHES else "was ended by"
+        what = f"{who} {how} {signal_name(number)}"
+        what += f" ({meaning})" if meaning else ""
+        what += f" at {said.at}" if said.is_crash and said.at else ""
+    else:
+        what = f"{who} exited with code {code}"
+        if isinstance(code, int) and 128 < code < 128 + 65 and not said.is_traceback:
+            what += f" (a shell also says so of a process ended by {signal_name(code - 128)})"
+        elif code in _CODES:
+            what += f" ({_CODES[code]})"
+    if said.error and (said.is_traceback or number is None):
+        what += f": {said.error}"
+        what += f" ({said.at})" if said.at else ""
+    elif number is None and code == 1 and said.lines:
+        what += f"; its last line: {said.lines[-1].strip()}"  # sys.exit("text") says it there
+    elif not said.lines:
+        what += "; it printed nothing"
+    if said.error in _TYPING:
+        what += f"; {_TYPING[said.error]}"
+    if "ENOSPC" in record.reason and "No space" not in what:
+        what += "; the disk that holds the attempt's files is full"
+    return what
+
+
+def _memory_message(record: ExitRecord, number: int | None) -> str:
+    reason = record.reason
+    peak = record.memory.peak_bytes
+    if not reason:
+        limit = record.memory.limit_bytes
+        who = "a process of the attempt" if number is None else f"rank {number}"
+        reason = f"{who} was killed: out of memory"
+        reason += f" under the limit of {memory_text(limit)}" if limit else ""
+    return reason + (f" (peak {memory_text(peak)})" if peak else "")

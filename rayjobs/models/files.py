@@ -1,0 +1,145 @@
+"""Which of a run's files a model is made of: found by path, checked to the byte, or refused."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import Job, ModelFile, StoredFile
+from rayjobs.resume import checkpoints
+from rayjobs.store.base import Store
+from rayjobs.workspace.blobs import BlobStore
+
+CHECKPOINTS = "outputs/checkpoints/"
+_OF_NODE = re.compile(r"^node-\d+/")
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ChosenFiles:
+    """The files of a model to be.
+
+    Attributes:
+        path: The run's file or folder, by its full name.
+        sources: Rows of the run, as they were checked.
+        files: The same by the names that they have in the model.
+        digest: Of names and digests.
+        left_out: Names below the folder that no completed attempt stands behind.
+    """
+
+    path: str
+    sources: tuple[StoredFile, ...]
+    files: tuple[ModelFile, ...]
+    digest: str
+    left_out: tuple[str, ...] = ()
+
+
+def choose(store: Store, blobs: BlobStore, job: Job, path: str) -> ChosenFiles:
+    """Return a completed run's file, or all files of its folder, with every byte checked.
+
+    What an earlier attempt left counts only as part of a whole checkpoint: it may have been
+    killed while it wrote. Named itself such a file is refused, in a folder it is left out.
+    Checkpoints are there to go on from, so a folder above them means its other files; where it
+    has no others, its newest whole checkpoint. Name a checkpoint to register that one.
+
+    Raises:
+        NotFoundError: the run has no such file or folder.
+        UsageError: what it has is not whole.
+    """
+    stored = store.files(job.id)
+    name = _full_name(stored, path)
+    if name is None:
+        known = ", ".join(one.name for one in stored[:10]) or "none"
+        raise NotFoundError(
+            f"run {job.id} has no file or folder {path!r}; its files are: {known}", path=path
+        )
+    found = list(checkpoints.whole(store, blobs, job.id))
+    whole = {one.name for checkpoint in found for one in checkpoint.files.values()}
+    below = [one for one in stored if one.name == name or one.name.startswith(name + "/")]
+    if not _is_of_checkpoint(name + "/"):
+        below = _without_checkpoints(below, found)
+    sound = [one for one in below if _is_sound(one, job, whole)]
+    left_out = [one.name for one in below if one not in sound]
+    if not sound or (left_out and name.startswith(CHECKPOINTS)):
+        why = (
+            "is a checkpoint that was cut short"
+            if left_out[0].startswith(CHECKPOINTS)
+            else f"was left by an earlier attempt than {job.attempt}, the one that completed"
+        )
+        raise UsageError(f"{left_out[0]!r} of run {job.id} {why}: it may be incomplete")
+    for one in sound:
+        _check_bytes(blobs, one, job.id)
+    own = PurePosixPath(name).name
+    files = tuple(
+        ModelFile(
+            name=own if one.name == name else one.name[len(name) + 1 :],
+            size=one.size,
+            digest=one.digest,
+            blob=one.blob,
+        )
+        for one in sound
+    )
+    return ChosenFiles(name, tuple(sound), files, digest_of(files), tuple(left_out))
+
+
+def digest_of(files: Sequence[ModelFile]) -> str:
+    """Return the digest of names and contents."""
+    text = "".join(f"{one.digest} {one.name}\n" for one in sorted(files, key=lambda f: f.name))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def _full_name(stored: Sequence[StoredFile], path: str) -> str | None:
+    """Return the name that a path means, with or without ``./`` and ``outputs/`` before it."""
+    clean = path.removeprefix("./").strip("/")
+    for name in (clean, f"outputs/{clean}"):
+        if name and any(one.name == name or one.name.startswith(name + "/") for one in stored):
+            return name
+    return None
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    return _OF_NODE.sub("", name).startswith(CHECKPOINTS)
+
+
+def _without_checkpoints(
+    below: list[StoredFile], found: Sequence[checkpoints.StoredCheckpoint]
+) -> list[StoredFile]:
+    """Return a folder's files without its checkpoints; where they are all, the newest whole one."""
+    others = [one for one in below if not _is_of_checkpoint(one.name)]
+    if others:
+        return others
+    names = {one.name for one in below}
+    for checkpoint in found:  # the newest first
+        files = sorted(checkpoint.files.values(), key=lambda one: one.name)
+        if all(one.name in names for one in files):
+            return files
+    return below  # none of them is whole: refused as such
+
+
+def _is_sound(one: StoredFile, job: Job, whole: set[str]) -> bool:
+    if one.name.startswith(CHECKPOINTS + "step-"):
+        return one.name in whole
+    return one.attempt == job.attempt
+
+
+def _check_bytes(blobs: BlobStore, one: StoredFile, run: str) -> None:
+    digest, size = hashlib.sha256(), 0
+    try:
+        with blobs.open(one.blob) as stream:
+            while data := stream.read(CHUNK_BYTES):
+                digest.update(data)
+                size += len(data)
+    except NotFoundError as error:
+        raise UsageError(
+            f"the bytes of {one.name!r} of run {run} are no longer in the workspace; nothing "
+            f"was registered"
+        ) from error
+    if size != one.size or one.digest != f"sha256:{digest.hexdigest()}":
+        raise UsageError(
+            f"the stored bytes of {one.name!r} of run {run} are damaged (their digest is not "
+            f"{one.digest}); nothing was registered"
+        )

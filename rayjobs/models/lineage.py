@@ -1,0 +1,208 @@
+"""Where a model comes from, as plain data: the run with all that made it what it is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rayjobs.core.clock import to_text
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.version import __version__
+from rayjobs.data import pins
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.states import JobState
+from rayjobs.models.files import ChosenFiles
+from rayjobs.results import metrics
+from rayjobs.snapshots import git
+from rayjobs.store.base import Store
+
+VERSION = 1
+DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
+
+FACT_KEYS = (
+    *("python", "implementation", "packages", "package_count", "torch", "torch_built_for"),
+    *("machine", "system", "cpu", "cpus", "memory_bytes", "gpus"),
+)
+
+
+def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
+    """Refuse a run that nothing can be registered from.
+
+    Args:
+        at_its_end: All of it is stored, and only its end as Completed is still to be written.
+
+    Raises:
+        UsageError: it has not completed, or it is not known what code it ran.
+    """
+    if job.kind == "sweep":
+        raise UsageError(
+            f"{job.id} is a sweep, which runs nothing itself; register one of its runs, the best "
+            f"by `rayjobs sweep best`"
+        )
+    if job.kind == "array":
+        raise UsageError(
+            f"{job.id} is an array, which runs nothing itself; register one of its members, such "
+            f"as '{job.id}[0]'"
+        )
+    if job.state is not (JobState.FINALIZING if at_its_end else JobState.COMPLETED):
+        ended = "has ended as" if job.state.is_final else "is"
+        raise UsageError(
+            f"run {job.id} {ended} {job.state}: only what a completed run left can become a model",
+            run=job.id,
+        )
+    if job.snapshot is None:
+        raise UsageError(
+            f"run {job.id} has no snapshot of its code, so a model of it would be without "
+            f"lineage; submit it with its source directory (--source)",
+            run=job.id,
+        )
+
+
+def primary_metric(
+    store: Store,
+    points: Sequence[MetricPoint],
+    run: str,
+    name: str,
+    value: float | None = None,
+) -> float:
+    """Return the value of a run's metric that a model is chosen by: `value`, else the last one.
+
+    Raises:
+        UsageError: the run has not logged it, or it is not finite, or did not end finite.
+    """
+    logged = metrics.series(points).get(name)
+    if logged is None or not logged.values:
+        known = ", ".join(sorted(metrics.series(points))) or "none"
+        raise UsageError(f"run {run} has not logged the metric {name!r}; it has: {known}")
+    chosen = logged.last if value is None else value
+    if not math.isfinite(chosen):
+        raise UsageError(f"{name} of run {run} is {chosen}: only a finite value makes a model")
+    if not math.isfinite(logged.last):
+        raise UsageError(
+            f"the last {name} of run {run} is {logged.last}: it diverged after its best, "
+            f"so its files are no model"
+        )
+    # A sweep may have judged by a point that a retry's points hide by now.
+    ever = metrics.series(store.metrics(run, name=name, all_attempts=True))[name]
+    if chosen not in ever.values:
+        raise UsageError(
+            f"run {run} has not logged {name} = {chosen:g}; its last is {logged.last:g}"
+        )
+    return chosen
+
+
+def primary_of(
+    store: Store,
+    job: Job,
+    points: Sequence[MetricPoint],
+    name: str | None,
+    value: float | None = None,
+) -> dict[str, Any] | None:
+    """Return the metric that a model is chosen by, with its value; None where there is none.
+
+    A trial of a sweep is always held to the sweep's own metric too, whoever registers it.
+
+    Args:
+        name: The metric that was named; None takes the sweep's, if the run logged it.
+
+    Raises:
+        UsageError: see `primary_metric`.
+    """
+    swept = _metric_of_sweep(store, job)
+    if swept is not None and swept != name and swept in metrics.series(points):
+        found = primary_metric(store, points, job.id, swept)
+        if name is None:
+            return {"name": swept, "value": found}
+    if name is None:
+        return None
+    return {"name": name, "value": primary_metric(store, points, job.id, name, value)}
+
+
+def _metric_of_sweep(store: Store, job: Job) -> str | None:
+    if job.parent is None:
+        return None
+    try:
+        # What else a sweep's definition says is known to the package that defines sweeps alone.
+        metric = store.sweep(job.parent).spec.get("metric")
+    except NotFoundError:
+        return None  # pruned, or a parent of another kind
+    return metric if isinstance(metric, str) else None
+
+
+def lineage_of(
+    store: Store,
+    job: Job,
+    chosen: ChosenFiles,
+    points: Sequence[MetricPoint],
+    *,
+    primary: Mapping[str, Any] | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    sweep: str | None = None,
+) -> dict[str, Any]:
+    """Return a model's lineage as JSON data; docs/guides/models.md says what each part means."""
+    spec = job.spec
+    return {
+        "version": VERSION,
+        "run": job.id,
+        "attempt": job.attempt,
+        "experiment": job.experiment,
+        "sweep": sweep or job.parent,
+        "snapshot": job.snapshot,
+        "git": git.of_properties(job.properties),
+        "entry": spec.entry,
+        "environment": {
+            "interpreter": spec.environment_text or "the target's own",
+            "target": job.target,
+            "variables": dict(spec.environment_variables),
+            "rayjobs": __version__,
+            **_ran_with(store, job),
+        },
+        "data": data_of(store, job),
+        "resume_from": spec.resume_from,
+        "configuration": {
+            "arguments": list(spec.arguments),
+            **({"parameters": dict(configuration)} if configuration else {}),
+        },
+        "distribution": spec.distribution.model_dump(mode="json"),
+        "metrics": {
+            name: _json_number(found.last) for name, found in metrics.series(points).items()
+        },
+        "primary_metric": dict(primary) if primary else None,
+        "path": chosen.path,
+        "files": {one.name: one.digest for one in chosen.files},
+        "left_out": list(chosen.left_out),
+        "started_at": None if job.started_at is None else to_text(job.started_at),
+        "ended_at": None if job.ended_at is None else to_text(job.ended_at),
+    }
+
+
+def _ran_with(store: Store, job: Job) -> dict[str, Any]:
+    """Return what the run's last attempt ran with, of its first node that says so."""
+    for attempt in reversed(store.attempts(job.id)):
+        for host in attempt.hosts:
+            facts = host.get("facts")
+            if attempt.number == job.attempt and facts:
+                return {key: facts[key] for key in FACT_KEYS if facts.get(key)}
+    return {}
+
+
+def data_of(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return what a completed run read: its inputs, each with the version that it was given.
+
+    Raises:
+        UsageError: it is not known what an input's version was.
+    """
+    found = pins.inputs_read(store, job)
+    for one in found:
+        if one.get("attempt") != job.attempt:
+            raise UsageError(
+                f"it is not known which version of its input {one['name']!r} run {job.id} read, "
+                f"so a model of it would be without lineage",
+                run=job.id,
+            )
+    return [{key: one[key] for key in DATA_KEYS if one.get(key)} for one in found]
+
+
+def _json_number(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)

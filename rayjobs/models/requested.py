@@ -1,0 +1,160 @@
+"""The models that an attempt's script asked for: read on its node, made ready at its end.
+
+Nothing of this is kept between the two: the requests stay in the attempt's folder until the end
+of its job is written, and the models are written with that end, in one transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import RayjobsError, StoreBusyError, StoreFullError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.injob.metricsfile import MOST_RANK_FILES, read_all
+from rayjobs.injob.modelrequests import MOST_MODELS, name_of
+from rayjobs.injob.recordfiles import UnusableFileError
+from rayjobs.injob.uploads import clean_name
+from rayjobs.jobs.records import Job, ModelDraft, ModelRefusal
+from rayjobs.models import files as modelfiles
+from rayjobs.models import lineage
+from rayjobs.store.base import Store
+from rayjobs.workspace.blobs import BlobStore
+
+_RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
+MOST_BYTES = 64 * 1024**2  # of one rank's file of requests
+_DAMAGED = "its request is damaged"
+_TEXTS = ("framework", "framework_version")
+
+
+def read(root: Path, node: int, left_out: list[str] | None = None) -> list[dict[str, Any]]:
+    """Return what the ranks of a node asked for, in order, as JSON data for `prepare`.
+
+    What one rank asks for twice (the same name and path) is one request with the later texts.
+    The path is the run's name of the file: another node's files stand below ``node-<k>/``.
+
+    Args:
+        left_out: Gets a sentence for each file that is not read.
+
+    Raises:
+        OSError: a file of requests cannot be read.
+    """
+    found: list[dict[str, Any]] = []
+    left_out = [] if left_out is None else left_out
+    paths = AttemptPaths(Path(root))
+    # By the files, not by the plan: a script may start ranks of its own (torchrun in a job).
+    for rank in _ranks(paths.model_requests(0).parent):
+        merged: dict[tuple[str, str], dict[str, Any]] = {}
+        try:
+            records = read_all(str(paths.model_requests(rank)), most_bytes=MOST_BYTES)
+        except UnusableFileError as error:
+            left_out.append(f"models that rank {rank} registers: {error}")
+            continue
+        for record in records:
+            one = _checked(record)
+            old = merged.get((one["name"], one["path"]))
+            merged[one["name"], one["path"]] = one if old is None else _merged(old, one)
+        for one in merged.values():
+            file = f"node-{node}/{one['path']}" if node else one["path"]
+            found.append({**one, "rank": rank, "file": file})
+    return found
+
+
+def _ranks(folder: Path) -> list[int]:
+    try:
+        found = [_RANK_FILE.fullmatch(name) for name in os.listdir(folder)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    return sorted(int(one[1]) for one in found if one is not None)[:MOST_RANK_FILES]
+
+
+def _checked(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a request with nothing but what is known; a script may write the file by hand."""
+    name, path = record.get("name"), record.get("path")
+    try:
+        one: dict[str, Any] = {"name": name_of(name), "path": clean_name(path), "why": ""}
+    except (TypeError, ValueError):
+        return {"name": f"{name!s:.100}", "path": f"{path!s:.100}", "why": _DAMAGED}
+    for key in ("tags", "properties"):
+        values = record.get(key)
+        if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+            return {**one, "why": _DAMAGED}
+        one[key] = values
+    for key in _TEXTS:
+        one[key] = str(record.get(key) or "")
+    told = record.get("description")
+    one["description"] = None if told is None else str(told)
+    return one
+
+
+def _merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    if old["why"] or new["why"]:
+        return old if old["why"] else new
+    return {
+        **new,
+        "tags": {**old["tags"], **new["tags"]},
+        "properties": {**old["properties"], **new["properties"]},
+        "description": old["description"] if new["description"] is None else new["description"],
+        **{key: new[key] or old[key] for key in _TEXTS},
+    }
+
+
+def fold(requests: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the requests of all nodes by rank; of the same name and path the lowest rank's."""
+    kept: dict[tuple[str, str], Mapping[str, Any]] = {}
+    for one in sorted(requests, key=lambda one: int(one["rank"])):
+        kept.setdefault((one["name"], one["path"]), one)
+    return list(kept.values())
+
+
+def prepare(
+    store: Store, blobs: BlobStore, run: str, requests: Iterable[Mapping[str, Any]]
+) -> list[ModelDraft | ModelRefusal]:
+    """Return what `Store.finish` is to register for a run that is about to complete.
+
+    Whatever cannot become a model is refused with its reason: the run's other models, and its
+    end, do not depend on it.
+
+    Raises:
+        StoreBusyError, StoreFullError: the store cannot be asked now; try again.
+    """
+    job = store.job(run)
+    ready: list[ModelDraft | ModelRefusal] = []
+    for number, one in enumerate(requests):
+        why = one["why"]
+        if not why and number >= MOST_MODELS:
+            why = f"a run may register {MOST_MODELS} models by itself, and this is one more"
+        if not why:
+            try:
+                ready.append(_draft(store, blobs, job, one))
+                continue
+            except (StoreBusyError, StoreFullError):
+                raise
+            except RayjobsError as error:
+                why = str(error)
+        ready.append(ModelRefusal(name=one["name"], path=one["path"], why=why))
+    return ready
+
+
+def _draft(store: Store, blobs: BlobStore, job: Job, one: Mapping[str, Any]) -> ModelDraft:
+    lineage.refuse_without(job, at_its_end=True)
+    points = store.metrics(job.id)
+    primary = lineage.primary_of(store, job, points, None)
+    chosen = modelfiles.choose(store, blobs, job, one["file"])
+    return ModelDraft(
+        name=one["name"],
+        path=chosen.path,
+        digest=chosen.digest,
+        files=chosen.files,
+        sources=chosen.sources,
+        lineage=lineage.lineage_of(store, job, chosen, points, primary=primary),
+        user=job.user,
+        framework=one["framework"],
+        framework_version=one["framework_version"],
+        description=one["description"],
+        tags=one["tags"],
+        properties=one["properties"],
+    )

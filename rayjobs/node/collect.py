@@ -1,0 +1,214 @@
+"""What an attempt says and writes, brought from its node into the workspace: metrics, files."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.models import requested
+from rayjobs.node.collections import Collections, Progress, on_own_thread
+from rayjobs.node.data import NodeData
+from rayjobs.node.hosts import record_of
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.collected import Collected
+from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
+from rayjobs.results.dropped_checkpoints import CheckpointPublisher
+
+log = logging.getLogger(__name__)
+
+# How often metrics and files are read while an attempt runs.
+METRICS_EVERY_S = 0.25
+FILES_EVERY_S = 2.0
+# How often a comparison of many or large files of inputs looks for a cancel.
+CANCEL_EVERY_S = 2.0
+
+
+class _CanceledError(RayjobsError):
+    """The job's end was asked for while the files of its inputs were compared."""
+
+
+class Collecting:
+    """Brings what the attempts of one node leave into their workspaces."""
+
+    def __init__(self, data: NodeData, workspaces: Workspaces) -> None:
+        self._data = data
+        self._workspaces = workspaces
+        self._publishers: dict[str, Publisher] = {}
+        self._metrics: dict[str, MetricFollower] = {}
+        self._progress: dict[str, Progress] = {}
+        self._noted: dict[str, set[str]] = {}
+        self._collections = Collections()
+
+    async def watch(self, on: AttemptOnNode) -> None:
+        """Bring metrics and whole files into the workspace while the attempt runs."""
+        turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
+        turn = 0
+        while True:
+            await asyncio.sleep(METRICS_EVERY_S)
+            turn += 1
+            try:
+                # On a thread of its own: one that hangs must not take a thread from the others.
+                await on_own_thread(self._bring_metrics, on)
+                if turn % turns_per_files == 0:
+                    await on_own_thread(self._publisher(on).step)
+            except RayjobsError as error:
+                log.info("%s: %s", on.job, error)
+            except OSError as error:
+                log.warning("%s: %s", on.job, error)
+
+    async def collect(self, on: AttemptOnNode) -> Collected:
+        """Store the last metrics and every file; say what could not be, or where it stands still.
+
+        See `Collections.collect` for ``stuck``.
+        """
+        work = partial(self._collect, on)
+        return await self._collections.collect(_key(on), work, self._progress_of(on))
+
+    def _collect(self, on: AttemptOnNode) -> Collected:
+        root = Path(on.root)
+        watch = self._progress_of(on).watch
+        record = record_of(str(root))
+        left_out = missing_records(on, record)
+        problems: list[str] = []
+        try:
+            self._bring_metrics(on)
+        except (StoreError, OSError) as error:
+            problems.append(f"metrics: {error}.")
+        left_out += self._metrics[_key(on)].left_out.values()
+        self._learn_protection(on)
+        publisher = self._publisher(on)
+        problems += publisher.finish()
+        left_out += publisher.left_out
+        # Before outputs are stored, which may change the same folder.
+        left_out += self._compare_inputs(on)
+        if record is not None and record.outcome is Outcome.COMPLETED and self._is_current(on):
+            note = partial(self._workspaces.note, on)
+            watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
+            problems += self._data.store_outputs(root, self._workspaces.of(on), note=note)
+        watch("the models that the script registers", 0)
+        requests: list[dict[str, Any]] = []
+        try:
+            requests = requested.read(root, on.node, left_out)
+        except OSError as error:
+            problems.append(f"models that the script registers: {error.strerror or error}.")
+        watch("the job's history", 0)
+        noted = self._noted.setdefault(_key(on), set())
+        for sentence in left_out:
+            if sentence not in noted:
+                noted.add(sentence)
+                self._workspaces.note(on, "left_out", sentence)
+        watch("the end of the logs", 0)
+        if not problems:
+            for one in (self._publishers, self._metrics, self._progress, self._noted):
+                one.pop(_key(on), None)
+        facts = self._data.facts(root)
+        if not problems and not facts.refused and root.is_dir():
+            AttemptPaths(root).stored.touch()
+        return Collected(
+            tails=log_tails(on),
+            problems=tuple(problems),
+            data=facts,
+            models=tuple(requests),
+        )
+
+    def _compare_inputs(self, on: AttemptOnNode) -> list[str]:
+        """Note which files of the inputs changed; return a sentence if they were not compared.
+
+        Whatever goes wrong with it is told in the history, and never keeps a job from its end.
+        """
+        watch = self._progress_of(on).watch
+        watch("the files of its inputs", 0)
+        looked_s: float | None = None
+
+        def looking(path: str, size_bytes: int) -> None:
+            nonlocal looked_s
+            if looked_s is None or time.monotonic() - looked_s >= CANCEL_EVERY_S:
+                job = self._workspaces.of(on).store.job(on.job)
+                if job.cancel_requested_at is not None:
+                    raise _CanceledError("the job was canceled")
+                looked_s = time.monotonic()
+            # Each part separately: a file system that does not answer is noticed within a minute.
+            watch(f"the input file {path}", size_bytes)
+
+        note = partial(self._workspaces.note, on)
+        try:
+            self._data.tell_changes(Path(on.root), note=note, looking=looking)
+        except Exception as error:
+            if not isinstance(error, _CanceledError):
+                log.warning("inputs of %s", on.job, exc_info=error)
+            return [f"the files of its inputs were not compared with those at its start: {error}"]
+        return []
+
+    def _is_current(self, on: AttemptOnNode) -> bool:
+        """Whether what this attempt wrote may be stored: no newer one owns the job."""
+        job = self._workspaces.of(on).store.job(on.job)
+        return not job.state.is_final and job.attempt == on.attempt
+
+    def _learn_protection(self, on: AttemptOnNode) -> None:
+        """Ask the job's history how its other nodes kept it from changing its inputs."""
+        job = on.job
+        try:
+            self._data.learn_protection(on, lambda: self._workspaces.of(on).store.events(job))
+        except Exception as error:  # it must not keep a finished job from its end
+            log.warning("how other nodes protected the inputs of %s", job, exc_info=error)
+
+    def _bring_metrics(self, on: AttemptOnNode) -> None:
+        key = _key(on)
+        follower = self._metrics.get(key)
+        attempt = on.attempt
+        if follower is None:
+            follower = MetricFollower(Path(on.root), attempt=attempt)
+            self._metrics[key] = follower
+        watch = self._progress_of(on).watch
+        watch("its metrics", 0)
+        for batch in follower.batches():
+            watch(f"the metrics of rank {batch.rank}", 0)
+            deliver(self._workspaces.of(on).store, on.job, batch, attempt=attempt)
+            follower.confirm(batch)
+
+    def _progress_of(self, on: AttemptOnNode) -> Progress:
+        return self._progress.setdefault(_key(on), Progress())
+
+    def _publisher(self, on: AttemptOnNode) -> Publisher:
+        key = _key(on)
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            workspace = self._workspaces.of(on)
+            job, attempt = on.job, on.attempt
+            publisher = CheckpointPublisher(
+                on,
+                blobs=workspace.blobs,
+                publish=lambda files: workspace.store.publish_files(
+                    job, attempt=attempt, files=files
+                ),
+                drop=lambda names: workspace.store.drop_files(job, attempt=attempt, names=names),
+                watch=self._progress_of(on).watch,
+            )
+            self._publishers[key] = publisher
+        return publisher
+
+
+def _bytes_below(folder: Path) -> int:
+    """Return about how many bytes the files below a folder have; no link is followed."""
+    size = 0
+    for at, _, names in os.walk(folder):
+        for name in names:
+            try:
+                info = Path(at, name).lstat()
+            except OSError:
+                continue  # it has just gone
+            size += min(info.st_size, info.st_blocks * 512)
+    return size
+
+
+def _key(on: AttemptOnNode) -> str:
+    return on.marker

@@ -1,0 +1,413 @@
+"""The data of attempts on one node: brought before the launch, stored and let go at the end.
+
+What an attempt holds stands in a file of its folder, so that any later agent can let it go. A
+mount is held by two processes: the agent, and from the launch on the attempt host. Neither's death
+takes it from the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.data import pins
+from rayjobs.datastore import credentials
+from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
+from rayjobs.datastore.processes import ProcessIdentity, boot_id
+from rayjobs.datastore.progress import Progress, human_bytes, line_of
+from rayjobs.datastore.protection import NONE as NO_PROTECTION
+from rayjobs.datastore.protection import Protection
+from rayjobs.injob import recordfiles
+from rayjobs.jobs.data_facts import DataFacts, Trouble
+from rayjobs.launch.plan import input_variables, output_variables
+from rayjobs.node import data_record
+from rayjobs.node.folder_datastores import Reaches, check_folders
+from rayjobs.node.input_changes import InputChanges
+from rayjobs.node.outputs import Note, Outputs
+from rayjobs.protocol.attempts import AttemptOnNode, InputRequest, LaunchRequest
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.looks import Looking
+    from rayjobs.datastore.materialise import Materialised
+    from rayjobs.jobs.records import Event
+    from rayjobs.workspace.folder import OpenWorkspace
+
+log = logging.getLogger(__name__)
+
+# Transfers wait for networks; the pool of everything else has few threads on a small machine.
+THREADS = 32
+PROGRESS_EVERY_S = 10.0
+# How an input is brought whose files the script may change.
+OWN_FILES = ("copied", "downloaded")
+CACHE_BYTES = "RAYJOBS_DATA_CACHE_BYTES"
+
+
+class StoppedError(DatastoreError):
+    """The job's end was requested while its data was prepared."""
+
+
+class NodeData:
+    """The data of all attempts of one node. Its methods block; they are safe from threads."""
+
+    def __init__(
+        self, folder: Path, protection: Callable[[], Protection] = lambda: NO_PROTECTION
+    ) -> None:
+        """Keep caches and mounts in `folder`; `protection` tells what attempt hosts can do."""
+        self.folder = folder
+        self._protection = protection
+        self._changes = InputChanges(folder / "seen")
+        self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="data")
+        self._stopped: set[str] = set()
+        self._lock = threading.Lock()
+        self._is_started = False
+        self._outputs = Outputs()
+
+    # -- before the launch -----------------------------------------------------------------------
+    def bring(
+        self,
+        request: LaunchRequest,
+        workspace: OpenWorkspace,
+        *,
+        note: Note,
+        reaches: Reaches = lambda _folder: True,
+    ) -> dict[str, str]:
+        """Bring an attempt's inputs and make the folders of its outputs; return its variables.
+
+        Args:
+            reaches: Whether this node has a folder of the target's machine.
+
+        Raises:
+            PrepareError: class ``data``: an input cannot be brought. Nothing of any is left.
+        """
+        self._start()
+        on, inputs, outputs = request.on, request.inputs, request.outputs
+        paths = AttemptPaths(Path(on.root))
+        if not inputs and not outputs:
+            return {}
+        record = data_record.new(on)
+        variables: dict[str, str] = {}
+        looks: dict[str, dict[str, Any]] = {}
+        try:
+            for name, output in outputs.items():
+                shown = self._outputs.make(on, workspace, name, output, record, reaches)
+                variables |= output_variables(name, shown)
+            for name, asked in inputs.items():
+                self._check_stopped(on)
+                shown = self._bring_one(
+                    on, workspace, name, asked, paths, record, note, reaches, looks
+                )
+                variables |= input_variables(name, shown)
+            self._check_stopped(on)
+            if looks:
+                self._changes.keep(paths.root, looks)
+        except (DatastoreError, OSError) as error:
+            self.release(paths.root)
+            raise PrepareError(
+                data_record.sentence_of(error),
+                failure_class="data",
+                is_outage=isinstance(error, DatastoreUnavailable),
+                is_permanent=isinstance(error, DatastoreError) and error.is_permanent,
+            ) from error
+        except BaseException:
+            self.release(paths.root)
+            raise
+        return variables
+
+    def _bring_one(
+        self,
+        on: AttemptOnNode,
+        workspace: OpenWorkspace,
+        name: str,
+        asked: InputRequest,
+        paths: AttemptPaths,
+        record: dict[str, Any],
+        note: Note,
+        reaches: Reaches,
+        looks: dict[str, dict[str, Any]],
+    ) -> str:
+        from rayjobs.datastore.materialise import materialise
+
+        began_s = time.monotonic()
+        protection = self._protection()
+        try:
+            check_folders(pins.datastore_of(workspace, asked.source), reaches)
+            source = pins.resolve(workspace, name, **asked.to_json())
+            check_folders(source.records, reaches)
+            held = materialise(
+                source,
+                None,
+                self.folder,
+                into=paths.inputs,
+                working_directory=paths.work,
+                cache_bytes=_cache_bytes(),
+                progress=self._progress(on, name, note),
+                protection=protection,
+            )
+        except StoppedError:
+            raise
+        except DatastoreError as error:
+            # The same class, since it says whose fault it is; the name, since there may be many.
+            raise type(error)(f"input {name!r}: {error}") from error
+        record["held"].append(held.to_json())
+        entry: dict[str, Any] = {"path": held.path, "mode": source.mode, "how": held.how}
+        if held.how == "direct":
+            entry["definition"] = _write_definition(source, paths.inputs)
+        record["inputs"][name] = entry
+        data_record.write(paths.data, record)
+        took_s = time.monotonic() - began_s
+        why_open = _why_open(held, protection)
+        node = on.node
+        if node and held.seen:
+            # The first node compares the files for all: it has to know of each that left them open.
+            how = f"not read-only by their own path: {why_open}" if why_open else "read-only"
+            note(
+                pins.PROTECTED_EVENT,
+                f"input {name}: on node {node} its files are {how}",
+                {"name": name, "node": node, "why_open": why_open},
+            )
+        if node == 0:
+            if held.seen:
+                looks[name] = {
+                    "seen": [one.to_json() for one in held.seen],
+                    "version": held.version,
+                    "why_open": why_open,
+                }
+            note(
+                pins.INPUT_EVENT,
+                _input_text(held, asked, took_s),
+                {
+                    "name": name,
+                    "source": asked.source,
+                    "mode": asked.mode,
+                    "how": held.how,
+                    "version": held.version,
+                    "dataset": source.dataset,
+                    "dataset_id": source.dataset_id,
+                    "files": held.files,
+                    "bytes": held.bytes,
+                    "took_s": round(took_s, 3),
+                },
+            )
+        for sentence in held.said:
+            note("data", sentence, {"name": name})
+        return held.path
+
+    def _start(self) -> None:
+        """Take away what dead processes left, once in this agent's life."""
+        from rayjobs.datastore.materialise import start_node
+
+        with self._lock:
+            if not self._is_started and self.folder.exists():
+                for point in start_node(self.folder):
+                    log.info("the mount %s was left by a process that is gone: taken away", point)
+                self._changes.sweep(self.folder.parent / "attempts")
+            self._is_started = True
+
+    def views(self, on: AttemptOnNode) -> dict[str, Any] | None:
+        """Return what the host of a prepared attempt has to mount; see `injob.views.Views`."""
+        held = self._held(Path(on.root))
+        read_only = sorted({path for one in held for path in one.read_only})
+        overlays = [overlay for one in held for overlay in one.overlays]
+        shown = [one for each in held for one in each.shown]
+        if not read_only and not overlays and not shown:
+            return None
+        # The attempt's own files, its socket's folder, and what a script may tell the workspace.
+        writable = [on.root, str(Path(on.socket).parent), on.workspace]
+        return {
+            "read_only": read_only,
+            "overlays": overlays,
+            "shown": shown,
+            "writable": [path for path in writable if path and Path(path).is_dir()],
+        }
+
+    # -- a cancel meanwhile ----------------------------------------------------------------------
+    def stop(self, on: AttemptOnNode) -> None:
+        """Let `bring` of this attempt end soon; harmless when it is over."""
+        self._stopped.add(on.marker)
+
+    def _check_stopped(self, on: AttemptOnNode) -> None:
+        if on.marker in self._stopped:
+            raise StoppedError("the job's end was requested while its data was prepared.")
+
+    def _progress(self, on: AttemptOnNode, name: str, note: Note) -> Callable[[Progress], None]:
+        """Return what watches a download: it ends one that is canceled, and tells of long ones."""
+        told_s = time.monotonic()
+
+        def watch(progress: Progress) -> None:
+            nonlocal told_s
+            if progress.finished:
+                return
+            self._check_stopped(on)
+            if time.monotonic() - told_s >= PROGRESS_EVERY_S:
+                told_s = time.monotonic()
+                note("transfer", line_of(progress), {"name": name})
+
+        return watch
+
+    # -- while it runs ---------------------------------------------------------------------------
+    def share_with_host(self, root: Path, *, pid: int, start_time: int) -> None:
+        """Let the attempt host hold the mounts too: the agent may die and be replaced."""
+        from rayjobs.datastore.materialise import hold
+
+        for held in self._held(root):
+            hold(held, ProcessIdentity(pid, start_time, boot_id()), "host")
+
+    def take_over(self, root: Path) -> None:
+        """Hold the mounts of an attempt that an earlier agent prepared."""
+        from rayjobs.datastore.materialise import hold
+
+        for held in self._held(root):
+            hold(held, ProcessIdentity.current(), "agent")
+
+    def credentials(self, root: Path) -> dict[str, str]:
+        """Return what a script needs to read its direct inputs; kept nowhere."""
+        found: dict[str, str] = {}
+        environment = credentials.environment()
+        for entry in data_record.read(AttemptPaths(root).data).get("inputs", {}).values():
+            if "definition" not in entry:
+                continue
+            definition = Path(entry["definition"])
+            read = recordfiles.read_json(str(definition.parent), definition.name)
+            for record in read["records"]:
+                settings = record["settings"]
+                named = [value for key, value in settings.items() if key.endswith("_env")]
+                if record["kind"] == "s3" and not named and not settings.get("profile"):
+                    named = [name for name in environment if name.startswith("AWS_")]
+                found |= {name: environment[name] for name in named if name in environment}
+        return found
+
+    # -- at the end ------------------------------------------------------------------------------
+    def facts(self, root: Path) -> DataFacts:
+        """Return what tells whether an attempt failed for its data."""
+        from rayjobs.datastore.materialise import trouble
+
+        refused = data_record.read(AttemptPaths(root).data)["refused"]
+        paths, mounted, troubles = [], [], []
+        read_only: dict[str, tuple[str, ...]] = {}
+        for held in self._held(root):
+            paths.append(held.path)
+            if held.read_only or held.shown:
+                shown = [] if held.how in OWN_FILES else [held.path]
+                read_only[held.name] = (*shown, *held.read_only)
+            if not held.mount_folder:
+                continue
+            mounted.append(held.name)
+            if not Path(held.mount_folder).is_dir():
+                continue  # taken away after the end of all who held it: nobody knows any more
+            error = trouble(held)
+            if error is not None:
+                troubles.append(
+                    Trouble(
+                        held.name,
+                        data_record.sentence_of(error),
+                        is_outage=isinstance(error, DatastoreUnavailable),
+                        is_permanent=isinstance(error, DatastoreError) and error.is_permanent,
+                    )
+                )
+        return DataFacts(
+            mounted=tuple(mounted),
+            paths=tuple(paths),
+            read_only=read_only,
+            troubles=tuple(troubles),
+            refused=tuple(refused.values()),
+        )
+
+    def learn_protection(self, on: AttemptOnNode, history: Callable[[], list[Event]]) -> None:
+        """Add to what `tell_changes` says what the other nodes of the job told of themselves.
+
+        Args:
+            history: Returns the job's history; asked only if there are other nodes.
+
+        Raises:
+            StoreError: the history cannot be read.
+        """
+        if on.node_count == 1 or on.node:
+            return
+        nodes: dict[int, dict[str, str]] = {}
+        try:
+            for event in history():
+                if event.kind == pins.PROTECTED_EVENT and event.attempt == on.attempt:
+                    of_node = nodes.setdefault(int(event.data["node"]), {})
+                    of_node[str(event.data["name"])] = str(event.data["why_open"])
+        finally:
+            # Also where the history cannot be read: then nothing is known of the others.
+            self._changes.learn(Path(on.root), nodes, node_count=on.node_count)
+
+    def tell_changes(
+        self, root: Path, *, note: Note, looking: Looking = lambda _path, _size_bytes: None
+    ) -> None:
+        """Note which files of the inputs changed since `bring`, once. Blocks while it looks.
+
+        Args:
+            looking: See `rayjobs.datastore.looks.Looking`.
+        """
+        for sentence, facts in self._changes.compare(root, looking):
+            note(pins.CHANGED_EVENT if facts["count"] else "data", sentence, facts)
+        self._changes.forget(root)
+
+    def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
+        """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
+        return self._outputs.store(root, workspace, note=note)
+
+    def release(self, root: Path) -> None:
+        """Let an attempt's data go. Doing it twice is harmless."""
+        from rayjobs.datastore.materialise import release
+
+        self._outputs.release(root)
+        self._changes.forget(root)
+        for held in self._held(root):
+            try:
+                release(held)
+            except (DatastoreError, OSError) as error:
+                log.warning("input %s of %s is not let go: %s", held.name, root, error)
+
+    def forget(self, on: AttemptOnNode) -> None:
+        """Drop what was remembered of an attempt that has ended."""
+        self._stopped.discard(on.marker)
+
+    @staticmethod
+    def _held(root: Path) -> list[Materialised]:
+        from rayjobs.datastore.materialise import Materialised
+
+        return [
+            Materialised.from_json(one)
+            for one in data_record.read_what_is_left(AttemptPaths(root).data)["held"]
+        ]
+
+
+def _write_definition(source: DataInput, folder: Path) -> str:
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{source.name}.json"
+    path.write_text(json.dumps(source.to_json()))
+    return str(path)
+
+
+def _cache_bytes() -> int | None:
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get(CACHE_BYTES) or "")
+    return None
+
+
+def _input_text(held: Materialised, asked: InputRequest, took_s: float) -> str:
+    size = ""
+    if held.files is not None and held.bytes is not None:
+        size = f" ({held.files} files, {human_bytes(held.bytes)})"
+    return f"input {held.name}: {held.how} {asked.source}{size} in {took_s:.1f} s"
+
+
+def _why_open(held: Materialised, protection: Protection) -> str:
+    """Return why an attempt could change what its input comes from; "" if it could not."""
+    if held.why_open:
+        return held.why_open
+    return "" if held.read_only else protection.why

@@ -1,0 +1,139 @@
+"""What became of an attempt on its node: proven, ended if need be, and its scratch removed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from pathlib import Path
+
+from rayjobs.core.errors import RayjobsError
+from rayjobs.injob import exitrecord, recordfiles
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.outcomes import EndCause, EndReason
+from rayjobs.launch import hostclient
+from rayjobs.launch.leftovers import end_leftovers, find_leftovers
+from rayjobs.node.data import NodeData
+from rayjobs.node.fence import Fence
+from rayjobs.node.hosts import host_of, host_on, record_of, record_of_dead_host
+from rayjobs.node.scratch import Scratch, remove_if_empty
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.calls import Cleaned
+from rayjobs.protocol.settled import Found, Settled
+
+log = logging.getLogger(__name__)
+
+SETTLE_GRACE_S = 2.0
+END_TIMEOUT_S = 60.0
+CLEAN_TIMEOUT_S = 60.0
+CLEAN_PAUSE_S = 0.05
+# How long scratch stays that was kept after its attempt's end.
+KEEP_S = 7 * 86400.0
+
+
+def _ended(record: ExitRecord, *, proven: bool) -> Settled:
+    # The record alone tells: a host that was told to end may have been done by itself, and
+    # whoever ended it may have died before it could say so.
+    ended_now = record.end_reason is EndReason.PLACE_LOST
+    return Settled.of_record(record, proven=proven, ended_now=ended_now)
+
+
+class Ends:
+    """Settles and cleans up the attempts of one node."""
+
+    def __init__(self, attempts: Path, scratch: Scratch, data: NodeData) -> None:
+        """Look after the attempts in the folder `attempts`, which is below `scratch`."""
+        self.fence = Fence()
+        self._attempts = attempts
+        self._scratch = scratch
+        self._data = data
+
+    async def ended_unheard(self, on: AttemptOnNode) -> ExitRecord:
+        """The host is gone: its record, or proof that nothing is left and a record of that."""
+        record = await asyncio.to_thread(record_of, on.root)
+        if record is not None:
+            return record
+        proof = await asyncio.to_thread(end_leftovers, on.marker, None, SETTLE_GRACE_S)
+        return await asyncio.to_thread(record_of_dead_host, on, proof)
+
+    async def settle(self, on: AttemptOnNode, *, end: bool) -> Settled:
+        """Say ``running``, ``ended`` (with the record) or ``gone``; with `end`, end it first."""
+        if end:
+            await self.fence.end(on.marker)
+        connection = host_on(on)
+        record = await asyncio.to_thread(record_of, on.root)
+        if record is None and connection is not None and hostclient.is_alive(connection.identity):
+            if not end:
+                return Settled(Found.RUNNING)
+            record = await self._end_living(connection, on)
+        if record is not None:
+            proven = record.leftovers.proven_dead
+            if end and not proven:
+                # What could not be ended then may be gone, or can be ended, now.
+                again = await asyncio.to_thread(end_leftovers, on.marker, None, 0.0)
+                proven = again.proven_dead
+            return _ended(record, proven=proven)
+        if end:
+            self._data.stop(on)
+            proof = await asyncio.to_thread(end_leftovers, on.marker, None, SETTLE_GRACE_S)
+            if exitrecord.has_outcome(on.root, on.marker):
+                record = await asyncio.to_thread(record_of_dead_host, on, proof)
+                return _ended(record, proven=proof.proven_dead)
+            if proof.proven_dead:
+                await asyncio.to_thread(self._data.release, Path(on.root))
+            return Settled(Found.GONE, proven=proof.proven_dead, ended_now=True)
+        left = await asyncio.to_thread(find_leftovers, on.marker)
+        return Settled(Found.GONE, proven=not left)
+
+    async def _end_living(
+        self, connection: hostclient.HostConnection, on: AttemptOnNode
+    ) -> ExitRecord | None:
+        try:
+            await connection.cancel(EndCause(EndReason.PLACE_LOST), grace_s=SETTLE_GRACE_S)
+            return await connection.wait(timeout_s=END_TIMEOUT_S)
+        except (RayjobsError, TimeoutError, ValueError) as error:
+            log.warning("%s: %s", on.job, error)
+            return None
+
+    async def clean(self, on: AttemptOnNode) -> Cleaned:
+        """Remove the attempt's scratch once nothing of it runs."""
+        # The host answers before it leaves: it still carries the marker for an instant.
+        deadline_s = time.monotonic() + CLEAN_TIMEOUT_S
+        while await asyncio.to_thread(find_leftovers, on.marker):
+            if time.monotonic() > deadline_s:
+                return Cleaned(proven=False)
+            await asyncio.sleep(CLEAN_PAUSE_S)
+        root = Path(on.root)
+        await asyncio.to_thread(self._data.release, root)
+        self._data.forget(on)
+        await asyncio.to_thread(self._scratch.remove, root)
+        # Of a host that was killed; any other has removed it.
+        await asyncio.to_thread(Path(on.socket).unlink, missing_ok=True)
+        # The job's folder goes with its last attempt.
+        await asyncio.to_thread(remove_if_empty, root.parent)
+        return Cleaned(proven=True)
+
+    def prune(self, keep_s: float = KEEP_S) -> list[Path]:
+        """Remove what attempts left that ended long ago; return their folders.
+
+        Scratch stays after an end whose files could not be stored, so that people can save them.
+        """
+        removed = []
+        for root in sorted(self._attempts.glob("*/a*")):
+            try:
+                changed_s = max(path.lstat().st_mtime for path in (root, *root.glob("*.json")))
+                if root.is_symlink() or time.time() - changed_s < keep_s:
+                    continue
+                connection = host_of(str(root))
+                plan = recordfiles.read_json(str(root), "plan.json")
+                lives = connection is not None and hostclient.is_alive(connection.identity)
+                if lives or find_leftovers(plan["marker"]):
+                    continue
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                log.info("%s stays: %s", root, error)
+                continue
+            self._data.release(root)
+            if not self._scratch.remove(root):
+                removed.append(root)
+                remove_if_empty(root.parent)
+        return removed

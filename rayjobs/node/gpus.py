@@ -1,0 +1,219 @@
+"""Whether the GPUs that an attempt is given are free of programs that have no part in them."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.injob import recordfiles
+from rayjobs.injob.identity import is_alive
+from rayjobs.injob.processes import MARKER_VARIABLE
+from rayjobs.node.hosts import host_of
+
+TOOL = "nvidia-smi"
+ANSWER_S = 10.0
+# A killed program gives its memory back only when the driver has put its contexts away.
+PATIENCE_S = 15.0
+LOOK_S = 0.5
+# What nobody holds that can be seen may have gone between two questions: so often in a row it is
+# looked for.
+LOOKS = 3
+# The driver's own memory, and a display's, are less.
+UNSEEN_MIB = 1024
+
+
+class CannotTellError(Exception):
+    """Who uses the GPUs cannot be told."""
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds memory of a GPU.
+
+    Attributes:
+        pid: 0 where even that is not told.
+        mib: What it holds; no number where that is not told.
+    """
+
+    pid: int
+    program: str
+    mib: str
+    gpu: str = ""
+
+    @property
+    def marker(self) -> str:
+        """The attempt that it is of; empty for a program that is no job's, or is another user's."""
+        try:
+            block = Path(f"/proc/{self.pid}/environ").read_bytes()
+        except OSError:
+            return ""
+        before = f"{MARKER_VARIABLE}=".encode()
+        named = [one for one in block.split(b"\0") if one.startswith(before)]
+        return named[0].removeprefix(before).decode(errors="replace") if named else ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be seen: it is not gone, and not of another container or the machine."""
+        return Path(f"/proc/{self.pid}").exists()
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it has no memory of its own any more, and is not quite gone."""
+        try:
+            return Path(f"/proc/{self.pid}/statm").read_text().split()[0] == "0"
+        except OSError:
+            return False
+
+    def __str__(self) -> str:
+        """Return it for people."""
+        about = [Path(self.program).name]
+        if not self.is_here:
+            about.append("not visible here")
+        elif marker := self.marker:
+            about.append(f"of {marker}, which has no part of this GPU")
+        held = f"{self.mib} MiB" if self.mib.isdigit() else "memory, amount unknown"
+        return f"pid {self.pid or 'unknown'} ({', '.join(about)}) holds {held}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Who holds memory of some GPUs and has no part in them.
+
+    Attributes:
+        unseen_mib: By GPU, what nobody holds that can be seen, where that is much.
+    """
+
+    others: tuple[Holder, ...]
+    unseen_mib: Mapping[str, int]
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether nobody is known to be there who stays."""
+        return not any(one.is_here for one in self.others)
+
+
+async def wait_until_free(
+    devices: Collection[str], attempts: Path, tell: Callable[[str], None]
+) -> None:
+    """Wait a little for programs that end, and tell of those that stay; the job starts anyway.
+
+    Args:
+        devices: The GPUs, as in CUDA_VISIBLE_DEVICES.
+        attempts: The folder of the node's attempts, some of which may share them.
+        tell: Called with what people should know: also that it could not be checked.
+    """
+    if not devices:
+        return
+    clock = asyncio.get_running_loop().time
+    end_s, looks = clock() + PATIENCE_S, 0
+    which = f"GPU {','.join(devices)}"
+    while True:
+        try:
+            look = await _look(devices, attempts)
+        except CannotTellError as error:
+            tell(f"whether others use {which} could not be checked: {error}")
+            return
+        if not look.others and not look.unseen_mib:
+            return
+        looks = looks + 1 if look.may_pass else 0
+        waits = any(one.is_ending for one in look.others) and clock() < end_s
+        if not waits and not 0 < looks < LOOKS:
+            break
+        await asyncio.sleep(LOOK_S)
+    if look.others:
+        tell(
+            f"{which} is used by programs that have no part in it: "
+            f"{'; '.join(map(str, look.others))}. The job may find too little memory there"
+        )
+    for gpu, mib in look.unseen_mib.items():
+        tell(
+            f"GPU {gpu}: {mib} MiB are used by no visible process (a program in another container, "
+            f"or one that did not free them). The job may find too little memory"
+        )
+
+
+async def _look(devices: Collection[str], attempts: Path) -> Look:
+    """Return who is there besides those that share the GPUs.
+
+    Raises:
+        CannotTellError: nobody knows.
+    """
+    if shutil.which(TOOL) is None:
+        raise CannotTellError(f"there is no {TOOL} in PATH")
+    gpus, holders = await asyncio.gather(
+        _asked(devices, "--query-gpu=index,uuid,memory.used", columns=3),
+        _asked(devices, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", columns=4),
+    )
+    names = {uuid: {index, uuid} for index, uuid, _ in gpus}
+    found = [
+        Holder(int(pid) if pid.isdigit() else 0, program, mib, uuid)
+        for uuid, pid, mib, program in holders
+    ]
+    given = await asyncio.to_thread(_given, attempts) if found else {}
+    others = tuple(
+        one for one in found if not names.get(one.gpu, {one.gpu}) & given.get(one.marker, set())
+    )
+    unseen = {}
+    for index, uuid, used in gpus:
+        told = [one.mib for one in found if one.gpu == uuid]
+        if not used.isdigit():
+            raise CannotTellError(f"{TOOL} says {used!r} of the memory of GPU {index}")
+        if all(mib.isdigit() for mib in told):
+            left = int(used) - sum(map(int, told))
+            if left >= UNSEEN_MIB:
+                unseen[index] = left
+    return Look(others, unseen)
+
+
+def _given(attempts: Path) -> dict[str, set[str]]:
+    """Return the GPUs that living attempts of this node were given, by their markers."""
+    given = {}
+    for path in attempts.glob("*/a*/plan.json"):
+        try:
+            plan = recordfiles.read_json(str(path.parent), path.name)
+        except (OSError, ValueError):
+            continue  # it is being written, or goes
+        host = host_of(str(path.parent))
+        if host is not None and is_alive(host.identity):
+            given[str(plan["marker"])] = set(plan["env"].get("CUDA_VISIBLE_DEVICES", "").split(","))
+    return given
+
+
+async def _asked(devices: Collection[str], query: str, *, columns: int) -> list[list[str]]:
+    """Return the lines of an answer, each in its columns.
+
+    Raises:
+        CannotTellError: there is none, or it is none that can be read.
+    """
+    try:
+        tool = await asyncio.create_subprocess_exec(
+            TOOL,
+            f"--id={','.join(devices)}",
+            query,
+            "--format=csv,noheader,nounits",
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+    except OSError as error:
+        raise CannotTellError(f"{TOOL} cannot be run: {error.strerror}") from error
+    try:
+        said, _ = await asyncio.wait_for(tool.communicate(), ANSWER_S)
+    except TimeoutError as error:
+        raise CannotTellError(f"{TOOL} did not answer within {ANSWER_S:g} s") from error
+    finally:
+        if tool.returncode is None:
+            tool.kill()
+            await tool.wait()
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip()]
+    if tool.returncode != 0:
+        why = lines[0].strip() if lines else "without a word"
+        raise CannotTellError(f"{TOOL} ended with {tool.returncode}: {why}")
+    table = [line.split(", ", columns - 1) for line in lines]
+    for line, words in zip(lines, table, strict=True):
+        if len(words) != columns:
+            raise CannotTellError(f"{TOOL} says {line!r}")
+    return table

@@ -1,0 +1,56 @@
+"""What may hold the processes of a node's attempts: tried once, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+
+from rayjobs.injob import namespace
+from rayjobs.injob.tree import CGROUP, NAMESPACE, SCAN
+from rayjobs.target.node_settings import AUTO
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 60.0
+
+
+class NodeHold:
+    """The levels of one node, the best first. Safe from threads."""
+
+    def __init__(self, setting: str) -> None:
+        """Hold as `NodeSettings.hold` says."""
+        self._setting = setting
+        self._lock = threading.Lock()
+        self._levels: tuple[str, ...] | None = None if setting == AUTO else (setting,)
+
+    def levels(self) -> tuple[str, ...]:
+        """Return what a plan's `hold` has to be. Blocks for a moment at its first use."""
+        with self._lock:
+            if self._levels is None:
+                refused = why_no_namespace()
+                if refused:
+                    log.info("attempts are held without a PID namespace: %s", refused)
+                self._levels = (CGROUP, SCAN) if refused else (CGROUP, NAMESPACE, SCAN)
+            return self._levels
+
+
+def why_no_namespace() -> str:
+    """Return why an attempt cannot have a PID namespace here; empty when it can. Blocks."""
+    # In a process of its own: whoever makes one can start no threads any more.
+    try:
+        asked = subprocess.run(
+            [sys.executable, "-S", "-E", str(namespace.__file__)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+        answer = json.loads(asked.stdout)
+        return "" if answer["works"] else str(answer["why"])
+    except subprocess.TimeoutExpired:
+        return f"the trial did not end within {PROBE_S:g} s"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"it could not be tried: {error!r}"

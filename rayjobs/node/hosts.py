@@ -1,0 +1,124 @@
+"""What a node knows of an attempt's host: how to start it, where it is, how it ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.datastore import credentials
+from rayjobs.injob import exitrecord, openfiles, usage
+from rayjobs.injob.exitrecord import ExitRecord, Leftovers
+from rayjobs.injob.identity import boot_id
+from rayjobs.launch import hostclient
+from rayjobs.launch.leftovers import Proof
+from rayjobs.protocol.attempts import AttemptOnNode, SecretSource
+
+log = logging.getLogger(__name__)
+
+
+def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
+    """Return secrets by name from the node's own variables and files.
+
+    Raises:
+        PrepareError: class ``environment``: one is not there.
+    """
+    values = {}
+    for name, reference in references.items():
+        variable, file = reference.env, reference.file
+        if variable is not None:
+            if not credentials.variable(variable):
+                raise PrepareError(
+                    f"the secret {name} comes from the variable {variable}, which the target does "
+                    f"not have; give it: `rayjobs target secret set {variable}`",
+                    failure_class="environment",
+                    is_permanent=True,
+                )
+            values[name] = credentials.variable(variable)
+        elif file is not None:
+            try:
+                values[name] = Path(file).expanduser().read_text().rstrip("\n")
+            except OSError as error:
+                raise PrepareError(
+                    f"the secret {name} is to come from {file}: {error.strerror}",
+                    failure_class="environment",
+                    is_permanent=True,
+                ) from error
+    return values
+
+
+def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
+    """Return the record that a host would have written, had it not been killed."""
+    return ExitRecord.of_lost_host(
+        job=on.job,
+        attempt=on.attempt,
+        node=on.node,
+        marker=on.marker,
+        boot_id=boot_id(),
+        leftovers=Leftovers(proof.killed, proof.proven_dead, proof.remaining),
+        usage=usage.read(on.root),
+    )
+
+
+def record_of_dead_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
+    """Return, and keep, the exit record of an attempt whose host died before it wrote one.
+
+    An outcome that was known by then is final: ranks that had ended well ran well, whatever
+    became of the host while it ended what they had left behind.
+    """
+    lost = exit_record_of_lost_host(on, proof)
+    record = exitrecord.with_outcome(on.root, lost)
+    if record is None:
+        return lost
+    if proof.proven_dead:
+        try:
+            exitrecord.write(on.root, record)
+        except OSError as error:
+            log.warning("the exit record of %s is not kept: %s", on.job, error)
+    return record
+
+
+def host_of(root: str) -> hostclient.HostConnection | None:
+    """Return the connection to an attempt's host; None where none was started, for all we know.
+
+    Raises:
+        OSError: no more files can be opened.
+    """
+    try:
+        return openfiles.patiently(lambda: hostclient.HostConnection.of(root))
+    except (OSError, ValueError) as error:
+        if openfiles.is_exhausted(error):
+            raise
+        log.warning("no host is known: %s", error)
+        return None
+
+
+def host_on(on: AttemptOnNode) -> hostclient.HostConnection | None:
+    """Return the connection to the host of an attempt; None where none was started.
+
+    A script may have removed what its host wrote: then the one that listens at the attempt's
+    socket, which is not below the attempt's folder, is its host.
+
+    Raises:
+        OSError: no more files can be opened.
+    """
+    found = host_of(on.root)
+    if found is not None:
+        return found
+    return openfiles.patiently(lambda: hostclient.HostConnection.listening_at(on.socket, on.root))
+
+
+def record_of(root: str) -> ExitRecord | None:
+    """Return an attempt's exit record; None while there is none that can be read.
+
+    Raises:
+        OSError: no more files can be opened, so that nothing is known.
+    """
+    try:
+        return openfiles.patiently(lambda: hostclient.read_exit_record(root))
+    except (OSError, ValueError) as error:
+        if openfiles.is_exhausted(error):
+            raise
+        log.warning("no exit record: %s", error)
+        return None

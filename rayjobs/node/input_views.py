@@ -1,0 +1,68 @@
+"""How a node keeps attempts from changing what their inputs come from: tried once, on this node."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.injob import views
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.protection import Protection
+
+log = logging.getLogger(__name__)
+
+PROBE_S = 60.0
+
+
+class InputViews:
+    """What attempt hosts can do for the inputs of their attempts. Safe from threads."""
+
+    def __init__(self, folder: Path, *, is_on: bool = True) -> None:
+        """Try it below `folder`, where the attempts will be; or not at all unless `is_on`."""
+        self._folder = folder
+        self._is_on = is_on
+        self._lock = threading.Lock()
+        self._found: Protection | None = None
+
+    def protection(self) -> Protection:
+        """Return what works here. Blocks for a moment at its first use."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._try()
+                if self._found.why:
+                    log.info("inputs cannot be made read-only in place: %s", self._found.why)
+            return self._found
+
+    def _try(self) -> Protection:
+        from rayjobs.datastore.protection import Protection
+
+        if not self._is_on:
+            why = "mount namespaces are switched off for this target (RAYJOBS_INPUT_VIEWS=0)"
+            return Protection(why=why, why_no_overlay=why)
+        try:
+            # In a process of its own: it makes namespaces.
+            asked = subprocess.run(
+                [sys.executable, "-S", "-E", str(views.__file__), str(self._folder)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=PROBE_S,
+                check=False,
+            )
+            answer = json.loads(asked.stdout)
+            return Protection(
+                read_only=bool(answer["read_only"]),
+                overlay=bool(answer["overlay"]),
+                why=str(answer["why"]),
+                why_no_overlay=str(answer["why_no_overlay"]),
+            )
+        except subprocess.TimeoutExpired:
+            why = f"the trial of mount namespaces did not end within {PROBE_S:g} s"
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            why = f"mount namespaces could not be tried: {error!r}"
+        return Protection(why=why, why_no_overlay=why)

@@ -1,0 +1,49 @@
+"""Leases of attempt hosts that are being started, until their hosts keep them by themselves.
+
+A request to start a host may arrive late: at a node that was frozen, or cut off, when it was sent.
+By then the target may have given the node up and the job may run elsewhere. So the lease counts
+from a stamp of the node's own clock that is older than the request, and not from the host's start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.injob.lease import Lease
+from rayjobs.injob.plan import LaunchPlan
+
+
+class Launching:
+    """The leases of a node's hosts that are being started, by the attempts' markers."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._leases: dict[str, Lease] = {}
+
+    @contextmanager
+    def starting(self, plan: LaunchPlan) -> Iterator[Lease]:
+        """Keep the lease of a plan's host while it is being started within."""
+        lease = Lease(plan.lease_s, since_s=plan.lease_since_s)
+        self._leases[plan.marker] = lease
+        try:
+            yield lease
+        finally:
+            self._leases.pop(plan.marker, None)
+
+    def renew(self, marker: str, stamp: float | None) -> float | None:
+        """Prolong a lease as its host would; return the next stamp, None for no such lease."""
+        lease = self._leases.get(marker)
+        return None if lease is None else lease.renew(stamp)
+
+
+def require(lease: Lease) -> None:
+    """Return if a host may be started.
+
+    Raises:
+        PrepareError: class ``system``: its lease is over before it has begun.
+    """
+    why = lease.why_over()
+    if why is not None:
+        raise PrepareError(f"the attempt's host was not started: {why}", failure_class="system")

@@ -1,0 +1,235 @@
+"""What an agent does on its node: prepare, launch, follow, collect, settle, clean."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from rayjobs import snapshots
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import AttemptPaths, NodePaths, TargetPaths, runtime_dir
+from rayjobs.environments import interpreter
+from rayjobs.environments.horovod import required
+from rayjobs.injob import openfiles
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.lease import Lease
+from rayjobs.injob.outcomes import EndCause, Outcome
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.launch import hostclient, openmpi
+from rayjobs.launch.plan import resume_variables
+from rayjobs.node import watch
+from rayjobs.node.collect import Collecting
+from rayjobs.node.data import NodeData
+from rayjobs.node.ends import KEEP_S, Ends
+from rayjobs.node.environments import NodeEnvironments
+from rayjobs.node.facts import NodeFacts
+from rayjobs.node.hold import NodeHold
+from rayjobs.node.hosts import host_on, read_secrets
+from rayjobs.node.input_views import InputViews
+from rayjobs.node.leases import Launching, require
+from rayjobs.node.prepare import Preparing
+from rayjobs.node.remote_workspace import ask_target, open_remote
+from rayjobs.node.scratch import Scratch
+from rayjobs.node.secrets import NodeSecrets
+from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
+from rayjobs.node.sweeping import Sweeping, remove_dead_sockets
+from rayjobs.node.warm import NodeWarm
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.attempts import AttemptOnNode, Launched, LaunchRequest
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.nodes import Prepared
+from rayjobs.target.local_head import LOCAL
+from rayjobs.target.node_settings import NodeSettings
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """One node's side of all attempts on it. Its methods run on one event loop."""
+
+    def __init__(self, target: str, home: Path, settings: NodeSettings | None = None) -> None:
+        """Act for `target`; without `settings`, as the environment says."""
+        settings = settings or NodeSettings.read(target)
+        self.target = target
+        self.paths = NodePaths(settings.scratch or home / "node")
+        self.paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = TargetPaths.of(target, under=home).log
+        logs.mkdir(parents=True, exist_ok=True)
+        scratch = Scratch(self.paths.root)
+        workspaces = Workspaces(partial(open_remote, target), shares_disk=settings.shares_disk)
+        raylet = None if target == LOCAL else watch.raylet_of_worker()
+        self._warm = NodeWarm(self.paths.root, logs / "warm.log", raylet=raylet)
+        self._hold = NodeHold(settings.hold)
+        self._views = InputViews(self.paths.root, is_on=settings.input_views)
+        self._data = NodeData(self.paths.data_cache, self._views.protection)
+        self._environments = NodeEnvironments(self.paths.environments, workspaces)
+        self._preparing = Preparing(
+            scratch,
+            snapshots.NodeSnapshots(self.paths.snapshots),
+            self._data,
+            workspaces,
+            self._environments,
+            NodeFacts(self.paths.root / "facts"),
+        )
+        self._collecting = Collecting(self._data, workspaces)
+        self._workspaces = workspaces
+        self._secrets = NodeSecrets(target, home, partial(ask_target, target, "secrets"))
+        self.ends = Ends(self.paths.root / "attempts", scratch, self._data)
+        self.sweeping = Sweeping(self.paths.root / "attempts", scratch, self._data.release)
+        self.launching = Launching()
+        self._stopped = StoppedHosts(workspaces.note)
+
+    def warm_up(self) -> None:
+        """Begin to start the warm interpreter, unless it is known to be up."""
+        loop = asyncio.get_running_loop()
+        for what_works_here in (self._hold.levels, self._views.protection):
+            loop.run_in_executor(None, what_works_here)
+        self._warm.warm_up()
+
+    def injob_path(self) -> Path:
+        """See `NodeWarm.injob_path`."""
+        return self._warm.injob_path()
+
+    async def prepare(self, request: LaunchRequest) -> Prepared:
+        """See `Preparing.prepare`."""
+        await self._bring_secrets(request.on)
+        return await self._preparing.prepare(request)
+
+    async def _bring_secrets(self, on: AttemptOnNode) -> None:
+        if on.reads_secrets:
+            is_far = self._workspaces.is_far(on)
+            await asyncio.to_thread(self._secrets.bring, on, is_far=is_far)
+
+    # -- launch ----------------------------------------------------------------------------------
+    async def launch(self, request: LaunchRequest) -> Launched:
+        """Start the attempt host, warm if it can be.
+
+        Raises:
+            PrepareError: a secret is missing, the host could not be started, or the attempt was
+                ended meanwhile, or may have been.
+        """
+        async with self.ends.fence.starting(request.on.marker):
+            with self.launching.starting(request.plan) as lease:
+                return await self._launch(request, lease)
+
+    async def _launch(self, request: LaunchRequest, lease: Lease) -> Launched:
+        on = request.on
+        python = interpreter.path_of(request.plan.python)
+        plan = replace(request.plan, python=python)
+        plan = replace(plan, env=self.environment_of(plan))
+        root = Path(plan.root)
+        await asyncio.to_thread(openmpi.require, plan)
+        await asyncio.to_thread(required.require, plan)
+        hold = await asyncio.to_thread(self._hold.levels)
+        await self._bring_secrets(on)  # another agent may have prepared it
+        views = await asyncio.to_thread(self._data.views, on)
+        plan = replace(plan, soft_files=openfiles.original(), hold=hold, views=views)
+        secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
+        try:
+            launched = await self._start_host(plan, lease, secrets)
+            host = launched.host
+            await asyncio.to_thread(
+                self._data.share_with_host, root, pid=host.pid, start_time=host.start_time
+            )
+            return launched
+        except hostclient.WarmError as error:
+            found = hostclient.HostConnection.of(str(root))
+            if found is not None and hostclient.is_alive(found.identity):
+                return Launched(found.identity)
+            raise PrepareError(str(error), failure_class="system") from error
+
+    @staticmethod
+    def environment_of(plan: LaunchPlan) -> dict[str, str]:
+        """Return the variables of the plan's ranks, with what is known only on the node.
+
+        That is where a checkpoint was brought to, and the programs of the environment.
+        """
+        resume = AttemptPaths(Path(plan.root)).resume
+        brought = resume_variables(resume) if resume.is_dir() else {}
+        return {**interpreter.variables(plan.python, plan.env), **brought}
+
+    async def _start_host(
+        self, plan: LaunchPlan, lease: Lease, secrets: Mapping[str, str]
+    ) -> Launched:
+        socket, reason = None, plan.cold
+        if reason is None:
+            socket, reason = await self._warm.ready(plan)
+        require(lease)
+        plan = replace(plan, lease_since_s=lease.since_s)
+        path = AttemptPaths(Path(plan.root)).plan
+        await asyncio.to_thread(path.write_text, json.dumps(plan.to_json()))
+        if socket is not None:
+            answer = await hostclient.fork(str(socket), str(path), secrets=secrets)
+            if answer.identity is not None:
+                return Launched(answer.identity)
+            reason = answer.cold or "the warm interpreter refused"
+        identity = await hostclient.start_cold(
+            str(path), reason=reason, env=hostclient.runtime_environment(), secrets=secrets
+        )
+        return Launched(identity, cold=reason)
+
+    # -- follow ----------------------------------------------------------------------------------
+    async def follow(self, on: AttemptOnNode) -> ExitRecord:
+        """Wait for the end; store metrics and files meanwhile. Return the exit record."""
+        # Another agent may have brought its data.
+        await asyncio.to_thread(self._data.take_over, Path(on.root))
+        watching = asyncio.ensure_future(self._collecting.watch(on))
+        try:
+            connection = await asyncio.to_thread(host_on, on)
+            if connection is None:
+                return await self.ends.ended_unheard(on)
+            keeping = asyncio.ensure_future(self._stopped.watch(on, connection))
+            try:
+                return await connection.wait()
+            except hostclient.HostGone:
+                return await self.ends.ended_unheard(on)
+            finally:
+                keeping.cancel()
+                await asyncio.gather(keeping, return_exceptions=True)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def stop(self, on: AttemptOnNode, cause: EndCause, *, grace_s: float) -> None:
+        """Ask the host to end its attempt; one that is gone already is fine.
+
+        Of an attempt that is being prepared, the build of its environment and a transfer of data
+        are ended.
+        """
+        self._environments.stop(on)
+        self._data.stop(on)
+        connection = host_on(on)
+        if connection is None:
+            return
+        try:
+            await connection.cancel(cause, grace_s=grace_s, timeout_s=ANSWER_S)
+        except hostclient.HostGone as error:
+            log.info("%s: %s", on.job, error)
+        except hostclient.HostUnreachable:
+            self._stopped.end(
+                on,
+                connection,
+                Outcome.CANCELED,
+                cause.sentence,
+                grace_s=grace_s,
+                end_reason=cause.reason,
+            )
+
+    # -- collect ---------------------------------------------------------------------------------
+    async def collect(self, on: AttemptOnNode) -> Collected:
+        """Store the last metrics and every file. Call it again while it names problems."""
+        # Outputs are stored by what is valid now: hours may have passed, or the agent is another.
+        if on.reads_secrets:
+            is_far = self._workspaces.is_far(on)
+            await asyncio.to_thread(self._secrets.bring_again, on, is_far=is_far)
+        return await self._collecting.collect(on)
+
+    def prune(self, keep_s: float = KEEP_S) -> list[Path]:
+        """See `Ends.prune`."""
+        remove_dead_sockets(runtime_dir(create=False))
+        return self.ends.prune(keep_s)

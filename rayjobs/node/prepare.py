@@ -1,0 +1,162 @@
+"""What a node does before an attempt starts: folder, snapshot, checkpoint, environment, data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from functools import partial
+from pathlib import Path
+
+from rayjobs import snapshots
+from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.datastore.digests import digest_of
+from rayjobs.environments import interpreter
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.jobs.queue_records import RESUMED
+from rayjobs.launch import network
+from rayjobs.node import gpus
+from rayjobs.node.data import NodeData
+from rayjobs.node.environments import NodeEnvironments
+from rayjobs.node.facts import NodeFacts
+from rayjobs.node.scratch import Scratch
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
+from rayjobs.protocol.nodes import HostFacts, Prepared
+from rayjobs.resume import resuming
+
+log = logging.getLogger(__name__)
+
+
+class Preparing:
+    """Makes attempts ready on one node."""
+
+    def __init__(
+        self,
+        scratch: Scratch,
+        shared: snapshots.NodeSnapshots,
+        data: NodeData,
+        workspaces: Workspaces,
+        environments: NodeEnvironments,
+        facts: NodeFacts,
+    ) -> None:
+        """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
+        self._scratch = scratch
+        self._snapshots = shared
+        self._data = data
+        self._workspaces = workspaces
+        self._environments = environments
+        self._facts = facts
+        self._kept: set[tuple[str, str]] = set()  # workspace, digest of a list of packages
+
+    async def prepare(self, request: LaunchRequest) -> Prepared:
+        """Make the attempt's folder: a private copy of the snapshot, room for what it says, data.
+
+        Raises:
+            PrepareError: with its class.
+        """
+        looking = asyncio.ensure_future(self._look_at_gpus(request))
+        try:
+            await asyncio.to_thread(self.make_folder, request)
+            python = await self._environments.bring(request)
+            loop = asyncio.get_running_loop()
+            finding = loop.run_in_executor(None, self._find_facts, request, python)
+            variables = await loop.run_in_executor(self._data.pool, self._bring_data, request)
+            facts = await finding
+            await looking
+        finally:
+            looking.cancel()
+        return Prepared(request.on.root, variables, python, facts)
+
+    def _find_facts(self, request: LaunchRequest, built: str | None) -> HostFacts:
+        """Return what the attempt will run on; its list of packages is kept once by digest."""
+        on, plan = request.on, request.plan
+        try:
+            python = built or interpreter.path_of(plan.python or sys.executable)
+            facts = self._facts.of(python, _devices(plan))
+            packages = facts.pop("packages", None)
+            if packages is not None:
+                facts["torch"] = dict(packages).get("torch")
+                facts["package_count"] = len(packages)
+                facts["packages"] = self._keep(on, json.dumps(packages).encode())
+            return HostFacts.from_json(facts)
+        except Exception as error:  # a record, which no attempt may fail for
+            log.warning("what %s runs on is not known", on.job, exc_info=True)
+            return HostFacts(why=f"not known: {error}"[:300])
+
+    def _keep(self, on: AttemptOnNode, content: bytes) -> str:
+        digest = digest_of(content)
+        key = (on.workspace, digest)
+        if key not in self._kept:
+            self._workspaces.of(on).store.catalogue.put_manifest(content)
+            self._kept.add(key)
+        return digest
+
+    async def _look_at_gpus(self, request: LaunchRequest) -> None:
+        told: list[str] = []
+        attempts = Path(request.on.root).parents[1]
+        await gpus.wait_until_free(_devices(request.plan), attempts, told.append)
+        for sentence in told:
+            await asyncio.to_thread(self._workspaces.note, request.on, "gpu", sentence)
+
+    def _bring_data(self, request: LaunchRequest) -> dict[str, str]:
+        on = request.on
+        note = partial(self._workspaces.note, on)
+        reaches = partial(self._workspaces.reaches, on)
+        return self._data.bring(request, self._workspaces.of(on), note=note, reaches=reaches)
+
+    def make_folder(self, request: LaunchRequest) -> None:
+        """Make the attempt's folder without its data; see `prepare`. Blocks."""
+        on = request.on
+        paths = AttemptPaths(Path(on.root))
+        try:
+            # An attempt starts once, in a new folder; what stands here was put back unused.
+            self._data.release(paths.root)
+            if kept := self._scratch.remove(paths.root):
+                raise PrepareError("; ".join(kept), failure_class="storage")
+            paths.root.mkdir(mode=0o700, parents=True)
+            if request.snapshot is not None:
+                self._unpack(on, request.snapshot, paths.work)
+            for folder in (
+                paths.work / "outputs",
+                paths.work / "logs",
+                paths.driver_log(0).parent,
+                paths.metrics(0).parent,
+                paths.tmp,
+            ):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._bring_checkpoint(request, paths.resume)
+            if told := network.unknown_interface(request.plan):
+                self._workspaces.note(on, "network", told)
+        except SnapshotError as error:
+            raise PrepareError(str(error), failure_class="environment") from error
+        except (StoreError, NotFoundError) as error:
+            raise PrepareError(str(error), failure_class="storage") from error
+        except OSError as error:
+            raise PrepareError(
+                f"{paths.root} cannot be created: {error.strerror}", failure_class="storage"
+            ) from error
+
+    def _unpack(self, on: AttemptOnNode, digest: str, work: Path) -> None:
+        workspace = self._workspaces.of(on)
+        self._snapshots.ensure(digest, lambda: workspace.blobs.open(snapshots.blob_key(digest)))
+        self._snapshots.copy_into(digest, work)
+
+    def _bring_checkpoint(self, request: LaunchRequest, folder: Path) -> None:
+        if request.resume is None:
+            return
+        on, asked = request.on, request.resume
+        workspace = self._workspaces.of(on)
+        brought = resuming.bring(
+            workspace.store, workspace.blobs, folder, own=asked.run, path=asked.path
+        )
+        if brought is not None and on.node == 0:
+            # Else it is where the job's first attempt began: the work between was lost.
+            continues = brought.checkpoint is not None and brought.checkpoint.run == asked.run
+            self._workspaces.note(on, RESUMED, brought.sentence, {"continues": continues})
+
+
+def _devices(plan: LaunchPlan) -> list[str]:
+    return [one for one in plan.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]

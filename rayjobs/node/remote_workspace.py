@@ -1,0 +1,228 @@
+"""A workspace as a node sees it that does not share its disk: all goes to the target by Ray."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, BinaryIO, cast
+
+from rayjobs.core import ids
+from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.datastore.errors import DatastoreError
+from rayjobs.protocol.names import CHUNK_BYTES
+from rayjobs.store.base import Store
+from rayjobs.workspace.blobs import Blob, open_source
+from rayjobs.workspace.folder import OpenWorkspace
+
+# Of one call. The target may be busy, or be started again meanwhile.
+ANSWER_S = 120.0
+Ask = Callable[..., Any]
+
+
+def open_remote(target: str, path: str) -> OpenWorkspace:
+    """Return a workspace whose store and blobs are asked through the target's actor.
+
+    Raises:
+        StoreError: the target does not answer, or cannot open it.
+        NotFoundError: it is not there any more.
+    """
+    ask = partial(ask_target, target)
+    facts = ask("about", path)
+    return OpenWorkspace(
+        path=Path(path),
+        id=facts["id"],
+        name=facts["name"],
+        store=cast(Store, RemoteStore(ask, path)),
+        blobs=RemoteBlobs(ask, path),
+    )
+
+
+def ask_target(target: str, method: str, *given: Any) -> Any:
+    """Return what the target's actor answers. Blocks: call it on a thread.
+
+    Raises:
+        StoreError: it does not answer.
+        RayjobsError: what the workspace raised.
+        DatastoreError: what its catalogue raised.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    from rayjobs.protocol.names import NAMESPACE, actor_name
+
+    try:
+        actor = ray.get_actor(actor_name(target), namespace=NAMESPACE)
+        return ray.get(actor.workspace.remote(method, *given), timeout=ANSWER_S)
+    except RayTaskError as error:
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, (RayjobsError, DatastoreError)):
+            raise cause from error
+        raise StoreError(f"the target {target} failed at {method}: {cause or error}") from error
+    except (RayError, ValueError) as error:
+        # A ValueError is Ray's word for an actor that is not there.
+        raise StoreError(f"the target {target} cannot be reached: {error}") from error
+
+
+class RemotePart:
+    """Passes every call of a method on to the target."""
+
+    def __init__(self, ask: Ask, path: str, part: str, kind: type) -> None:
+        """Stand for the `part` of the workspace at `path` on the target's machine.
+
+        Args:
+            kind: The protocol of that part. Some of its users ask an object what it is by its
+                attributes, so this one has no others.
+        """
+        self._ask = ask
+        self._path = path
+        self._part = part
+        self._kind = kind
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_") or not hasattr(self._kind, method):
+            raise AttributeError(method)
+
+        def call(*given: Any, **more: Any) -> Any:
+            return self._ask("call", self._path, self._part, method, given, more)
+
+        return call
+
+
+class RemoteStore(RemotePart):
+    """A `Store` by Ray."""
+
+    def __init__(self, ask: Ask, path: str) -> None:
+        """Stand for the store of the workspace at `path` on the target's machine."""
+        from rayjobs.datastore.catalogue import Catalogue
+
+        super().__init__(ask, path, "store", Store)
+        self.catalogue = RemotePart(ask, path, "catalogue", Catalogue)
+
+    def close(self) -> None:
+        """Leave the target's own store open."""
+
+
+class RemoteBlobs:
+    """A `BlobStore` by Ray: files travel in pieces, and arrive as a whole or not at all."""
+
+    def __init__(self, ask: Ask, path: str) -> None:
+        """Stand for the blobs of the workspace at `path` on the target's machine."""
+        self._ask = ask
+        self._path = path
+
+    def _call(self, method: str, *given: Any) -> Any:
+        return self._ask("call", self._path, "blobs", method, given, {})
+
+    def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
+        try:
+            with open_source(path) as stream:
+                # What somebody appends meanwhile is left for the next time.
+                left = os.fstat(stream.fileno()).st_size
+                data = stream.read(min(CHUNK_BYTES, left))
+                name = self._ask("append", self._path, None, data)
+                left -= len(data)
+                while data := stream.read(min(CHUNK_BYTES, left)):
+                    self._ask("append", self._path, name, data)
+                    left -= len(data)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        return cast(Blob, self._ask("keep", self._path, name, key, digest))
+
+    def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.put_file`."""
+        return self._upload(path, key, digest)
+
+    def put_bytes(self, data: bytes, key: str) -> Blob:
+        """See `BlobStore.put_bytes`."""
+        return cast(Blob, self._call("put_bytes", data, key))
+
+    def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.add_file`."""
+        return self._upload(path, None, digest)
+
+    def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
+        """See `BlobStore.add_files`: all bytes travel as one upload."""
+        sizes: list[int] = []
+        failed: dict[int, RayjobsError] = {}
+        name: str | None = None
+        held = bytearray()
+        for number, path in enumerate(paths):
+            try:
+                with open_source(path) as stream:
+                    data = stream.read(os.fstat(stream.fileno()).st_size)
+            except (RayjobsError, OSError) as error:
+                failed[number] = StoreError(f"{path} cannot be read: {error}")
+                continue
+            sizes.append(len(data))
+            held += data
+            if len(held) >= CHUNK_BYTES:
+                name = self._ask("append", self._path, name, bytes(held))
+                held.clear()
+        if held or name is None:
+            name = self._ask("append", self._path, name, bytes(held))
+        stored = iter(self._ask("keep_parts", self._path, name, sizes))
+        return [failed.get(number) or next(stored) for number in range(len(paths))]
+
+    def _pieces(self, key: str) -> Iterator[bytes]:
+        offset = 0
+        while data := self._ask("read", self._path, key, offset):
+            offset += len(data)
+            yield data
+
+    def _fetch(self, key: str, stream: IO[bytes]) -> Blob:
+        size, digest = 0, hashlib.sha256()
+        for data in self._pieces(key):
+            stream.write(data)
+            size += len(data)
+            digest.update(data)
+        return Blob(key, size, f"sha256:{digest.hexdigest()}")
+
+    def open(self, key: str) -> BinaryIO:
+        """See `BlobStore.open`: a copy in a file that goes when it is closed."""
+        stream = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+        try:
+            self._fetch(key, stream)
+        except OSError as error:
+            stream.close()
+            raise StoreError(f"{key} cannot be fetched: {error.strerror}") from error
+        except BaseException:
+            stream.close()
+            raise
+        stream.seek(0)
+        return cast(BinaryIO, stream)
+
+    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.get_to`."""
+        target = Path(path)
+        part = target.with_name(f".{target.name}-{ids.token(4)}")
+        try:
+            with part.open("wb") as stream:
+                blob = self._fetch(key, stream)
+            if digest is not None and blob.digest != digest:
+                raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
+            part.replace(target)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        finally:
+            part.unlink(missing_ok=True)
+        return blob
+
+    def exists(self, key: str) -> bool:
+        """See `BlobStore.exists`."""
+        return bool(self._call("exists", key))
+
+    def size(self, key: str) -> int:
+        """See `BlobStore.size`."""
+        return int(self._call("size", key))
+
+    def delete(self, key: str) -> bool:
+        """See `BlobStore.delete`."""
+        return bool(self._call("delete", key))
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """See `BlobStore.list`."""
+        return iter(self._call("list", prefix))

@@ -1,0 +1,158 @@
+"""A node's warm interpreters: found or started, and the folder that their ranks import us from."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+
+from rayjobs.core.aliases import ALIASES
+from rayjobs.core.errors import RayjobsError
+from rayjobs.core.paths import PACKAGE, short_socket
+from rayjobs.environments import interpreter
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.launch import hostclient
+from rayjobs.launch.plan import inherited
+
+log = logging.getLogger(__name__)
+
+WARM_IDLE_S = 1800.0
+# After a start that failed: how long jobs start cold at once, and how long one waits for the next.
+RETRY_AFTER_S = 60.0
+PATIENCE_S = 10.0
+
+
+class NodeWarm:
+    """The warm interpreters of one node, one for each environment.
+
+    They outlive whoever started them: the next agent of the node finds them at the same sockets.
+    """
+
+    def __init__(self, root: Path, log_file: Path, *, raylet: Identity | None = None) -> None:
+        """Serve the node whose scratch is `root`; imports print into `log_file`.
+
+        Args:
+            raylet: Of a cluster of its own, the process on this node with which all that is
+                warm ends; None where a keeper looks after that.
+        """
+        self._root = root
+        self._user = {"raylet": None if raylet is None else raylet.to_json()}
+        self._log_file = log_file
+        self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
+        self._refused: dict[Path, str] = {}
+        self._failed_at_s: dict[Path, float] = {}  # the last start failed
+
+    def socket_of(self, python: str = sys.executable) -> Path:
+        """Return where an interpreter's warm copy listens.
+
+        One whose packages have changed since is another one: what it imported is of before.
+        """
+        kind = sys.version if python == sys.executable else stamp(python)
+        return short_socket("warm", f"{python}:{kind}:{self._root}")
+
+    def warm_up(
+        self, python: str = sys.executable, *, again: bool = False
+    ) -> asyncio.Task[hostclient.WarmInterpreter]:
+        """Return the start of a warm interpreter; `again` when it was seen to be gone.
+
+        A start that failed is the answer for a minute: not every job is to wait for the next one.
+        """
+        socket = self.socket_of(python)
+        task = self._warm.get(socket)
+        failed_at_s = self._failed_at_s.get(socket)
+        if failed_at_s is not None:
+            again = asyncio.get_running_loop().time() - failed_at_s >= RETRY_AFTER_S
+        if task is None or (task.done() and again):
+            task = asyncio.ensure_future(self._start(python, socket))
+            task.add_done_callback(_note_warm)
+            self._warm[socket] = task
+        return task
+
+    async def _start(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
+        try:
+            warm = await self._ensure_warm(python, socket)
+        except RayjobsError:
+            self._failed_at_s[socket] = asyncio.get_running_loop().time()
+            raise
+        self._failed_at_s.pop(socket, None)
+        return warm
+
+    async def _ensure_warm(self, python: str, socket: Path) -> hostclient.WarmInterpreter:
+        if python != sys.executable:
+            await interpreter.ask(python)  # one that cannot start would be tried for minutes
+        preload = os.environ.get("RAYJOBS_PRELOAD")
+        warm = await hostclient.ensure_warm(
+            str(socket),
+            python=python,
+            env=inherited(os.environ),
+            log_file=str(self._log_file),
+            preload=preload.split(",") if preload else hostclient.DEFAULT_PRELOAD,
+            idle_s=float(os.environ.get("RAYJOBS_WARM_IDLE_S", WARM_IDLE_S)),
+        )
+        await hostclient.ping_warm(str(socket), user=self._user)
+        return warm
+
+    def injob_path(self) -> Path:
+        """Return a folder that holds nothing but `rayjobs` and the old names of its two packages.
+
+        Appended to a rank's sys.path, it makes ``from rayjobs import Run`` work in any
+        environment without shadowing what is installed there. `datastore` and `tuning` become
+        aliases (`rayjobs.core.aliases`); a script's own modules of these names come first.
+        """
+        folder = self._root / "injob"
+        folder.mkdir(exist_ok=True)
+        ours = PACKAGE
+        for package in (ours.resolve(), *((ours / name).resolve() for name in ALIASES)):
+            link = folder / package.name
+            if not link.is_symlink() or link.resolve() != package:
+                fresh = folder / f".{package.name}.{os.getpid()}"
+                fresh.unlink(missing_ok=True)
+                fresh.symlink_to(package)
+                fresh.replace(link)
+        return folder
+
+    async def ready(self, plan: LaunchPlan) -> tuple[Path | None, str]:
+        """Return the socket of the warm interpreter that is ready for a plan, or None and why."""
+        if plan.kind == "command":
+            return None, "the job is a command"
+        python = plan.python
+        socket = self.socket_of(python)
+        if socket in self._refused:
+            return None, self._refused[socket]
+        try:
+            async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
+                await asyncio.shield(self.warm_up(python))
+                # It may have ended since (idle, killed): asked again, started again.
+                if await hostclient.ping_warm(str(socket), user=self._user) is None:
+                    await asyncio.shield(self.warm_up(python, again=True))
+        except TimeoutError:
+            waited = f"none came up within {PATIENCE_S:g} s after one that failed"
+            return None, f"no warm interpreter: {waited}"
+        except RayjobsError as error:
+            reason = f"no warm interpreter: {error}"
+            if python != sys.executable:
+                self._refused[socket] = reason  # as long as nothing of it changes
+            return None, reason
+        return socket, ""
+
+
+def stamp(python: str) -> str:
+    """Return what changes when packages are installed into an interpreter's environment."""
+    path = Path(python)
+    home = path.parent.parent
+    found = [path.resolve(), home / "pyvenv.cfg", *sorted(home.glob("lib/python*/site-packages"))]
+    times = []
+    for one in found:
+        try:
+            times.append(f"{one}={one.stat().st_mtime_ns}")
+        except OSError:
+            continue  # an interpreter that is in no virtual environment
+    return ":".join(times)
+
+
+def _note_warm(task: asyncio.Task[hostclient.WarmInterpreter]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("no warm interpreter: %s", error)

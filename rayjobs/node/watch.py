@@ -1,0 +1,77 @@
+"""What an agent asks a living attempt host beside its end: leases, silence, stacks."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from rayjobs.injob.exitrecord import RankStack
+from rayjobs.injob.identity import Identity, identity_of, stat_of
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.launch import hostclient
+from rayjobs.node.hosts import host_on
+from rayjobs.protocol.attempts import AttemptOnNode
+
+log = logging.getLogger(__name__)
+
+# Dumping many ranks one after another takes its time on a busy machine.
+STACKS_S = 120.0
+
+
+def raylet_of_worker() -> Identity | None:
+    """Return the identity of the raylet that this Ray worker is a child of; None if it is none."""
+    parent = os.getppid()
+    stat = stat_of(parent)
+    identity = identity_of(parent)
+    if stat is None or identity is None or stat.comm != "raylet":
+        return None
+    return identity
+
+
+def with_raylet(plan: LaunchPlan) -> LaunchPlan:
+    """Return the plan of a host with a lease with the process it is to watch on this node."""
+    return replace(plan, raylet=raylet_of_worker()) if plan.lease_s else plan
+
+
+async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
+    """Renew the lease of an attempt's host; return the stamp for the next renewal."""
+    answer = await _ask(on, {"op": "lease", "stamp": stamp})
+    return None if answer is None else float(answer["stamp"])
+
+
+async def silent_s(on: AttemptOnNode) -> float | None:
+    """Return for how long no rank of the node was heard; None where nobody counts."""
+    answer = await _ask(on, {"op": "lease", "stamp": None})
+    found = None if answer is None else answer.get("silent_s")
+    return None if found is None else float(found)
+
+
+async def stalled(on: AttemptOnNode, *, reason: str) -> None:
+    """Let the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
+    await _ask(on, {"op": "stalled", "reason": reason}, timeout_s=STACKS_S)
+
+
+async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
+    """Return where each rank is; None: no host answers."""
+    answer = await _ask(on, {"op": "stacks"}, timeout_s=STACKS_S)
+    if answer is None:
+        return None
+    return tuple(RankStack.from_json(one) for one in answer["ranks"])
+
+
+async def _ask(
+    on: AttemptOnNode, request: Mapping[str, Any], *, timeout_s: float = 10.0
+) -> dict[str, Any] | None:
+    """Return the host's answer; None where it has ended, does not answer, or does not know."""
+    connection = host_on(on)
+    if connection is None:
+        return None
+    try:
+        answer = await connection.ask(request, timeout_s=timeout_s)
+    except (hostclient.HostGone, hostclient.HostUnreachable) as error:
+        log.info("%s: %s", on.job, error)
+        return None
+    return answer if answer.get("ok") else None

@@ -1,0 +1,88 @@
+"""The workspaces whose jobs run on a node: opened once, and what is noted in a job's history."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import StoreError
+from rayjobs.injob.identity import boot_id
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.workspace.folder import OpenWorkspace, id_of, open_workspace
+
+log = logging.getLogger(__name__)
+
+OpenFar = Callable[[str], OpenWorkspace]
+
+
+class Workspaces:
+    """The open workspaces of one node, each found through the attempts that name it."""
+
+    def __init__(self, open_far: OpenFar | None = None, *, shares_disk: bool = True) -> None:
+        """Open workspaces by their paths, or by `open_far` where the node has not their disk.
+
+        Args:
+            shares_disk: False: never by their paths.
+        """
+        self._open: dict[str, OpenWorkspace] = {}
+        self._far: dict[str, OpenWorkspace] = {}
+        self._open_far = open_far
+        self._shares_disk = shares_disk
+
+    def of(self, on: AttemptOnNode) -> OpenWorkspace:
+        """Return the workspace of an attempt.
+
+        Raises:
+            StoreError: it cannot be opened.
+            NotFoundError: it is not there any more.
+        """
+        path = on.workspace
+        if self._open_far is not None and self.is_far(on):
+            if path not in self._far:
+                self._far[path] = self._open_far(path)
+            return self._far[path]
+        return self.near(path)
+
+    def near(self, path: str) -> OpenWorkspace:
+        """Return a workspace whose folder this machine has; see `of`."""
+        workspace = self._open.get(path)
+        if workspace is not None and id_of(path) not in (None, workspace.id):
+            self._open.pop(path).close()  # another one in the place of a removed one
+            workspace = None
+        if workspace is None:
+            workspace = open_workspace(path, create=False)
+            self._open[path] = workspace
+        return workspace
+
+    def reaches(self, on: AttemptOnNode, folder: Path) -> bool:
+        """Whether this node has a folder that the workspace of an attempt names by its path.
+
+        On another machine a folder at the same path is taken for the same one: a network mount.
+        """
+        return not self.is_far(on) or (self._shares_disk and folder.is_dir())
+
+    def is_far(self, on: AttemptOnNode) -> bool:
+        """Whether the workspace's folder is another machine's.
+
+        A path that both have is no proof: over a network file system its store would break.
+        """
+        path = on.workspace
+        if not self._shares_disk or on.boot_id not in (None, boot_id()):
+            return True
+        # One that was opened here is near, also while it cannot be seen for a moment.
+        return path not in self._open and not Path(path).is_dir()
+
+    def note(
+        self,
+        on: AttemptOnNode,
+        kind: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a line into the job's history; a store that refuses does not stop the job."""
+        try:
+            self.of(on).store.add_event(on.job, kind, message, attempt=on.attempt, data=data)
+        except StoreError as error:
+            log.info("an event was not written: %s", error)

@@ -1,0 +1,261 @@
+"""How the queue did: predicted against actual starts, waits, and what was in use. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+from rayjobs.jobs.queue_records import Prediction, QueueRow, Usage
+
+# A wait below this is taken for this: twice as long as nothing says nothing.
+LEAST_S = 1.0
+# A job that starts at once takes moments for it, and is given no estimate.
+AT_ONCE_S = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predicted:
+    """How good the estimates of some jobs were.
+
+    Attributes:
+        name: Of the target, or what the estimates rest on.
+        count: Jobs that had an estimate and have had a place since.
+        median_error_s: Median distance between the start that was foretold and the one that came.
+        median_late_s: The same with its sign: above 0, jobs started later than foretold.
+        within_twice: Share of jobs that waited between half and twice as long as foretold.
+    """
+
+    name: str
+    count: int
+    median_error_s: float
+    median_late_s: float
+    within_twice: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimated:
+    """For how many jobs there was an estimate: the others are in no figure of `Predicted`.
+
+    Attributes:
+        waited: Jobs that had to wait for their first place, for more than `AT_ONCE_S`.
+        waited_without: Those of them that no estimate was made for.
+        waiting, waiting_without: The same of jobs that still wait.
+    """
+
+    waited: int
+    waited_without: int
+    waiting: int
+    waiting_without: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """How long some jobs waited for their first place.
+
+    Attributes:
+        placed: Jobs that got one; the figures are theirs, None where there is none.
+        waiting: Jobs that still wait, for `waiting_longest_s` at most.
+    """
+
+    name: str
+    placed: int
+    median_s: float | None
+    p90_s: float | None
+    longest_s: float | None
+    waiting: int
+    waiting_longest_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class InUse:
+    """What was held of a target in the report's time.
+
+    Attributes:
+        cpu_hours, gpu_hours: Held by attempts.
+        cpus, gpus: Shares of what the target has now, had it been there all the time; None where
+            that is not known, or nothing.
+    """
+
+    name: str
+    cpu_hours: float
+    gpu_hours: float
+    cpus: float | None
+    gpus: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueReport:
+    """All of it. `first` is the first estimate of each job, `last` the last before its place."""
+
+    since: datetime | None
+    until: datetime
+    jobs: int
+    estimated: Estimated
+    first_by_target: tuple[Predicted, ...]
+    last_by_target: tuple[Predicted, ...]
+    first_by_basis: tuple[Predicted, ...]
+    waits: Waits
+    waits_by_priority: tuple[Waits, ...]
+    waits_by_user: tuple[Waits, ...]
+    waits_by_group: tuple[Waits, ...]
+    in_use: tuple[InUse, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data; times stay times."""
+        return asdict(self)
+
+
+def queue_report(
+    rows: Sequence[QueueRow],
+    usage: Sequence[Usage],
+    *,
+    now: datetime,
+    since: datetime | None = None,
+    capacity: Mapping[str, tuple[float, float]] | None = None,
+) -> QueueReport:
+    """Return how the queue did.
+
+    Args:
+        rows: Of the jobs to report on.
+        since: From when; None: from the first submit on.
+        capacity: CPUs and GPUs that each target has now.
+    """
+    start = since or min((row.submitted_at for row in rows), default=now)
+    return QueueReport(
+        since=since,
+        until=now,
+        jobs=len(rows),
+        estimated=_estimated(rows, now),
+        first_by_target=_predicted(rows, _first, lambda row, _one: row.target),
+        last_by_target=_predicted(rows, _last, lambda row, _one: row.target),
+        first_by_basis=_predicted(rows, _first, lambda _row, one: one.basis),
+        waits=_waits("all", rows, now),
+        waits_by_priority=tuple(
+            _waits(str(priority), some, now)
+            for priority, some in sorted(_by(rows, lambda row: row.priority).items(), reverse=True)
+        ),
+        waits_by_user=_named_waits(rows, lambda row: row.user, now),
+        waits_by_group=_named_waits(
+            [row for row in rows if row.parent is not None], lambda row: str(row.parent), now
+        ),
+        in_use=tuple(
+            _in_use(target, some, start, now, (capacity or {}).get(target))
+            for target, some in sorted(_by(usage, lambda one: one.target).items())
+        ),
+    )
+
+
+def _estimated(rows: Sequence[QueueRow], now: datetime) -> Estimated:
+    waited: list[QueueRow] = []
+    waiting: list[QueueRow] = []
+    for row in rows:
+        if row.placed_at is None and row.state.is_final:
+            continue
+        if ((row.placed_at or now) - row.submitted_at).total_seconds() > AT_ONCE_S:
+            (waiting if row.placed_at is None else waited).append(row)
+    return Estimated(
+        waited=len(waited),
+        waited_without=sum(row.predicted_first is None for row in waited),
+        waiting=len(waiting),
+        waiting_without=sum(row.predicted_first is None for row in waiting),
+    )
+
+
+def _first(row: QueueRow) -> Prediction | None:
+    return row.predicted_first
+
+
+def _last(row: QueueRow) -> Prediction | None:
+    return row.predicted_last
+
+
+def _by(items: Iterable[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def _predicted(
+    rows: Sequence[QueueRow],
+    which: Callable[[QueueRow], Prediction | None],
+    name: Callable[[QueueRow, Prediction], str],
+) -> tuple[Predicted, ...]:
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        one = which(row)
+        if one is None or one.made_at is None or row.placed_at is None:
+            continue
+        foretold_s = (one.starts_at - one.made_at).total_seconds()
+        waited_s = (row.placed_at - one.made_at).total_seconds()
+        groups.setdefault(name(row, one), []).append((foretold_s, waited_s))
+    return tuple(_figures(key, pairs) for key, pairs in sorted(groups.items()))
+
+
+def _figures(name: str, pairs: list[tuple[float, float]]) -> Predicted:
+    near = sum(
+        0.5 <= max(waited_s, LEAST_S) / max(foretold_s, LEAST_S) <= 2.0
+        for foretold_s, waited_s in pairs
+    )
+    return Predicted(
+        name=name,
+        count=len(pairs),
+        median_error_s=statistics.median(abs(waited - foretold) for foretold, waited in pairs),
+        median_late_s=statistics.median(waited - foretold for foretold, waited in pairs),
+        within_twice=near / len(pairs),
+    )
+
+
+def _named_waits(
+    rows: Sequence[QueueRow], key: Callable[[QueueRow], str], now: datetime
+) -> tuple[Waits, ...]:
+    return tuple(_waits(name, some, now) for name, some in sorted(_by(rows, key).items()))
+
+
+def _waits(name: str, rows: Sequence[QueueRow], now: datetime) -> Waits:
+    waited = sorted(
+        max(0.0, (row.placed_at - row.submitted_at).total_seconds())
+        for row in rows
+        if row.placed_at is not None
+    )
+    still = [
+        max(0.0, (now - row.submitted_at).total_seconds())
+        for row in rows
+        if row.placed_at is None and not row.state.is_final
+    ]
+    return Waits(
+        name=name,
+        placed=len(waited),
+        median_s=statistics.median(waited) if waited else None,
+        p90_s=waited[min(len(waited) - 1, int(0.9 * len(waited)))] if waited else None,
+        longest_s=waited[-1] if waited else None,
+        waiting=len(still),
+        waiting_longest_s=max(still) if still else None,
+    )
+
+
+def _in_use(
+    target: str,
+    usage: Sequence[Usage],
+    start: datetime,
+    now: datetime,
+    capacity: tuple[float, float] | None,
+) -> InUse:
+    cpu_s = gpu_s = 0.0
+    for one in usage:
+        seconds = (min(one.until or now, now) - max(one.since, start)).total_seconds()
+        nodes = one.shape.get("nodes", 1.0)
+        cpu_s += max(0.0, seconds) * nodes * one.shape.get("cpus", 0.0)
+        gpu_s += max(0.0, seconds) * nodes * one.shape.get("gpus", 0.0)
+    window_s = (now - start).total_seconds()
+    cpus, gpus = capacity or (0.0, 0.0)
+    return InUse(
+        name=target,
+        cpu_hours=cpu_s / 3600,
+        gpu_hours=gpu_s / 3600,
+        cpus=cpu_s / (cpus * window_s) if cpus * window_s > 0 else None,
+        gpus=gpu_s / (gpus * window_s) if gpus * window_s > 0 else None,
+    )

@@ -1,0 +1,352 @@
+"""Logs of a job by name: from the attempt's folder while it lives, from the store afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.core.paths import BUILD_LOG, LOG_TIMES, MPI_LOG, AttemptPaths, driver_log_name
+from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.states import JobState
+from rayjobs.results import driver_log, log_times, merged_logs
+from rayjobs.results.log_times import RankTimes
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+LOG_FOLDERS = ("azureml-logs/", "logs/", "user_logs/")
+POLL_S = 0.05
+
+_ALIAS = re.compile(r"^user_logs/std_log(_\d+)?\.txt$")
+_DRIVER = re.compile(r"^azureml-logs/70_driver_log(?:_(\d+))?\.txt$")
+_NODE = re.compile(r"^node-\d+/")
+
+
+def real_name(name: str) -> str:
+    """Return a log's stored name: ``user_logs/std_log[_<rank>].txt`` is another for it.
+
+    Source: Azure ML's newer layout, which third-party code looks for.
+    """
+    match = _ALIAS.match(name)
+    return f"azureml-logs/70_driver_log{match[1] or ''}.txt" if match else name
+
+
+def is_log(name: str) -> bool:
+    """Return whether a run's file is a log."""
+    return _NODE.sub("", name).startswith(LOG_FOLDERS)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Bytes of a log as they come; none when there is no news.
+
+    Attributes:
+        name: The log.
+        rank: Whose log it is.
+        attempt: Number of the attempt that printed it.
+    """
+
+    name: str
+    rank: int
+    attempt: int
+    data: bytes
+
+
+class Logs:
+    """The logs of one job of an open workspace."""
+
+    def __init__(self, workspace: OpenWorkspace, job_id: str, *, fresh_s: float = 0.0) -> None:
+        """Read the logs of `job_id`.
+
+        Args:
+            fresh_s: How old what is known of the job may be while its logs are followed.
+        """
+        self._store = workspace.store
+        self._blobs = workspace.blobs
+        self.job_id = job_id
+        self._fresh_s = fresh_s
+        self._looked_s = float("-inf")
+        self._job: Job | None = None
+
+    # -- names and whole logs ------------------------------------------------------------------
+    def names(self) -> list[str]:
+        """Return the names of all logs there are, driver logs first."""
+        found = {one.name for one in self._store.files(self.job_id) if is_log(one.name)}
+        found |= {name for name, _ in self._live_files()}
+        return sorted(found, key=lambda name: (not name.startswith("azureml-logs/"), name))
+
+    def read(self, name: str | None = None) -> bytes:
+        """Return a log's bytes; without a name, those of the driver log of rank 0.
+
+        Raises:
+            NotFoundError: there is no such log; lists those there are.
+        """
+        return b"".join(self.chunks(name))
+
+    def chunks(self, name: str | None = None) -> Iterator[bytes]:
+        """Yield a log in parts, see `read`."""
+        wanted = real_name(name) if name is not None else self.driver_name(0)
+        job = self._store.job(self.job_id)
+        live = dict(self._live_files()).get(wanted)
+        stored = {one.name: one for one in self._store.files(self.job_id)}.get(wanted)
+        # Of a live attempt, what is stored is older than what stands in its folder.
+        newest_stored = stored is not None and (job.state.is_final or live is None)
+        if stored is not None and newest_stored:
+            with self._blobs.open(stored.blob) as file:
+                while part := file.read(driver_log.CHUNK_BYTES):
+                    yield part
+            return
+        if live is None:
+            raise NotFoundError(self._no_log(name, job))
+        try:
+            yield from driver_log.chunks(live)
+        except OSError:
+            raise NotFoundError(self._no_log(name, job)) from None
+
+    def tail(self, name: str | None = None, *, lines: int) -> bytes:
+        """Return the last lines of a log, see `read`."""
+        return driver_log.last_lines(self.chunks(name), lines)
+
+    def merged(self, *, fold: bool = True) -> Iterator[bytes]:
+        """Yield the lines of all ranks' logs, each with its ranks before it: ``[rank 0]``.
+
+        Args:
+            fold: Show what several ranks printed once (see `results.merged_logs`); otherwise rank
+                after rank.
+        """
+        ranks = {}
+        for name in self.names():
+            match = _DRIVER.match(name)
+            if match:
+                ranks[int(match[1] or 0)] = name
+        if fold and len(ranks) > 1:
+            yield from merged_logs.merged({rank: self.chunks(ranks[rank]) for rank in ranks})
+            return
+        for rank in sorted(ranks):
+            yield from prefixed(self.chunks(ranks[rank]), f"[rank {rank}] ".encode())
+
+    def driver_name(self, rank: int) -> str:
+        """Return the name of a rank's driver log."""
+        spec = self._store.job(self.job_id).spec
+        return driver_log_name(rank, spec.distribution.world_size)
+
+    @property
+    def attempt(self) -> int:
+        """The number of the job's newest attempt; 0 before the first."""
+        return self._store.job(self.job_id).attempt
+
+    def ranks(self) -> list[int]:
+        """Return the numbers of the job's processes."""
+        return list(range(self._store.job(self.job_id).spec.distribution.world_size))
+
+    def times(self, rank: int, number: int | None = None) -> RankTimes:
+        """Return when a rank printed what is in its log.
+
+        Args:
+            number: Of this attempt; None takes the newest.
+        """
+        attempts = self._store.attempts(self.job_id)
+        found = next((one for one in reversed(attempts) if number in (None, one.number)), None)
+        if found is None:
+            return RankTimes()
+        job = self._store.job(self.job_id)
+        began, ended = _ran(found, rank)
+        is_over = job.state.is_final or job.attempt > found.number or ended is not None
+        after: Callable[[], float] | None = None
+        if not is_over:
+            after = time.time
+        for root, first, count in self._roots(found.number):
+            if first <= rank < first + count:
+                notes = log_times.of_attempt(AttemptPaths(root)).get(rank)
+                if notes:
+                    return RankTimes(notes, after or _always(notes[-1][0]))
+        for one in self._store.files(self.job_id):
+            if one.attempt == found.number and _NODE.sub("", one.name) == LOG_TIMES:
+                with self._blobs.open(one.blob) as file:
+                    stored = log_times.parse(file.read()).get(rank)
+                if stored:
+                    return RankTimes(stored, _always(stored[-1][0]))
+        if ended is not None and began is not None and ended - began <= log_times.SHORT_S + 1:
+            return RankTimes((), _always(ended))
+        return RankTimes((), after)
+
+    def ended_at(self, rank: int) -> float | None:
+        """Return when a rank of the newest attempt ended, in seconds of the wall clock."""
+        attempts = self._store.attempts(self.job_id)
+        return _ran(attempts[-1], rank)[1] if attempts else None
+
+    # -- following -----------------------------------------------------------------------------
+    def _now(self) -> Job:
+        """Return the job as it is, or was at most `fresh_s` ago."""
+        now_s = time.monotonic()
+        if self._job is None or now_s - self._looked_s >= self._fresh_s:
+            self._looked_s, self._job = now_s, self._store.job(self.job_id)
+        return self._job
+
+    def follow(
+        self,
+        rank: int = 0,
+        *,
+        stop: Callable[[], bool] = lambda: False,
+        poll_s: float = POLL_S,
+    ) -> Iterator[Part]:
+        """Yield a rank's output from its start until the job's end, attempt after attempt.
+
+        Parts without data come at each poll, so that the caller can show stages and give up.
+        Ends early when `stop` says so.
+
+        Args:
+            poll_s: The pause between two polls; 0 leaves pauses to the caller.
+        """
+        number = 0
+        while True:
+            job = self._now()
+            if job.attempt > number:
+                number = number + 1 if number else job.attempt
+                yield from self._follow_attempt(rank, number, stop, poll_s)
+                continue
+            if stop() or job.state.is_final:
+                return
+            yield Part(self.driver_name(rank), rank, number, b"")
+            time.sleep(poll_s)
+
+    def _follow_attempt(
+        self, rank: int, number: int, stop: Callable[[], bool], poll_s: float
+    ) -> Iterator[Part]:
+        name = self.driver_name(rank)
+        path: Path | None = None
+        while path is None:
+            is_over = self._has_ended(number)
+            path = self._live_log(rank, number)
+            if path is not None and not path.exists():
+                path = None
+            if path is None:
+                if is_over or stop():
+                    yield from self._stored_part(name, rank, number)
+                    return
+                yield Part(name, rank, number, b"")
+                time.sleep(poll_s)
+        given = False
+        for data in driver_log.follow(
+            path, lambda: self._has_ended(number) or stop(), poll_s=poll_s
+        ):
+            given = given or bool(data)
+            yield Part(name, rank, number, data)
+        if not given and not stop():
+            # The folder may have been cleaned between the look and the opening.
+            yield from self._stored_part(name, rank, number)
+
+    def _stored_part(self, name: str, rank: int, number: int) -> Iterator[Part]:
+        for one in self._store.files(self.job_id):
+            if one.name == name and one.attempt == number:
+                with self._blobs.open(one.blob) as file:
+                    while data := file.read(driver_log.CHUNK_BYTES):
+                        yield Part(name, rank, number, data)
+
+    def _has_ended(self, number: int) -> bool:
+        """Whether an attempt prints no more."""
+        job = self._now()
+        if job.state.is_final or job.attempt > number or job.state is JobState.FINALIZING:
+            return True
+        return job.state is JobState.QUEUED
+
+    # -- where things are ----------------------------------------------------------------------
+    def _live_log(self, rank: int, number: int) -> Path | None:
+        for root, first, count in self._roots(number):
+            if first <= rank < first + count:
+                return AttemptPaths(root).driver_log(rank)
+        return None
+
+    def _roots(self, number: int | None = None) -> Iterator[tuple[Path, int, int]]:
+        """Yield (folder, first rank, ranks) of an attempt's nodes that are on this machine."""
+        attempts = self._store.attempts(self.job_id)
+        chosen = [one for one in attempts if number is None or one.number == number]
+        if not chosen:
+            return
+        per_node = self._store.job(self.job_id).spec.distribution.processes_per_node
+        for host in chosen[-1].hosts:
+            root = Path(str(host.get("root", "")))
+            if host.get("root") and root.is_dir():
+                yield root, int(host.get("node", 0)) * per_node, per_node
+
+    def _live_files(self) -> Iterator[tuple[str, Path]]:
+        for root, first, count in self._roots():
+            paths = AttemptPaths(root)
+            for rank in range(first, first + count):
+                if not driver_log.problem_of(paths.driver_log(rank)):
+                    yield self.driver_name(rank), paths.driver_log(rank)
+            prefix = f"node-{first // count}/" if first else ""
+            if not driver_log.problem_of(paths.build_log):
+                yield f"{prefix}{BUILD_LOG}", paths.build_log
+            if not driver_log.problem_of(paths.mpi_log):
+                yield f"{prefix}{MPI_LOG}", paths.mpi_log
+            logs = paths.work / "logs"
+            if logs.is_symlink() or paths.work.is_symlink():
+                continue
+            for folder, _, files in os.walk(logs):
+                for file in files:
+                    path = Path(folder) / file
+                    if path.is_file() and not path.is_symlink():
+                        yield f"{prefix}logs/{path.relative_to(logs).as_posix()}", path
+
+    def _why_none(self, wanted: str) -> str:
+        """Return why a log is neither stored nor shown, as far as that is known."""
+        for root, first, count in self._roots():
+            for rank in range(first, first + count):
+                path = AttemptPaths(root).driver_log(rank)
+                if wanted == self.driver_name(rank) and os.path.lexists(path):
+                    return driver_log.problem_of(path)
+        left_out = [one for one in self._store.events(self.job_id) if one.kind == "left_out"]
+        told = [
+            one.message
+            for one in left_out
+            if one.message.startswith((f"{wanted}: ", "the attempt's folder "))
+        ]
+        return told[-1] if told else ""
+
+    def _no_log(self, name: str | None, job: Job) -> str:
+        names = self.names()
+        if why := self._why_none(real_name(name) if name is not None else self.driver_name(0)):
+            return f"job {job.id} ({job.state}) has no log: {why}"
+        if name is not None and names:
+            return f"job {job.id} has no log {name!r}; it has: {', '.join(names[:20])}"
+        if job.attempt == 0 and not job.state.is_final:
+            return f"job {job.id} has no logs yet: it is {job.state}" + (
+                f" ({job.reason})" if job.reason else ""
+            )
+        return f"job {job.id} ({job.state}) has no logs"
+
+
+def prefixed(chunks: Iterator[bytes], prefix: bytes) -> Iterator[bytes]:
+    """Yield a log with a prefix before each line; ends with a newline."""
+    at_start = True
+    for chunk in chunks:
+        if not chunk:
+            continue
+        lines = chunk.split(b"\n")
+        ends = lines[-1] == b""
+        body = lines[:-1] if ends else lines
+        text = (b"\n" + prefix).join(body) + (b"\n" if ends else b"")
+        yield prefix + text if at_start else text
+        at_start = ends
+    if not at_start:
+        yield b"\n"
+
+
+def _always(value: float) -> Callable[[], float]:
+    return lambda: value
+
+
+def _ran(attempt: Attempt, rank: int) -> tuple[float | None, float | None]:
+    """Return when a rank of an attempt was started and when it ended, as its record has it."""
+    for record in attempt.exits:
+        for one in record.get("ranks") or ():
+            if one.get("rank") == rank:
+                return one.get("started_at"), one.get("ended_at")
+    return None, None

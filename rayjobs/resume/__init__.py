@@ -1,0 +1,1 @@
+"""Checkpoints that a job has stored, and what it resumes from."""

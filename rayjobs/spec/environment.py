@@ -1,0 +1,88 @@
+"""What a spec may say under `environment`, brought into the one form that is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import Problem, SpecError
+from rayjobs.spec import conda, requirements
+
+FILES = ("requirements", "conda")
+_REQUIREMENTS = (".txt", ".in")
+_CONDA = (".yml", ".yaml")
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text under `environment` names a file of packages rather than an interpreter."""
+    return text.endswith((*_REQUIREMENTS, *_CONDA))
+
+
+def anchored(value: Any, folder: Path) -> Any:
+    """Return what a spec file says under `environment`, its files' paths made absolute.
+
+    An interpreter's path stays as it is: it is one of the target's.
+    """
+    if isinstance(value, str) and is_file_name(value):
+        return str(folder / Path(value).expanduser())
+    if not isinstance(value, Mapping):
+        return value
+    result = dict(value)
+    for key in FILES:
+        if isinstance(result.get(key), str):
+            result[key] = str(folder / Path(result[key]).expanduser())
+    lines = result.get("pip")
+    if isinstance(lines, list) and all(isinstance(line, str) for line in lines):
+        result["pip"] = requirements.expanded(lines, folder, field="environment.pip")
+    return result
+
+
+def resolved(value: Any, folder: Path | None = None) -> Any:
+    """Return `value` with the contents of the files that it names; forms that are wrong stay.
+
+    Args:
+        folder: What relative paths are relative to; None: the working directory.
+
+    Raises:
+        NotFoundError: a file is not there.
+        SpecError: a file cannot be taken.
+    """
+    value = anchored(value, folder or Path.cwd())
+    if isinstance(value, str):
+        if value.endswith(_REQUIREMENTS):
+            return {"pip": requirements.read(Path(value))}
+        return _of_conda(conda.read(Path(value)), {}) if value.endswith(_CONDA) else value
+    if not isinstance(value, dict):
+        return value
+    given = dict(value)
+    if isinstance(given.get("pip"), str):
+        given["pip"] = [given["pip"]]
+    files = {key: given.pop(key) for key in FILES if given.get(key) is not None}
+    for key, file in files.items():
+        if not isinstance(file, str):
+            raise _refused(f"environment.{key}", f"{file!r} is not text.", "Name a file.")
+    if "conda" in files:
+        others = sorted({"pip", "requirements"} & {*given, *files})
+        if others:
+            raise _refused(
+                "environment.conda",
+                f"cannot be combined with {', '.join(others)}.",
+                "Write all packages into one of them.",
+            )
+        return _of_conda(conda.read(Path(files["conda"]), field="environment.conda"), given)
+    if "requirements" in files:
+        own = given.get("pip") or []
+        if isinstance(own, list | tuple):
+            read = requirements.read(Path(files["requirements"]), field="environment.requirements")
+            given["pip"] = [*read, *own]
+    return given
+
+
+def _of_conda(found: conda.Specification, given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = {"name": found.name, "python": found.python, "pip": [*found.pip]}
+    return {**{key: one for key, one in asked.items() if one is not None}, **given}
+
+
+def _refused(field: str, what: str, remedy: str) -> SpecError:
+    return SpecError(problems=[Problem(field, what, remedy)])

@@ -1,0 +1,361 @@
+"""Specs as files: YAML or JSON in and out, short forms, options on top, old versions."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.core.units import DURATIONS, SIZES, parse_size
+from rayjobs.core.units import parse_duration as parse_duration
+from rayjobs.spec.environment import anchored, resolved
+from rayjobs.spec.model import JobSpec, json_schema
+from rayjobs.spec.problems import SHORT_KEYS, place, problem_of
+from rayjobs.spec.text import parse_json, parse_yaml, write_yaml
+
+MIB = 1024**2
+GIB = 1024**3
+FILE_LIMIT = 512 * 1024  # bytes
+SPEC_VERSION = 1
+# Version n → the function that makes version n + 1 of it. Raised only together with JobSpec's.
+MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+
+_CONVERT: Mapping[str, Callable[[Any], float]] = {
+    "max_duration_s": parse_duration,
+    "stall_timeout_s": parse_duration,
+    "grace_s": parse_duration,
+    "log_cap_mib": lambda value: parse_size(value, unit=MIB),
+    "memory_gib": lambda value: parse_size(value, unit=GIB),
+}
+_NOTHING = frozenset({"none", "never", "unlimited"})
+# Named maps whose entries may be one text: part → the field that the text fills.
+_ONE_TEXT = {"inputs": "source", "outputs": "destination"}
+
+
+# -- in ----------------------------------------------------------------------------------------
+
+
+def load_spec_file(path: str | Path) -> dict[str, Any]:
+    """Return what a spec file says, unchecked but for its form; ``-`` reads standard input.
+
+    A relative ``source_directory``, and one that is not given, mean the file's own folder.
+    Ends in ``.json``: JSON, else YAML (1.2: ``yes`` and ``on`` are text).
+
+    Raises:
+        NotFoundError: no such file.
+        SpecError: not YAML or JSON, too large or deep, a key twice, too many aliases.
+    """
+    if str(path) == "-":
+        return load_spec_text(sys.stdin.read(FILE_LIMIT + 1), folder=Path.cwd())
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise NotFoundError(f"there is no spec file {file}. Check its name")
+    if not file.is_file():
+        raise SpecError(f"the spec file {file} is not a plain file")
+    try:
+        with file.open("rb") as stream:
+            raw = stream.read(FILE_LIMIT + 1)
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise SpecError(f"the spec file {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"the spec file {file} is not UTF-8 text (byte {error.start})") from error
+    return load_spec_text(
+        text, name=str(file), folder=file.absolute().parent, is_json=file.suffix == ".json"
+    )
+
+
+def load_spec_text(
+    text: str, *, name: str = "the spec", folder: Path | None = None, is_json: bool = False
+) -> dict[str, Any]:
+    """Return what the text of a spec says; see `load_spec_file`."""
+    if len(text) > FILE_LIMIT:
+        raise SpecError(f"{name} is larger than {FILE_LIMIT // 1024} KiB. Put data in files")
+    data = parse_json(text, name) if is_json else parse_yaml(text, name)
+    if not isinstance(data, dict):
+        raise SpecError(f"{name} must hold `key: value` lines, such as `script: train.py`")
+    if folder is not None:
+        given = data.get("source_directory")
+        if isinstance(given, str):
+            data["source_directory"] = str(folder / Path(given).expanduser())
+        elif given is None and data.get("script") is not None:
+            data["source_directory"] = str(folder)
+        if "environment" in data:
+            data["environment"] = anchored(data["environment"], folder)
+    return data
+
+
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` (of a file) with `overrides` (of options) on top; neither is changed.
+
+    Mappings are merged key by key, all else is replaced. A script takes the place of a
+    command and the other way round.
+    """
+    below = canonical(base)
+    above = canonical(overrides)
+    for part, keys in SHORT_KEYS.items():
+        over, under = (above, below) if not part else (above.get(part), below.get(part))
+        if isinstance(over, dict) and isinstance(under, dict):
+            for short, field in keys.items():
+                if short in over:  # left for a later check to report: it replaces the field too
+                    under.pop(field, None)
+    if above.get("script") is not None:
+        below.pop("command", None)
+    if above.get("command") is not None:
+        below.pop("script", None)
+    return _merged(below, above)
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        if isinstance(old, dict) and isinstance(value, dict):
+            result[key] = _merged(old, value)
+        else:
+            result[key] = value
+    return result
+
+
+def build_spec(data: Mapping[str, Any]) -> JobSpec:
+    """Return the spec that `data` (of a file, options, or a program) describes.
+
+    Raises:
+        SpecError: with everything that is wrong, each with its path and a remedy.
+    """
+    problems: list[Problem] = []
+    migrated = _migrate(dict(data), problems)
+    ready = canonical(migrated, problems)
+    for entry in ("script", "command"):
+        if ready.get(entry) == "":
+            ready[entry] = None
+    if (ready.get("script") is None) == (ready.get("command") is None):
+        both = ready.get("script") is not None
+        problems.append(
+            Problem(
+                "script",
+                "cannot be combined with `command`."
+                if both
+                else "is missing, and so is `command`.",
+                "Give exactly one of them, such as `script: train.py`.",
+            )
+        )
+        ready["script"], ready["command"] = "-", None  # said once; the rest is still checked
+    problems.extend(
+        Problem(place(at), "has bytes that are no UTF-8 text.", "Put such data in a file.")
+        for at in _undecodable(ready, ())
+    )
+    try:
+        if "environment" in ready:
+            ready["environment"] = resolved(ready["environment"])
+    except SpecError as error:
+        problems.extend(error.problems)
+        ready["environment"] = None
+    spec: JobSpec | None = None
+    try:
+        spec = JobSpec.model_validate(ready)
+    except ValidationError as error:
+        problems.extend(problem_of(detail) for detail in error.errors(include_url=False))
+    if problems or spec is None:
+        raise SpecError(problems=sorted(problems, key=lambda one: one.path))
+    return spec
+
+
+def _undecodable(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+    """Yield where there is text with lone surrogates (bytes of a command line that no text is)."""
+    if isinstance(value, str):
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            yield at
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            if next(_undecodable(key, at), None) is not None:
+                yield at
+            yield from _undecodable(inner, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            yield from _undecodable(inner, (*at, index))
+
+
+def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) -> dict[str, Any]:
+    """Return `data` in the spec's own keys and units; `data` is not changed.
+
+    Short forms that cannot be read are noted in `problems` and taken out, or, without
+    `problems`, left for a later call to find.
+    """
+    result = copy.deepcopy({**data})
+    for part, keys in SHORT_KEYS.items():
+        holder = result if not part else result.get(part)
+        if isinstance(holder, dict):
+            for short, field in keys.items():
+                _convert(holder, f"{part}." if part else "", short, field, problems)
+    if isinstance(result.get("arguments"), list | tuple):
+        result["arguments"] = [_text(value) for value in result["arguments"]]
+    for part in ("environment_variables", "tags"):
+        if isinstance(result.get(part), dict):
+            result[part] = {key: _text(value) for key, value in result[part].items()}
+    for part, field in _ONE_TEXT.items():
+        if isinstance(result.get(part), dict):
+            result[part] = {
+                key: {field: value} if isinstance(value, str) else value
+                for key, value in result[part].items()
+            }
+    if isinstance(result.get("depends_on"), list | tuple):
+        result["depends_on"] = [
+            {"job": value} if isinstance(value, str) else value for value in result["depends_on"]
+        ]
+    retries = result.get("retries")
+    if isinstance(retries, int) and not isinstance(retries, bool):
+        result["retries"] = {"user": retries}
+    if problems is not None:
+        _check_secrets(result, problems)
+    return result
+
+
+def _convert(
+    holder: dict[str, Any], prefix: str, short: str, field: str, problems: list[Problem] | None
+) -> None:
+    if short in holder and field in holder:
+        if problems is None:
+            return
+        del holder[field]
+        problems.append(
+            Problem(prefix + short, f"cannot be combined with `{field}`.", "Give one of them only.")
+        )
+    key = short if short in holder else field
+    if key not in holder:
+        return
+    value = holder[key]
+    if isinstance(value, str) and value.strip().lower() in _NOTHING:
+        value = None
+    try:
+        converted = None if value is None else _CONVERT[field](value)
+    except (UsageError, TypeError) as error:
+        if problems is not None:
+            del holder[key]
+            form = SIZES if field.endswith("ib") else DURATIONS
+            message = error.message if isinstance(error, UsageError) else f"{value!r}: {form}"
+            problems.append(Problem(prefix + key, f"{message}."))
+        return
+    del holder[key]
+    holder[field] = converted
+
+
+def _text(value: Any) -> Any:
+    """Return numbers and paths as text, as a command line would have them."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return str(value) if isinstance(value, numbers.Number) else value
+
+
+def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
+    """Take ``NAME: RAYJOBS_SECRET_X`` as a reference; a literal value is refused, not shown."""
+    secrets = data.get("secrets")
+    if not isinstance(secrets, dict):
+        return
+    for name, value in list(secrets.items()):
+        if isinstance(value, str) and value.startswith("RAYJOBS_SECRET_"):
+            secrets[name] = {"env": value}
+        elif not isinstance(value, Mapping):
+            del secrets[name]
+            problems.append(
+                Problem(
+                    f"secrets.{name}",
+                    "is not a reference. Values of secrets are never part of a spec.",
+                    f"Set RAYJOBS_SECRET_{str(name).upper()} on the target and write "
+                    f"`{name}: {{env: RAYJOBS_SECRET_{str(name).upper()}}}`, or give `file`.",
+                )
+            )
+
+
+def _migrate(data: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    version = data.get("version", SPEC_VERSION)
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        problems.append(Problem("version", f"{version!r} is not a version.", "Write `version: 1`."))
+        return {**data, "version": SPEC_VERSION}
+    if version > SPEC_VERSION:
+        raise SpecError(
+            problems=[
+                Problem(
+                    "version",
+                    f"{version} was written for a newer rayjobs; this one reads up to "
+                    f"{SPEC_VERSION}.",
+                    "Upgrade rayjobs.",
+                )
+            ]
+        )
+    while version < SPEC_VERSION:
+        data = MIGRATIONS[version](data)
+        version += 1
+        data["version"] = version
+    return data
+
+
+# -- out ---------------------------------------------------------------------------------------
+
+
+def dump_spec(spec: JobSpec, *, with_defaults: bool = False) -> str:
+    """Return the spec as YAML; loading it gives an equal spec."""
+    data = spec.model_dump(mode="json", exclude_defaults=not with_defaults)
+    return write_yaml({"version": data.pop("version", SPEC_VERSION), **data})
+
+
+def editor_schema() -> dict[str, Any]:
+    """Return the JSON schema of spec files: the spec's own, plus the short forms."""
+    schema = json_schema()
+    definitions = schema["$defs"]
+    duration = {
+        "anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
+        "examples": ["6h", "30m", "1d12h"],
+    }
+    size = {
+        "anyOf": [{"type": "string"}, {"type": "number", "exclusiveMinimum": 0}, {"type": "null"}],
+        "examples": ["8GiB", "512MiB"],
+    }
+    properties = schema["properties"]
+    for short, field in SHORT_KEYS[""].items():
+        form = size if field.endswith("_mib") else duration
+        properties[short] = {**form, "description": f"The same as `{field}`, with a unit."}
+    definitions["Resources"]["properties"]["memory"] = {
+        **size,
+        "description": "Memory per process, with a unit; the same as `memory_gib`.",
+    }
+    _with_files(definitions["Packages"]["properties"])
+    scalar = {"type": ["string", "number", "boolean"]}
+    properties["arguments"]["items"] = scalar
+    for part in ("environment_variables", "tags"):
+        properties[part]["additionalProperties"] = scalar
+        if "patternProperties" in properties[part]:
+            patterns = properties[part]["patternProperties"]
+            properties[part]["patternProperties"] = dict.fromkeys(patterns, scalar)
+            properties[part]["additionalProperties"] = False
+    for part in ("inputs", "outputs", "secrets"):
+        for key, value in properties[part].get("patternProperties", {}).items():
+            properties[part]["patternProperties"][key] = {"anyOf": [value, {"type": "string"}]}
+    items = properties["depends_on"]["items"]
+    properties["depends_on"]["items"] = {"anyOf": [items, {"type": "string"}]}
+    properties["array"] = {
+        "anyOf": [{"$ref": "#/$defs/Array"}, {"type": ["string", "integer", "null"]}],
+        "examples": ["0-15", "0-15%4", "1,3,8-20:4"],
+    }
+    properties["retries"] = {
+        "anyOf": [{"$ref": "#/$defs/Retries"}, {"type": "integer", "minimum": 0, "maximum": 100}],
+        "description": "Retries per failure class; a single number is for the class `user`.",
+    }
+    schema["description"] = "A job of rayjobs: what to run, with what, where, for how long."
+    return schema
+
+
+def _with_files(properties: dict[str, Any]) -> None:
+    """Add what a spec file may say of an environment, and a stored spec does not have any more."""
+    properties["pip"] = {"anyOf": [properties["pip"], {"type": "string"}]}
+    properties["python"]["anyOf"].append({"type": "number"})  # 3.10 is read as it is written
+    for name, of in (("requirements", "Requirements"), ("conda", "Conda specification")):
+        description = f"{of} file, relative to this one."
+        properties[name] = {"type": "string", "description": description}

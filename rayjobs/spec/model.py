@@ -1,0 +1,383 @@
+"""What to run: the validated, immutable, versioned JobSpec. What happened to it is in `Job`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from rayjobs.core.failures import FailureClass
+from rayjobs.spec import arrays
+
+Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
+InputMode = Literal["mount", "download", "direct"]
+OutputMode = Literal["upload", "mount"]
+
+ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+# May begin with a digit: the name of a reference without one is made of hexadecimal digits.
+INPUT_NAME = r"^[A-Za-z0-9_]+$"
+UMASK = r"^[0-7]{3}$"
+DEFAULT_UMASK = "022"
+JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+
+
+if TYPE_CHECKING:
+    _Base = BaseModel
+else:
+
+    class _Refusing(type(BaseModel)):
+        """Turns a wrong argument into a SpecError; type checkers see pydantic's own class."""
+
+        def __call__(cls, *positional: Any, **given: Any) -> Any:
+            """Make the model.
+
+            Raises:
+                SpecError: with everything that is wrong, each with its path and a remedy.
+            """
+            try:
+                return super().__call__(*positional, **given)
+            except ValidationError as error:
+                from rayjobs.spec.problems import spec_error  # it knows all the models below
+
+                raise spec_error(cls, error) from None
+
+    class _Base(BaseModel, metaclass=_Refusing):
+        """What `Model` adds its configuration to."""
+
+
+class Model(_Base):
+    """Base of all parts of a spec: frozen, closed, whole numbers are not text.
+
+    Raises:
+        SpecError: an argument is wrong.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
+
+
+class Resources(Model):
+    """What one process needs.
+
+    Attributes:
+        cpus: Logical CPUs per process.
+        gpus: GPUs per process; 0.5 means that two processes share a device.
+        memory_gib: Memory limit per process in GiB; None sets no limit.
+        node_types: Node types of the target, by name or by the size of their machines, that the
+            job's nodes may be of; empty: any.
+        spot: True: only nodes that the provider may take away (they cost less, and the job is
+            tried again); False: only others; None: either.
+    """
+
+    cpus: Annotated[float, Field(ge=0, le=4096)] = 1.0
+    gpus: Annotated[float, Field(ge=0, le=4096)] = 0.0
+    memory_gib: Annotated[float, Field(gt=0)] | None = None
+    node_types: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    spot: bool | None = None
+
+
+class Distribution(Model):
+    """How many processes on how many nodes, and how they communicate.
+
+    Attributes:
+        nodes: Number of nodes.
+        processes_per_node: Processes (ranks) on each node.
+        backend: How the ranks communicate; ``none`` is for a single process.
+    """
+
+    nodes: Annotated[int, Field(ge=1, le=4096)] = 1
+    processes_per_node: Annotated[int, Field(ge=1, le=1024)] = 1
+    backend: Backend = "none"
+
+    @property
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self.nodes * self.processes_per_node
+
+
+class Input(Model):
+    """A named input: a path in a datastore, or a dataset's version.
+
+    Attributes:
+        source: ``datastore/path``, ``dataset:NAME[:VERSION]``, or ``saved:DIGEST`` (a dataset
+            that was not registered, kept with the job that used it).
+        mode: mount, download, or direct (the job gets the object, no files).
+        path_on_compute: Path of a link to the files; None makes none.
+    """
+
+    source: Annotated[str, Field(min_length=1)]
+    mode: InputMode = "mount"
+    path_on_compute: str | None = None
+
+
+class Registration(Model):
+    """How a stored output becomes (a version of) a dataset.
+
+    Attributes:
+        name: Name of the dataset.
+        description: Its description.
+        tags: Its tags.
+    """
+
+    name: Annotated[str, Field(min_length=1)]
+    description: str = ""
+    tags: Mapping[str, str] = Field(default_factory=dict)
+
+
+class Output(Model):
+    """A named output that is stored in a datastore at the end.
+
+    Attributes:
+        destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
+        mode: upload or mount; both store the files when the script has ended well.
+        overwrite: Replace stored files that have other bytes, instead of failing the job.
+        path_on_compute: Path of a link to the folder that the script writes to; None makes none.
+        source_globs: Only files that match one of these are stored; empty: all.
+        register_as: The dataset that the stored files become a version of.
+    """
+
+    destination: str = "workspaceblobstore/dataset/{run-id}/{output-name}"
+    mode: OutputMode = "upload"
+    overwrite: bool = False
+    path_on_compute: str | None = None
+    source_globs: tuple[str, ...] = ()
+    register_as: Registration | None = None
+
+
+class SecretRef(Model):
+    """A secret by reference: its value is read on the target, at start, and stored nowhere.
+
+    Attributes:
+        env: Name of the environment variable of the target that holds it. Must begin with
+            ``RAYJOBS_SECRET_`` on the target, so that a spec cannot read just any variable.
+        file: Or the path of a file on the target's node, readable by its user.
+    """
+
+    env: Annotated[str, Field(pattern=ENVIRONMENT_NAME)] | None = None
+    file: str | None = None
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SecretRef:
+        if (self.env is None) == (self.file is None):
+            raise ValueError("give exactly one of `env` and `file`")
+        if self.env is not None and not self.env.startswith("RAYJOBS_SECRET_"):
+            raise ValueError(f"the variable {self.env!r} must begin with RAYJOBS_SECRET_")
+        return self
+
+
+class Dependency(Model):
+    """Another job that must have ended before this one starts.
+
+    Attributes:
+        job: Its id or name.
+        when: ok waits for its completion and cancels this job otherwise; any waits for its end.
+    """
+
+    job: Annotated[str, Field(min_length=1)]
+    when: Literal["ok", "any"] = "ok"
+
+
+class Array(Model):
+    """Many jobs of one spec, told apart by an index; text such as ``0-15%4`` is taken too.
+
+    Attributes:
+        indices: As written: ``0-15``, ``1,3,8``, ``0-30:5``.
+        limit: How many members may run at a time; None: as many as fit.
+        count: The value of RAYJOBS_ARRAY_COUNT; None: the number of indices. Set it to run a few
+            members of a larger array again, so that they divide the data as before.
+    """
+
+    indices: str
+    limit: Annotated[int, Field(ge=1)] | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        if isinstance(data, int) and not isinstance(data, bool):
+            data = str(data)
+        if not isinstance(data, str):
+            return data
+        indices, limit = arrays.split_limit(data)
+        return {"indices": indices, "limit": limit}
+
+    @field_validator("indices")
+    @classmethod
+    def _readable(cls, text: str) -> str:
+        arrays.expand(text)
+        return text
+
+    def expand(self) -> tuple[int, ...]:
+        """Return the indices, in order and each once."""
+        return arrays.expand(self.indices)
+
+
+class Packages(Model):
+    """An environment made of packages: built on the node, once for all jobs that ask for it.
+
+    Attributes:
+        name: A name for display.
+        pip: Lines of a requirements file.
+        python: A version (``3.11``, ``>=3.9``) or the path of an interpreter on the target; None
+            takes the target's own.
+    """
+
+    name: str | None = None
+    pip: tuple[str, ...] = ()
+    python: str | None = None
+
+
+def _kind_of_environment(value: Any) -> str:
+    return "packages" if isinstance(value, Mapping | Packages) else "path"
+
+
+EnvironmentForm = Annotated[
+    Annotated[str, Tag("path")] | Annotated[Packages, Tag("packages")],
+    Discriminator(_kind_of_environment),
+]
+
+
+class Retries(Model):
+    """How many retries each failure class has.
+
+    Attributes:
+        user: The script failed.
+        time_limit: An attempt reached `max_duration`.
+        out_of_memory: A process reached its memory limit.
+        stalled: There was no sign of life for `stall_timeout`.
+        environment: The packages could not be resolved, built or found.
+        data: An input could not be read, or an output conflicts with stored files.
+        storage: The job's files could not be stored.
+        node_lost: A node was lost.
+        preempted: The job was preempted, or its spot machine taken away.
+        system: A part of rayjobs or Ray failed.
+    """
+
+    user: Annotated[int, Field(ge=0, le=100)] = 0
+    time_limit: Annotated[int, Field(ge=0, le=100)] = 0
+    out_of_memory: Annotated[int, Field(ge=0, le=100)] = 0
+    stalled: Annotated[int, Field(ge=0, le=100)] = 0
+    environment: Annotated[int, Field(ge=0, le=100)] = 0
+    data: Annotated[int, Field(ge=0, le=100)] = 1
+    storage: Annotated[int, Field(ge=0, le=100)] = 1
+    node_lost: Annotated[int, Field(ge=0, le=100)] = 3
+    preempted: Annotated[int, Field(ge=0, le=1000)] = 100
+    system: Annotated[int, Field(ge=0, le=100)] = 2
+
+    def budget(self, failure_class: FailureClass) -> int:
+        """Return how many retries the class has."""
+        return int(getattr(self, str(failure_class)))
+
+
+class JobSpec(Model):
+    """One job: what to run, with what, where, for how long.
+
+    Attributes:
+        version: Version of this format.
+        name: Name of the job.
+        display_name: A name for tables and plots; None takes `name`.
+        script: Entry script, relative to `source_directory`; excludes `command`.
+        command: Shell text that is run once per node instead of a script.
+        arguments: The script's own arguments; ``$NAME`` is expanded per process, no shell.
+        source_directory: Folder that is packed into the snapshot. None: no folder is named.
+        environment: Path of a Python interpreter or virtual environment on the target, or
+            packages to build one of; None uses the target's own.
+        environment_variables: Variables of the script.
+        secrets: Secret variables, by reference.
+        distribution: Nodes and processes.
+        resources: What each process needs.
+        inputs: Data that the script reads, by name.
+        outputs: Folders that are stored when the script has ended well, by name.
+        max_duration_s: Limit of one attempt in seconds, from its start; None: no limit.
+        resume_from: A run id, a local path, or ``datastore/path`` with a checkpoint.
+        grace_s: Seconds between SIGTERM and SIGKILL.
+        stall_timeout_s: End an attempt after this many seconds without a sign of life; None: never.
+        retries: Retries per failure class; a number alone is for failures of the script.
+        priority: Higher starts earlier.
+        tags: Labels to find the job by.
+        depends_on: Jobs that must have ended first.
+        target: The target that runs the job.
+        preemptible: May be stopped and queued again for a job of higher priority.
+        cold: Start each process in a new interpreter instead of a fork of the warm one.
+        umask: Permissions that new files lack, in octal ("022"); None: the submitter's.
+        array: Makes it many jobs, one for each index; ranks find it in RAYJOBS_ARRAY_INDEX.
+        log_cap_mib: Size in MiB above which a log keeps only its start and end; None: no limit.
+    """
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=JOB_NAME)] = "job"
+    display_name: str | None = None
+    script: str | None = None
+    command: str | None = None
+    arguments: tuple[str, ...] = ()
+    source_directory: str | None = None
+    environment: EnvironmentForm | None = None
+    environment_variables: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], str] = Field(
+        default_factory=dict
+    )
+    secrets: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], SecretRef] = Field(
+        default_factory=dict
+    )
+    distribution: Distribution = Distribution()
+    resources: Resources = Resources()
+    inputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Input] = Field(default_factory=dict)
+    outputs: Mapping[Annotated[str, Field(pattern=INPUT_NAME)], Output] = Field(
+        default_factory=dict
+    )
+    resume_from: str | None = None
+    max_duration_s: Annotated[float, Field(gt=0)] | None = None
+    grace_s: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    stall_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    retries: Retries = Retries()
+    priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
+    tags: Mapping[str, str] = Field(default_factory=dict)
+    depends_on: tuple[Dependency, ...] = ()
+    array: Array | None = None
+    target: str = "local"
+    preemptible: bool = False
+    cold: bool = False
+    umask: Annotated[str, Field(pattern=UMASK)] | None = None
+    log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
+
+    @model_validator(mode="after")
+    def _one_entry(self) -> JobSpec:
+        if (self.script is None) == (self.command is None):
+            raise ValueError("give exactly one of `script` and `command`")
+        return self
+
+    @property
+    def entry(self) -> str:
+        """The script or the command, for display."""
+        return self.script or self.command or ""
+
+    @property
+    def environment_text(self) -> str:
+        """The environment for display; empty for the target's own."""
+        asked = self.environment
+        if not isinstance(asked, Packages):
+            return asked or ""
+        version = f" for Python {asked.python}" if asked.python else ""
+        return f"{asked.name or 'packages'}: {', '.join(asked.pip) or 'none'}{version}"
+
+    def to_json(self) -> str:
+        """Return the spec as one JSON object; defaults are written, so old records stay true."""
+        return self.model_dump_json()
+
+
+def json_schema() -> dict[str, Any]:
+    """Return the JSON schema of a spec, for editors (shipped as rayjobs/job.schema.json)."""
+    schema = JobSpec.model_json_schema()
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["title"] = "rayjobs job"
+    return schema

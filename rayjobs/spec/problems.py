@@ -1,0 +1,249 @@
+"""What is wrong with a spec, in the words of the person who wrote it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from rayjobs.core.errors import Problem, SpecError
+from rayjobs.spec.model import (
+    Array,
+    Dependency,
+    Distribution,
+    Input,
+    JobSpec,
+    Model,
+    Output,
+    Packages,
+    Resources,
+    Retries,
+    SecretRef,
+)
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
+
+# Friendly keys of files and options, by the part they stand in: key → field.
+SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
+    "": {
+        "max_duration": "max_duration_s",
+        "stall_timeout": "stall_timeout_s",
+        "grace": "grace_s",
+        "log_cap": "log_cap_mib",
+    },
+    "resources": {"memory": "memory_gib"},
+}
+_PARTS: Mapping[str, type[Model]] = {
+    "": JobSpec,
+    "resources": Resources,
+    "distribution": Distribution,
+    "retries": Retries,
+    "array": Array,
+    "inputs.*": Input,
+    "outputs.*": Output,
+    "secrets.*": SecretRef,
+    "depends_on.*": Dependency,
+    "environment": Packages,
+}
+# What people write from habit with other tools, and where it stands here.
+_ELSEWHERE: Mapping[str, str] = {
+    "args": "arguments",
+    "script_params": "arguments",
+    "entry_script": "script",
+    "entrypoint": "script",
+    "source_dir": "source_directory",
+    "working_dir": "source_directory",
+    "workdir": "source_directory",
+    "env": "environment_variables",
+    "envs": "environment_variables",
+    "env_vars": "environment_variables",
+    "python": "environment",
+    "compute_target": "target",
+    "after": "depends_on",
+    "dependencies": "depends_on",
+    "timeout": "max_duration",
+    "time_limit": "max_duration",
+    "max_run_duration_seconds": "max_duration",
+    "nodes": "distribution.nodes",
+    "node_count": "distribution.nodes",
+    "num_nodes": "distribution.nodes",
+    "processes": "distribution.processes_per_node",
+    "processes_per_node": "distribution.processes_per_node",
+    "procs_per_node": "distribution.processes_per_node",
+    "process_count_per_node": "distribution.processes_per_node",
+    "backend": "distribution.backend",
+    "cpu": "resources.cpus",
+    "cpus": "resources.cpus",
+    "gpu": "resources.gpus",
+    "gpus": "resources.gpus",
+    "memory": "resources.memory",
+    "memory_gib": "resources.memory",
+}
+_UNITS: Mapping[str, str] = {
+    "max_duration_s": 'seconds; `max_duration: "6h"` is easier to read',
+    "stall_timeout_s": 'seconds; `stall_timeout: "30m"` is easier to read',
+    "grace_s": "seconds between SIGTERM and SIGKILL",
+    "memory_gib": 'GiB per process; `memory: "8GiB"` says the same',
+    "log_cap_mib": "MiB per rank",
+    "umask": 'three octal digits in quotes, such as "022"',
+    "cpus": "a number of CPUs per process",
+    "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
+}
+# Parts that may be written shorter than as a mapping: how deep they stand, what they may be, how.
+_FORMS: Mapping[str, tuple[int, str, str]] = {
+    "retries": (
+        1,
+        "a whole number",
+        "Write a number, for failures of the script, or lines such as `node_lost: 5`.",
+    ),
+    "array": (1, "a list of indices", "Write text such as 0-15%4, or `indices: 0-15` below it."),
+    "depends_on": (2, "a job's id or name", "Write its id, or `job: ID` and `when: any` lines."),
+    "inputs": (2, "text", "Write `datastore/path`, or `source: datastore/path` below it."),
+    "outputs": (2, "text", "Write `datastore/path`, or `destination: datastore/path` below it."),
+}
+# Their values may be secret: a message names the key alone.
+_UNSHOWN = frozenset({"secrets", "environment_variables"})
+_LONGEST_SHOWN = 60
+
+
+def place(location: Sequence[str | int]) -> str:
+    """Return where something is: ``inputs.digits.mode``, ``arguments[2]``."""
+    text = ""
+    for part in location:
+        if part == "[key]":
+            continue
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
+    return text
+
+
+def near(word: str, words: Sequence[str]) -> str:
+    """Return a question that names the word that was probably meant; empty without one."""
+    found = difflib.get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"Did you mean `{found[0]}`?" if found else ""
+
+
+def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
+    """Return one error of pydantic as a problem.
+
+    Args:
+        in_python: The spec was written in Python, where files' short forms are not taken.
+    """
+    location, kind, context = _without_tags(error["loc"]), error["type"], error.get("ctx", {})
+    at = place(location)
+    field = str(location[-1]) if location else ""
+    if kind == "extra_forbidden":
+        return _unknown_key(location)
+    if kind == "missing":
+        return Problem(at, "is missing.", "Add it.")
+    given = _shown(location, error["input"])
+    unit = f"It is {_UNITS[field]}." if field in _UNITS else ""
+    if location and location[-1] == "[key]":
+        what = "a letter or _, then letters, digits and _"
+        return Problem(at, "is not a valid name.", f"Names begin with {what}.")
+    if kind == "literal_error":
+        choices = [str(choice) for choice in _choices(location)] or [str(context["expected"])]
+        remedy = near(str(error["input"]), choices) or ""
+        return Problem(at, f"{given} is not one of: {', '.join(choices)}.", remedy)
+    if kind in _BOUNDS:
+        sign, key = _BOUNDS[kind]
+        return Problem(
+            at, f"{given} is out of range.", f"It must be {sign} {context[key]:g}. {unit}".strip()
+        )
+    if kind == "string_pattern_mismatch":
+        remedy = (
+            "Use letters, digits, `_`, `-` and `.`, a letter or digit first, 128 at most."
+            if field == "name"
+            else "Names begin with a letter or _, then letters, digits and _."
+        )
+        return Problem(at, f"{given} is not a valid name.", remedy)
+    if kind == "string_type":
+        remedy = "Put it in quotes." if isinstance(error["input"], int | float) else "Write text."
+        return Problem(at, f"{given} is not text.", remedy)
+    if kind in ("tuple_type", "list_type"):
+        return Problem(at, f"{given} is not a list.", 'Write a list, such as ["--epochs", "3"].')
+    if kind in ("dict_type", "mapping_type", "model_type", "model_attributes_type"):
+        forms = _FORMS.get(str(location[0])) if location else None
+        if in_python:
+            part = context.get("class_name")
+            remedy = f"Give a {part} or a dict." if part else "Give a dict."
+            return Problem(at, f"{given} is not a group of settings.", remedy)
+        if forms is not None and len(location) == forms[0]:
+            return Problem(at, f"{given} is neither {forms[1]} nor a group of settings.", forms[2])
+        return Problem(
+            at,
+            f"{given} is a single value, but this key holds several settings.",
+            "Write them as `key: value` lines below it.",
+        )
+    if kind.startswith(("int_", "float_", "finite_")):
+        whole = "a whole number" if kind.startswith("int_") else "a number"
+        return Problem(at, f"{given} is not {whole}.", unit)
+    if kind.startswith("bool_"):
+        return Problem(at, f"{given} is neither true nor false.", "Write true or false.")
+    if kind == "value_error":
+        return Problem(at, f"{context['error']}.")
+    return Problem(at, f"{given}: {error['msg']}.", unit)
+
+
+def spec_error(model: type[Model], error: ValidationError) -> SpecError:
+    """Return the error of a part of a spec that a program made, with all its problems."""
+    part = next((name for name, of in _PARTS.items() if of is model), "")
+    above = tuple(part.split(".")) if part else ()
+    problems = []
+    for detail in error.errors(include_url=False):
+        detail["loc"] = (*above, *detail["loc"])
+        found = problem_of(detail, in_python=True)
+        path = found.path.removeprefix(place(above)).removeprefix(".")
+        problems.append(replace(found, path=path or model.__name__))
+    count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return SpecError(f"{model.__name__} has {count}", problems=problems)
+
+
+_BOUNDS = {
+    "greater_than": ("above", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("below", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
+
+
+def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    """Drop which of the forms of an environment was meant: nobody has written that."""
+    if location[:1] == ("environment",) and location[1:2] in (("path",), ("packages",)):
+        return (*location[:1], *location[2:])
+    return location
+
+
+def _shown(location: Sequence[str | int], value: Any) -> str:
+    if location and location[0] in _UNSHOWN:
+        return "the value given"
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"
+
+
+def _part(location: Sequence[str | int]) -> str:
+    """Return the key of `_PARTS` for the part that holds the last key of a location."""
+    above = location[:-1]
+    return "" if not above else str(above[0]) + (".*" if len(above) > 1 else "")
+
+
+def _unknown_key(location: Sequence[str | int]) -> Problem:
+    key, part = str(location[-1]), _part(location)
+    known = [*_PARTS[part].model_fields, *SHORT_KEYS.get(part, {})]
+    known += ["requirements", "conda"] if part == "environment" else []
+    moved = _ELSEWHERE.get(key)
+    if moved is not None and part == "":
+        remedy = f"Write `{moved}`."
+    elif moved is not None and moved.startswith(f"{part}."):
+        remedy = f"Did you mean `{moved.rpartition('.')[2]}`?"
+    else:
+        remedy = near(key, known) or f"Known here: {', '.join(sorted(known))}."
+    return Problem(place(location), "is not a known key.", remedy)
+
+
+def _choices(location: Sequence[str | int]) -> Sequence[Any]:
+    part = _PARTS.get(_part(location))
+    field = part.model_fields.get(str(location[-1])) if part else None
+    return get_args(field.annotation) if field else ()

@@ -1,0 +1,260 @@
+"""Lines of requirements files: read, joined, and checked before anything is installed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from rayjobs.core.errors import NotFoundError, Problem, SpecError
+
+FILE_LIMIT = 512 * 1024  # bytes
+MOST_FILES = 20  # that include each other
+MOST_LINES = 2_000
+LEAST_PYTHON = (3, 8)  # what runs inside a job needs it
+SECRET_PREFIX = "RAYJOBS_SECRET_"
+
+# Option as it may be written → as it is passed on.
+OPTIONS: Mapping[str, str] = {
+    "-i": "--index-url",
+    "--index-url": "--index-url",
+    "--extra-index-url": "--extra-index-url",
+    "-f": "--find-links",
+    "--find-links": "--find-links",
+    "--no-index": "--no-index",
+    "--no-binary": "--no-binary",
+    "--only-binary": "--only-binary",
+}
+_IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
+_WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes"})
+_INCLUDE = ("-r", "--requirement")
+_ADVICE: Mapping[str, str] = {
+    "-e": "Build a wheel and name its file: a lock holds what does not change.",
+    "--editable": "Build a wheel and name its file: a lock holds what does not change.",
+    "-c": "Write the versions into the requirements themselves.",
+    "--constraint": "Write the versions into the requirements themselves.",
+    "--trusted-host": "Say it in the pip or uv settings of the node (UV_INSECURE_HOST).",
+    "--pre": "Name the version (`numpy==3.0.0rc1`), or set UV_PRERELEASE=allow on the node.",
+}
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\s*(?:\[[^\]]*\])?\s*"
+    r"(?:$|(?:[<>!~]=|==|[<>;@(]).*)",
+    re.DOTALL,
+)
+_COMMENT = re.compile(r"(?:^|\s)#.*$")
+_ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")
+_USER = re.compile(r"://([^/@\s]+)@")
+_REFERENCE = re.compile(r"\$\{([A-Za-z0-9_]+)\}")
+_VERSION = re.compile(r"(?:[0-9]+(?:\.[0-9]+){0,2}|[<>=!~][<>=!~0-9.,* ]*)")
+_NAMED_USERS = frozenset({"git", "hg", "svn"})
+
+
+def read(path: Path, *, field: str = "environment") -> list[str]:
+    """Return the lines of a requirements file, with those of the files that it includes.
+
+    Comments and continuations are gone, and paths of files are absolute.
+
+    Args:
+        field: Where problems are said to be.
+
+    Raises:
+        NotFoundError: no such file.
+        SpecError: it cannot be read, or includes itself.
+    """
+    return list(_read(path, field, ()))
+
+
+def _read(path: Path, field: str, above: tuple[Path, ...]) -> Iterator[str]:
+    path = path.expanduser().absolute()
+    if path in above or len(above) >= MOST_FILES:
+        raise _refused(field, f"{path} is included by itself.", "Remove that line.")
+    lines = joined(text_of(path, field))
+    yield from _expanded(lines, path.parent, field, (*above, path))
+
+
+def expanded(lines: Sequence[str], folder: Path, *, field: str) -> list[str]:
+    """Return lines that stand in another file (or in no file), as `read` returns them.
+
+    Args:
+        folder: What relative paths are relative to.
+
+    Raises:
+        NotFoundError, SpecError: of a file that they include, see `read`.
+    """
+    return list(_expanded(joined("\n".join(lines)), folder.absolute(), field, ()))
+
+
+def _expanded(
+    lines: Sequence[str], folder: Path, field: str, above: tuple[Path, ...]
+) -> Iterator[str]:
+    for line in lines:
+        option, value = option_of(line)
+        if option in _INCLUDE:
+            yield from _read(folder / value, field, above)
+        elif option is not None and OPTIONS.get(option) == "--find-links":
+            is_url = "://" in value
+            yield f"--find-links {value if is_url else folder / Path(value).expanduser()}"
+        elif option is None and is_file(line):
+            path, marker, rest = line.partition(" ")
+            yield f"{folder / Path(path).expanduser()}{marker}{rest}"
+        else:
+            yield line
+
+
+def text_of(path: Path, field: str) -> str:
+    """Return the text of a file that describes an environment.
+
+    Raises:
+        NotFoundError: no such file.
+        SpecError: it cannot be read, is too large, or is no text.
+    """
+    try:
+        if not path.exists():
+            raise NotFoundError(f"there is no file {path}, which {field} names. Check its name")
+        raw = path.read_bytes()
+        if len(raw) > FILE_LIMIT:
+            raise _refused(field, f"{path} is larger than {FILE_LIMIT // 1024} KiB.", "Shorten it.")
+        return raw.decode("utf-8-sig")
+    except OSError as error:
+        raise _refused(field, f"{path} cannot be read ({error.strerror}).", "Check it.") from error
+    except UnicodeDecodeError as error:
+        raise _refused(field, f"{path} is not UTF-8 text.", "Save it as UTF-8.") from error
+
+
+def joined(text: str) -> list[str]:
+    """Return the lines of a text without comments, continued lines as one, empty ones left out.
+
+    Source: pip's requirements file format.
+    """
+    lines, held = [], ""
+    for raw in text.splitlines():
+        line = held + _COMMENT.sub("", raw).strip()
+        if line.endswith("\\"):
+            held = line[:-1].rstrip() + " "
+            continue
+        held = ""
+        if line.strip():
+            lines.append(line.strip())
+    if held.strip():
+        lines.append(held.strip())
+    return lines
+
+
+def option_of(line: str) -> tuple[str | None, str]:
+    """Return the option of a line and its value; None for a line that is a requirement."""
+    if not line.startswith("-"):
+        return None, ""
+    name, separator, value = line.partition("=") if line.startswith("--") else (line, "", "")
+    if not separator or " " in name:
+        name, _, value = line.partition(" ")
+    if not value and not name.startswith("--") and len(name) > 2:
+        name, value = name[:2], name[2:]  # -rother.txt
+    return name, value.strip()
+
+
+def is_file(line: str) -> bool:
+    """Whether a requirement names a file by its path."""
+    first = line.split(" ", 1)[0].split(";", 1)[0]
+    if "://" in first or "@" in line.split(" ", 2)[:2]:
+        return False
+    return first.startswith(("/", "./", "../", "~/")) or first.endswith(_ARCHIVES)
+
+
+def is_version(text: str) -> bool:
+    """Whether a text asks for a version of Python rather than naming an interpreter's path."""
+    return _VERSION.fullmatch(text.strip()) is not None
+
+
+def secrets_of(lines: Sequence[str]) -> list[str]:
+    """Return the variables that lines refer to, as ``${NAME}``; each once, sorted."""
+    return sorted({name for line in lines for name in _REFERENCE.findall(line)})
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def problems(
+    lines: Sequence[str], python: str | None, *, field: str = "environment"
+) -> Iterator[Problem]:
+    """Yield what is wrong with the lines of an environment and with its Python."""
+    if python is not None and "/" not in python:
+        yield from _of_version(python, f"{field}.python")
+    if len(lines) > MOST_LINES:
+        what = f"{len(lines):,} lines; {MOST_LINES:,} are allowed."
+        yield Problem(f"{field}.pip", what, "Build the environment yourself and name its path.")
+        return
+    for index, line in enumerate(lines):
+        yield from _of_line(line, f"{field}.pip[{index}]")
+
+
+def _of_version(python: str, path: str) -> Iterator[Problem]:
+    if not is_version(python):
+        yield Problem(
+            path,
+            f"{python!r} is neither a version nor a path.",
+            'Write a version such as "3.11", or the interpreter\'s full path.',
+        )
+    elif python[0].isdigit():
+        version = tuple(int(part) for part in python.split("."))
+        if version < LEAST_PYTHON[: len(version)]:
+            yield Problem(
+                path, f"{python} is older than 3.8, which jobs need.", "Ask for a newer one."
+            )
+
+
+def _of_line(line: str, path: str) -> Iterator[Problem]:
+    if "\0" in line or "\n" in line:
+        yield Problem(path, "is more than one line, or has a NUL byte.", "Write one line each.")
+        return
+    yield from _of_credentials(line, path)
+    option, value = option_of(line)
+    if option is None:
+        if is_file(line):
+            if not line.startswith("/"):
+                yield Problem(path, f"{line!r} is a relative path.", "Write the full path.")
+            elif not line.split(" ", 1)[0].split("[", 1)[0].endswith(_ARCHIVES):
+                yield Problem(
+                    path,
+                    f"{line!r} is not a wheel or source archive.",
+                    "Build a wheel and name its file: a folder may change under the lock.",
+                )
+        elif "://" not in line and _REQUIREMENT.fullmatch(line) is None:
+            yield Problem(
+                path, f"{line[:80]!r} is not a requirement.", "Write it like `numpy>=1.26`."
+            )
+        return
+    if option in _INCLUDE:
+        yield Problem(path, f"{line!r} includes a file.", "Give the file itself.")
+    elif option not in OPTIONS and option not in _IMPLIED:
+        taken = ", ".join(sorted({*OPTIONS.values()}))
+        yield Problem(
+            path, f"{option} is not taken.", _ADVICE.get(option, f"Options that are: {taken}.")
+        )
+    elif (option in _WITHOUT_VALUE) == bool(value):
+        what = "takes no value." if value else "has no value."
+        yield Problem(path, f"{option} {what}", "Write it as pip does.")
+
+
+def _of_credentials(line: str, path: str) -> Iterator[Problem]:
+    """The line is stored with the job, so what it may not hold is not shown either."""
+    for name in _REFERENCE.findall(line):
+        if not name.startswith(SECRET_PREFIX):
+            yield Problem(
+                path,
+                f"refers to the variable {name} of the node.",
+                f"Only those that begin with {SECRET_PREFIX} may be named.",
+            )
+    for user in _USER.findall(line):
+        name, _, password = user.partition(":")
+        given = password or (name if name not in _NAMED_USERS else "")
+        if given and _REFERENCE.fullmatch(given) is None:
+            yield Problem(
+                path,
+                "has a user name or password in an address; it would be stored with the job.",
+                f"Set {SECRET_PREFIX}INDEX on the target and write "
+                f"https://USER:${{{SECRET_PREFIX}INDEX}}@…, or keep it in a .netrc there.",
+            )
+
+
+def _refused(field: str, what: str, remedy: str) -> SpecError:
+    return SpecError(problems=[Problem(field, what, remedy)])

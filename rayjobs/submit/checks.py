@@ -1,0 +1,405 @@
+"""What the form of a spec cannot say: checks against its files, its target, and the rules.
+
+A script with a syntax error is not refused: the target's Python may be another one. It fails
+at run, without a retry.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import stat
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from rayjobs.core.errors import CannotBePlacedError, PrepareError, Problem, SpecError
+from rayjobs.policy.capacity import Capacity, fits_ever
+from rayjobs.snapshots.secrets_found import holds_secret, is_sensitive_word
+from rayjobs.spec import requirements
+from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.submit import process_checks
+
+SPEC_LIMIT = 2 * 1024**2  # bytes of a spec as JSON
+ARGUMENTS_LIMIT = 1024**2  # bytes of all arguments
+COUNT_LIMITS = {
+    "arguments": 10_000,
+    "environment_variables": 1_000,
+    "secrets": 200,
+    "inputs": 200,
+    "outputs": 200,
+    "tags": 200,
+    "depends_on": 1_000,
+}
+TAG_LIMIT = 4_096  # characters of a tag's name or value
+
+# Set by the queue in every rank (docs: what a rank sees).
+RESERVED = frozenset(
+    {
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "AZUREML_RUN_ID",
+        "AZ_BATCHAI_PYTORCH_INIT_METHOD",
+        "AZ_BATCHAI_TASK_INDEX",
+        "AZ_BATCH_MASTER_NODE",
+    }
+)
+RESERVED_PREFIXES = (
+    "RAYJOBS_",
+    "OMPI_COMM_WORLD_",
+    "AZUREML_ARM_",
+    "AZUREML_DATAREFERENCE_",
+    "AML_PARAMETER_",
+)
+_DATASET = re.compile(r"dataset:[^:/\s][^:\s]*(:[^:\s]+)?")
+_FIELD = re.compile(r"\{([^{}]*)\}")
+OUTPUT_FIELDS = ("run-id", "output-name")
+_SAVED = re.compile(r"saved:sha256:[0-9a-f]{64}")
+_PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
+
+
+def refuse(
+    spec: JobSpec,
+    *,
+    source: Path | None = None,
+    capacity: Capacity | None = None,
+    job_id: str | None = None,
+) -> None:
+    """Raise when the spec is wrong, or can never be placed; all problems at once.
+
+    Raises:
+        SpecError: something is wrong with the spec (what cannot be placed is listed too).
+        CannotBePlacedError: all is right, but the target can never hold it.
+    """
+    wrong = check(spec, source=source, job_id=job_id)
+    unplaced = fits_ever(spec, capacity) if capacity is not None else []
+    if wrong:
+        raise SpecError(problems=[*wrong, *unplaced])
+    if unplaced:
+        lines = "\n".join(f"  - {problem}" for problem in unplaced)
+        raise CannotBePlacedError(
+            f"the job can never be placed on the target {spec.target!r}:\n{lines}",
+            problems=tuple(unplaced),
+        )
+
+
+def check(
+    spec: JobSpec,
+    *,
+    source: Path | None = None,
+    capacity: Capacity | None = None,
+    job_id: str | None = None,
+) -> list[Problem]:
+    """Return everything that is wrong with a spec; empty when it may be submitted.
+
+    Args:
+        source: The source directory on this machine; None leaves its files unchecked.
+        capacity: Of the target; None leaves open whether the job can be placed.
+        job_id: The job's own id, where it is known.
+    """
+    problems = [
+        *_entry(spec, source),
+        *process_checks.check(spec),
+        *_text(spec),
+        *_variables(spec),
+        *_environment(spec),
+        *_data(spec),
+        *_dependencies(spec, job_id),
+        *_limits(spec),
+    ]
+    if capacity is not None:
+        problems.extend(fits_ever(spec, capacity))
+    return problems
+
+
+def warnings(spec: JobSpec) -> list[str]:
+    """Return what is allowed but likely not meant; never shows a value that may be secret."""
+    found = []
+    suspects = []
+    for index, argument in enumerate(spec.arguments):
+        option, has_value, value = argument.partition("=")
+        following = spec.arguments[index + 1 : index + 2]
+        takes_next = not has_value and bool(following) and not following[0].startswith("-")
+        given = value if has_value else (following[0] if takes_next else "")
+        is_option = option.startswith("-") and is_sensitive_word(option.lstrip("-"))
+        if is_option and given and not given.startswith("$"):
+            suspects.append(option)
+        elif holds_secret(argument.encode()):
+            suspects.append(f"arguments[{index}]")
+    if spec.command is not None and holds_secret(spec.command.encode()):
+        suspects.append("command")
+    suspects.extend(
+        f"environment_variables.{name}"
+        for name, value in spec.environment_variables.items()
+        if value and (is_sensitive_word(name) or holds_secret(value.encode()))
+    )
+    if suspects:
+        found.append(
+            f"looks like a secret: {', '.join(suspects)}. Arguments and variables are stored "
+            f"with the job, readable to all who can read the queue; put the value in "
+            f"RAYJOBS_SECRET_… on the target and name it under `secrets`, then use $NAME"
+        )
+    if spec.script is not None and spec.script.endswith((".sh", ".bash", ".ipynb")):
+        found.append(
+            f"{spec.script} is run by Python, as every `script`. Use `command` for a shell "
+            f"script, and convert a notebook first"
+        )
+    found.extend(process_checks.warnings(spec))
+    ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
+    if ray:
+        found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is not a Ray process")
+    return found
+
+
+# -- the entry script ----------------------------------------------------------------------------
+
+
+def _entry(spec: JobSpec, source: Path | None) -> Iterator[Problem]:
+    if source is not None and not source.is_dir():
+        state = "is not a folder" if source.exists() else "does not exist"
+        yield Problem(
+            "source_directory", f"{str(source)!r} {state}.", "Give the folder of your code."
+        )
+        return
+    script = spec.script
+    if script is None or "\0" in script:
+        return  # a NUL is reported with the other texts
+    normal = os.path.normpath(script)
+    if normal == ".." or normal.startswith("../"):
+        yield Problem(
+            "script",
+            f"{script!r} is outside of the source directory.",
+            "Give a script inside it, or a source_directory further up.",
+        )
+        return
+    if source is None:
+        if normal.startswith("/"):
+            yield Problem(
+                "script", f"{script!r} is absolute.", "Give it relative to the source directory."
+            )
+        return
+    yield from _script_file(script, source)
+
+
+def _script_file(script: str, source: Path) -> Iterator[Problem]:
+    root = Path(os.path.realpath(source))
+    path = root / script
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        meant = _near_script(path) or _scripts(root)
+        yield Problem("script", f"{script!r} does not exist in {source}.", meant)
+        return
+    except OSError as error:
+        yield Problem("script", f"{script!r} cannot be read ({error.strerror}).", "Check the path.")
+        return
+    if not path.resolve().is_relative_to(root):
+        yield Problem(
+            "script",
+            f"{script!r} is outside of the source directory {source}.",
+            "Give a script inside it, or a source_directory further up.",
+        )
+    elif Path(script).is_absolute():
+        inside = path.relative_to(root) if path.is_relative_to(root) else path.name
+        yield Problem("script", f"{script!r} is absolute.", f"Write `{inside}`.")
+    elif stat.S_ISDIR(mode):
+        yield Problem("script", f"{script!r} is a folder.", "Give a Python file in it.")
+    elif not stat.S_ISREG(mode):
+        yield Problem("script", f"{script!r} is not a plain file.", "Give a Python file.")
+    elif not os.access(path, os.R_OK):
+        yield Problem("script", f"{script!r} cannot be read.", "Make it readable to you.")
+
+
+def _near_script(path: Path) -> str:
+    """Return a question that names the script whose name is most like this one's, if any is.
+
+    Only files with the same suffix are compared, without it: `nix.py` is not like `ex.py`.
+    """
+    stems = [one.stem for one in sorted(path.parent.glob(f"*{path.suffix}")) if one.is_file()]
+    found = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.6)
+    return f"Did you mean `{found[0]}{path.suffix}`?" if found else ""
+
+
+def _scripts(root: Path) -> str:
+    names = sorted(path.name for path in root.glob("*.py"))[:8]
+    return f"There are: {', '.join(names)}." if names else "The folder has no Python file."
+
+
+# -- texts and names -----------------------------------------------------------------------------
+
+
+def _text(spec: JobSpec) -> Iterator[Problem]:
+    texts: list[tuple[str, str | None]] = [
+        ("script", spec.script),
+        ("command", spec.command),
+        ("source_directory", spec.source_directory),
+        ("environment", spec.environment if isinstance(spec.environment, str) else None),
+        ("resume_from", spec.resume_from),
+        ("display_name", spec.display_name),
+    ]
+    texts += [(f"arguments[{at}]", value) for at, value in enumerate(spec.arguments)]
+    for part in ("environment_variables", "tags"):
+        texts += [(f"{part}.{key}", value) for key, value in getattr(spec, part).items()]
+    texts += [("tags", key) for key in spec.tags]
+    for path, value in texts:
+        if value is not None and "\0" in value:
+            yield Problem(path, "has a NUL byte, which no process can be given.", "Remove it.")
+    for entry in ("script", "command"):
+        value = getattr(spec, entry)
+        if value is not None and not value.strip():
+            yield Problem(entry, "is empty.", "Name what is to be run.")
+
+
+def _environment(spec: JobSpec) -> Iterator[Problem]:
+    if isinstance(spec.environment, Packages):
+        yield from requirements.problems(spec.environment.pip, spec.environment.python)
+
+
+def interpreter_here(spec: JobSpec) -> Iterator[Problem]:
+    """Find that the job's interpreter is missing, where this machine is the one that runs it."""
+    named = spec.environment
+    if isinstance(named, Packages):
+        named = named.python
+        if named is not None and requirements.is_version(named):
+            return
+    if named is None:
+        return
+    from rayjobs.environments import interpreter
+
+    try:
+        interpreter.path_of(named)
+    except PrepareError:
+        path = Path(named).expanduser()
+        what = "has no bin/python" if path.is_dir() else "is not an executable file or a folder"
+        yield Problem(
+            "environment",
+            f"{named!r} {what} on this machine, where the target {spec.target!r} runs.",
+            "Name a Python interpreter or a virtual environment, or leave it out.",
+        )
+
+
+def _is_reserved(name: str) -> bool:
+    return name in RESERVED or name.startswith(RESERVED_PREFIXES)
+
+
+def _variables(spec: JobSpec) -> Iterator[Problem]:
+    for part in ("environment_variables", "secrets"):
+        for name in getattr(spec, part):
+            if _is_reserved(name):
+                yield Problem(
+                    f"{part}.{name}",
+                    "is set by the queue for every process.",
+                    "Choose another name.",
+                )
+    for name in sorted(spec.environment_variables.keys() & spec.secrets.keys()):
+        yield Problem(
+            f"secrets.{name}", "is also in environment_variables.", "Keep one of the two."
+        )
+    devices = spec.environment_variables.get("CUDA_VISIBLE_DEVICES", "")
+    if devices not in ("", "-1"):
+        yield Problem(
+            "environment_variables.CUDA_VISIBLE_DEVICES",
+            f"{devices!r}: which GPUs a job has is decided where it is placed.",
+            "Remove it, and set resources.gpus.",
+        )
+
+
+# -- data and dependencies -----------------------------------------------------------------------
+
+
+def _data(spec: JobSpec) -> Iterator[Problem]:
+    spelled = Counter(name.upper() for name in [*spec.inputs, *spec.outputs])
+    for part in ("inputs", "outputs"):
+        for name in getattr(spec, part):
+            if spelled[name.upper()] > 1:
+                yield Problem(
+                    f"{part}.{name}",
+                    "is the name of another input or output too (case does not count).",
+                    "Give each its own name; they become environment variables.",
+                )
+    for name, one in spec.inputs.items():
+        path = f"inputs.{name}.source"
+        if one.source.startswith("dataset:"):
+            if _DATASET.fullmatch(one.source) is None:
+                yield Problem(
+                    path,
+                    f"{one.source!r} is not a dataset.",
+                    "Write dataset:NAME or dataset:NAME:3.",
+                )
+        elif one.source.startswith("saved:"):
+            if _SAVED.fullmatch(one.source) is None:
+                yield Problem(
+                    path, f"{one.source!r} is not a digest.", "Name a registered dataset."
+                )
+        else:
+            yield from _in_datastore(path, one.source)
+        yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
+    for name, output in spec.outputs.items():
+        yield from _in_datastore(f"outputs.{name}.destination", output.destination)
+        yield from _place_of_files(f"outputs.{name}", output.path_on_compute)
+        for field in _FIELD.findall(output.destination):
+            if field not in OUTPUT_FIELDS:
+                yield Problem(
+                    f"outputs.{name}.destination",
+                    f"{output.destination!r} has the field {{{field}}}.",
+                    "Only {run-id} and {output-name} are filled in.",
+                )
+
+
+def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
+    if place is not None and (not place or "\0" in place or ".." in place.split("/")):
+        yield Problem(
+            f"{path}.path_on_compute",
+            f"{place!r} is not a place for files.",
+            "Give a path without `..`, or leave it out.",
+        )
+
+
+def _in_datastore(path: str, place: str) -> Iterator[Problem]:
+    if _PLACE.fullmatch(place) is None or "\0" in place or ".." in place.split("/"):
+        yield Problem(
+            path,
+            f"{place!r} is not a path in a datastore.",
+            "Write datastore/path, such as workspaceblobstore/digits.",
+        )
+
+
+def _dependencies(spec: JobSpec, job_id: str | None) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for index, dependency in enumerate(spec.depends_on):
+        path = f"depends_on[{index}].job"
+        if job_id is not None and dependency.job == job_id:
+            yield Problem(path, "is this job itself; it would wait for ever.", "Remove it.")
+        elif dependency.job in seen:
+            yield Problem(path, f"{dependency.job!r} appears twice.", "Keep one of the two.")
+        seen.add(dependency.job)
+
+
+# -- how much ------------------------------------------------------------------------------------
+
+
+def _limits(spec: JobSpec) -> Iterator[Problem]:
+    for part, most in COUNT_LIMITS.items():
+        count = len(getattr(spec, part))
+        if count > most:
+            yield Problem(part, f"{count:,} entries; {most:,} are allowed.", "Put data in files.")
+    for key, value in spec.tags.items():
+        if len(key) > TAG_LIMIT or len(value) > TAG_LIMIT:
+            yield Problem(
+                f"tags.{key[:40]}",
+                f"is longer than {TAG_LIMIT:,} characters.",
+                "Store long texts as files of the run.",
+            )
+    size = sum(len(argument.encode()) + 1 for argument in spec.arguments)
+    if size > ARGUMENTS_LIMIT:
+        yield Problem("arguments", f"{size:,} bytes in all; 1 MiB is allowed.", "Use a file.")
+    size = len(spec.to_json().encode())
+    if size > SPEC_LIMIT:
+        yield Problem("", f"the spec has {size:,} bytes; 2 MiB are allowed.", "Use files.")

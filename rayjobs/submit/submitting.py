@@ -1,0 +1,482 @@
+"""Submit: check, pack, write one durable row, wake the target. The one way in, without Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, SpecError, UsageError
+from rayjobs.core.paths import home as default_home
+from rayjobs.jobs.records import Job
+from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
+
+if TYPE_CHECKING:
+    from rayjobs.policy.capacity import Capacity
+    from rayjobs.snapshots import Summary
+    from rayjobs.workspace.folder import OpenWorkspace
+
+SNAPSHOT_CACHE = "cache"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a submit.
+
+    Attributes:
+        job: The job as it was written.
+        created: False when the idempotency key was known: the job of the first call.
+        warnings: What the submitter should know, one sentence each.
+        notes: What was arranged for him, e.g. that processes share CPUs.
+        starting: Whether the target did not run and is being started.
+        packed: What was packed; None where nothing was, or a stored snapshot is run.
+    """
+
+    job: Job
+    created: bool
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    starting: bool = False
+    packed: Packed | None = None
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A source directory as it was packed.
+
+    Attributes:
+        source: The source directory.
+        digest: Of its snapshot.
+        summary: How much it is, and what is left out.
+        warnings: What the submitter should know about it; they are among the submit's too.
+        properties: What is recorded of its repository, as properties of the job.
+    """
+
+    source: Path
+    digest: str
+    summary: Summary
+    warnings: tuple[str, ...]
+    properties: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A spec that may be submitted, with what its submitter should know."""
+
+    spec: JobSpec
+    source: Path | None
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def submit(
+    workspace: OpenWorkspace,
+    spec: JobSpec,
+    *,
+    source: Path | None = None,
+    experiment: str = "default",
+    snapshot: str | None = None,
+    idempotency_key: str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    wake: bool = True,
+    parent: str | None = None,
+    numbered: bool = False,
+    code_of: Job | None = None,
+) -> Submitted:
+    """Submit a job; it is never lost once this has returned.
+
+    A spec with `array` becomes an array with all its members, or nothing; the array is returned.
+
+    Args:
+        source: The source directory; None takes the spec's, and none there packs nothing.
+        snapshot: Digest of a snapshot that the workspace has, to run instead of packing one.
+        idempotency_key: A second submit with it returns the first one's job.
+        wake: Tell the target, and start it (in the background) where it does not run.
+        code_of: The job whose `snapshot` it is: what is recorded of its repository goes along.
+        numbered: The spec's name is a default: show the job as ``train-3``, a name of its own.
+
+    Raises:
+        SpecError: the spec is wrong; all problems at once.
+        NotFoundError: the workspace has no such `snapshot`.
+        CannotBePlacedError: the target can never hold it.
+        SnapshotError: the source directory cannot be packed.
+        StoreError: the job could not be written; nothing was submitted.
+    """
+    from rayjobs.snapshots import git
+
+    packed = None
+    properties = {} if code_of is None else git.kept(code_of.properties)
+    if snapshot is None:
+        checked = check(workspace, spec, source=source)
+        packed = pack_source(workspace, checked, on_stage=on_stage)
+        digest = None if packed is None else packed.digest
+        properties = {} if packed is None else dict(packed.properties)
+    else:
+        bare = check(workspace, spec.model_copy(update={"source_directory": None}))
+        named = bare.spec.model_copy(update={"source_directory": spec.source_directory})
+        checked = replace(bare, spec=named)
+        digest = snapshot
+        check_snapshot(workspace, snapshot)
+    warnings = [*checked.warnings, *(packed.warnings if packed is not None else ())]
+    warnings += hand_on_credentials(workspace, checked.spec)
+    ready = _with_umask(pack_start(workspace, checked.spec))
+    if ready.array is not None:
+        if parent is not None:
+            raise UsageError("a trial is not an array: take `array` out of its job")
+        job, created = workspace.store.submit_array(
+            ready,
+            experiment=experiment,
+            snapshot=digest,
+            user=user_name(),
+            idempotency_key=idempotency_key,
+            properties=properties,
+            numbered=numbered,
+        )
+    else:
+        job, created = workspace.store.submit(
+            ready,
+            experiment=experiment,
+            snapshot=digest,
+            user=user_name(),
+            idempotency_key=idempotency_key,
+            parent=parent,
+            properties=properties,
+            numbered=numbered,
+        )
+    starting = False
+    notes = checked.notes
+    if wake and not job.state.is_final:
+        try:
+            starting = wake_or_start(workspace, job.spec.target)
+            if starting and (older := _older_jobs(job)):
+                notes = (*notes, older)
+        except (RayjobsError, OSError) as error:
+            warnings.append(
+                f"the job is queued, but the target {job.spec.target!r} could not be started: "
+                f"{error}"
+            )
+    return Submitted(job, created, tuple(warnings), notes, starting, packed)
+
+
+def hand_on_credentials(workspace: OpenWorkspace, spec: JobSpec) -> list[str]:
+    """Let the target have what this shell exports of a job's credentials; return notes for people.
+
+    The target outlives the shell that started it, and does not inherit its secrets.
+
+    Raises:
+        UsageError: the target's secrets file cannot be used.
+    """
+    from rayjobs.submit import credentials
+
+    needs = credentials.needs_of(workspace, spec)
+    return credentials.hand_on(needs, spec.target, home=default_home())
+
+
+def resume(
+    workspace: OpenWorkspace,
+    job_id: str,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    idempotency_key: str | None = None,
+    wake: bool = True,
+) -> Submitted:
+    """Submit a new job that goes on from a job's newest whole checkpoint, with the same code.
+
+    A member of an array becomes an array of one. Its arguments stay as they are: the script
+    finds the checkpoint by ``rayjobs.checkpoint.latest()``, or in ``RAYJOBS_RESUME_FROM``.
+
+    Args:
+        job_id: Whatever names the job.
+        changes: Fields of the spec that differ, such as ``{"max_duration_s": 3600}``.
+
+    Raises:
+        NotFoundError: there is no such job.
+        UsageError: it has no whole checkpoint, has not ended yet, or runs nothing itself.
+        SpecError: a change is wrong; all problems at once.
+    """
+    from rayjobs.resume import checkpoints, resuming
+    from rayjobs.spec.file import build_spec, merge
+
+    job = workspace.store.find(job_id)
+    if job.kind == "sweep":
+        raise UsageError(f"{job.id} is a sweep, which runs nothing itself; resume one of its jobs")
+    if job.kind == "array":
+        raise UsageError(
+            f"{job.id} is an array, which runs nothing itself; resume a member, such as "
+            f"'{job.id}[{job.spec.array.expand()[0] if job.spec.array else 0}]'"
+        )
+    if not job.state.is_final:
+        raise UsageError(
+            f"{job.id} is {job.state} and resumes by itself when it is tried again; end it first "
+            f"(`rayjobs cancel {job.id}`)"
+        )
+    if checkpoints.newest(workspace.store, workspace.blobs, job.id) is None:
+        raise UsageError(resuming.no_checkpoint(workspace.store, job.id))
+    values = {**job.spec.model_dump(mode="json"), "resume_from": job.id, "depends_on": []}
+    if job.array_index is not None and job.spec.array is not None:
+        # Its script goes by index and count: they stay what they were in the array.
+        count = job.spec.array.count or len(job.spec.array.expand())
+        values["array"] = {"indices": str(job.array_index), "limit": None, "count": count}
+    spec = build_spec(merge(values, changes or {}))
+    return submit(
+        workspace,
+        spec,
+        experiment=job.experiment,
+        snapshot=job.snapshot,
+        code_of=job,
+        idempotency_key=idempotency_key,
+        wake=wake,
+        numbered=is_numbered(job),
+    )
+
+
+def is_numbered(job: Job) -> bool:
+    """Return whether the job's name was made from a default, as ``train-3`` was of ``train``."""
+    number = (job.display_name or "").removeprefix(f"{job.spec.name}-")
+    return job.spec.display_name is None and number != job.display_name and number.isdecimal()
+
+
+def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
+    """Return if the workspace has a snapshot, which is not pruned for an hour then.
+
+    Raises:
+        NotFoundError: it was pruned.
+    """
+    from rayjobs import snapshots
+
+    if not workspace.blobs.exists(snapshots.blob_key(digest)):
+        raise NotFoundError(
+            f"the workspace no longer has snapshot {digest}: it was pruned with its job. Submit "
+            f"the source directory again; `--resume-from JOB` continues from a job's checkpoint",
+            snapshot=digest,
+        )
+
+
+def _with_umask(spec: JobSpec) -> JobSpec:
+    """Return a spec whose ranks make files as its submitter does; a usual umask is not noted."""
+    own = _own_umask()
+    if spec.umask is not None or own == int(DEFAULT_UMASK, 8):
+        return spec
+    return spec.model_copy(update={"umask": f"{own & 0o777:03o}"})
+
+
+def _own_umask() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text(errors="replace").splitlines()
+        return next(int(line[6:], 8) for line in lines if line.startswith("Umask:"))
+    except (OSError, StopIteration):
+        # Elsewhere it can only be read by setting it; meanwhile, no file is too open.
+        own = os.umask(0o077)
+        os.umask(own)
+        return own
+
+
+def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+    """Return a checked spec whose `resume_from` names nothing outside of the workspace.
+
+    Raises:
+        SpecError: the files cannot be read, or hold no whole checkpoint.
+        StoreError: they cannot be stored.
+    """
+    if spec.resume_from is None:
+        return spec
+    from rayjobs.resume import resuming
+
+    return resuming.pack(workspace, spec)
+
+
+def pack_source(
+    workspace: OpenWorkspace,
+    checked: Checked,
+    *,
+    on_stage: Callable[[str], None] = lambda _text: None,
+) -> Packed | None:
+    """Store the source directory's snapshot; None where there is no source directory.
+
+    Raises:
+        SnapshotError: the source directory cannot be packed.
+    """
+    if checked.source is None:
+        return None
+    from rayjobs import snapshots
+    from rayjobs.snapshots import git
+
+    on_stage(f"packing {checked.source}")
+    blobs = workspace.blobs
+    cache = workspace.path / SNAPSHOT_CACHE
+    last = git.LastLook(cache, checked.source)
+    with contextlib.ExitStack() as stack:
+        # Next to the packing, unless an earlier look will most likely do: git competes with it.
+        look = None if last.is_known else stack.enter_context(git.GitLook(checked.source))
+        packed = snapshots.pack(
+            checked.source,
+            blobs_put=blobs.put_file,
+            blobs_has=blobs.exists,
+            cache=cache,
+            entry=checked.spec.script,
+        )
+        facts = last.facts(packed.digest)
+        if facts is None:
+            patience_s = git.PATIENCE_S if look is not None else git.PATIENCE_CHANGED_S
+            look = look or stack.enter_context(git.GitLook(checked.source))
+            paths = frozenset(one.path for one in packed.manifest)
+            facts = look.result(lambda: paths, patience_s=patience_s)
+            last.keep(packed.digest, facts)
+    properties = facts.properties(_keep_diff(workspace, facts.diff))
+    summary = snapshots.Summary.of(packed)
+    return Packed(checked.source, packed.digest, summary, tuple(packed.warnings), properties)
+
+
+def _keep_diff(workspace: OpenWorkspace, diff: str) -> str | None:
+    """Keep a diff once in the store, however often it is submitted; return its digest."""
+    from rayjobs.datastore.digests import digest_of
+    from rayjobs.datastore.errors import DatasetNotFound
+
+    if not diff:
+        return None
+    content = diff.encode(errors="replace")
+    try:
+        workspace.store.catalogue.manifest(digest_of(content))
+    except DatasetNotFound:
+        return workspace.store.catalogue.put_manifest(content)
+    return digest_of(content)
+
+
+def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
+    """Return the spec as it would be submitted; changes nothing (`--dry-run`).
+
+    Dependencies are named by their full ids afterwards, and datasets by their versions.
+
+    Raises:
+        SpecError: the spec is wrong; all problems at once.
+        CannotBePlacedError: the target can never hold it.
+    """
+    from rayjobs.policy.capacity import fits_ever, pin_types, plan_shape
+    from rayjobs.submit import checks
+    from rayjobs.submit.project import LOCAL
+
+    if source is None and spec.source_directory is not None:
+        source = Path(spec.source_directory).expanduser()
+    problems: list[Problem] = []
+    spec, unknown = _with_known_dependencies(workspace, spec)
+    problems += unknown
+    if spec.resume_from is not None:
+        from rayjobs.resume import resuming
+
+        spec, wrong = resuming.check(workspace, spec)
+        problems += wrong
+    capacity = _capacity(spec.target, problems)
+    wrong = checks.check(spec, source=source)
+    if spec.target == LOCAL:
+        wrong += checks.interpreter_here(spec)
+    if spec.distribution.backend in ("mpi", "horovod-gloo"):
+        from rayjobs.environments import mpi_checks
+
+        here = capacity is not None and capacity.shares_machine
+        wrong += mpi_checks.check(spec, source=source, is_here=here)
+    unsure: list[str] = []
+    if not any(one.path.startswith(("inputs", "outputs")) for one in wrong):
+        from rayjobs.data import pins
+        from rayjobs.submit import credentials
+
+        spec, missing, unsure = pins.pin(workspace, spec)
+        problems += missing
+        if not any(one.path == "target" for one in problems):
+            needs = credentials.needs_of(workspace, spec)
+            problems += credentials.missing(needs, spec.target, home=default_home())
+    problems += wrong
+    if problems:
+        unplaced = fits_ever(spec, capacity) if capacity is not None else []
+        raise SpecError(problems=[*problems, *unplaced])
+    checks.refuse(spec, source=source, capacity=capacity)
+    spec = spec if capacity is None else pin_types(spec, capacity)
+    notes = plan_shape(spec, capacity).notes if capacity is not None else ()
+    if source is None and spec.command is not None:
+        unsure += _named_but_not_packed(spec.command)
+    return Checked(spec, source, (*checks.warnings(spec), *unsure), notes)
+
+
+def _named_but_not_packed(command: str) -> list[str]:
+    """Warn of files of this folder that a command without a source directory names."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []  # of a shell's own syntax
+    named = [one for one in words if not Path(one).is_absolute() and Path(one).is_file()]
+    if not named:
+        return []
+    return [
+        f"the command names {', '.join(named[:5])}, and no folder is packed with it, so the job "
+        f"will not find {'it' if len(named) == 1 else 'them'}; add `--source .` (in a job file: "
+        f"`source_directory`) to pack this folder"
+    ]
+
+
+def _with_known_dependencies(
+    workspace: OpenWorkspace, spec: JobSpec
+) -> tuple[JobSpec, list[Problem]]:
+    problems, found = [], []
+    for index, dependency in enumerate(spec.depends_on):
+        try:
+            job = workspace.store.find(dependency.job)
+        except (NotFoundError, UsageError) as error:
+            problems.append(Problem(f"depends_on[{index}].job", f"{error}"))
+            continue
+        found.append(dependency.model_copy(update={"job": job.id}))
+    if problems or not found:
+        return spec, problems
+    return spec.model_copy(update={"depends_on": tuple(found)}), []
+
+
+def _capacity(target: str, problems: list[Problem]) -> Capacity | None:
+    from rayjobs.target.targets import capacity_of
+
+    try:
+        known = capacity_of(target)
+    except (NotFoundError, UsageError) as error:
+        problems.append(Problem("target", str(error)))
+        return None
+    return known if known.nodes else None  # a cluster that was never seen may hold anything
+
+
+def wake_or_start(workspace: OpenWorkspace, target: str) -> bool:
+    """Tell the target that there is work; start it in the background where it does not run.
+
+    Returns at once; True when it is being started (`starting.ensure_target` follows that).
+    """
+    from rayjobs.target import revive, starting
+    from rayjobs.target.stopping import Place
+
+    at = default_home()
+    try:
+        if starting.wake(target, home=at, workspace=workspace.path):
+            if starting.lost_its_keeper(Place(target, at)):
+                revive.in_background(target, home=at, workspace=workspace.path)
+            return False
+    except TimeoutError:
+        return False  # it lives and is busy; its poll finds the job
+    revive.in_background(target, home=at, workspace=workspace.path)
+    return True
+
+
+def _older_jobs(job: Job) -> str:
+    """Return a sentence about older jobs that start with the target, unless it starts already."""
+    from rayjobs.target import keeping, unfinished
+    from rayjobs.target.stopping import Place
+
+    if keeping.is_kept(Place(job.target, default_home()).paths):
+        return ""  # the process that began the start has the message
+    return unfinished.older(job.target, home=default_home(), than=job.id)
+
+
+def user_name() -> str:
+    """Return who submits, for people."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        return f"uid {os.getuid()}"

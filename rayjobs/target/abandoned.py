@@ -1,0 +1,57 @@
+"""Ends the records of jobs whose target is gone for good: nothing is left that could end them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rayjobs.core.errors import NotFoundError
+from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.store.base import Store
+from rayjobs.target import reach
+from rayjobs.target.record import load_target
+
+_TRIES = 20  # an attempt may begin or move while its record is being ended
+
+
+def why_gone(name: str, *, home: Path) -> str:
+    """Return why nothing of a target can be asked; empty where it may answer.
+
+    A `local` target that died is not gone: any command brings it back.
+    """
+    try:
+        record = load_target(name, home=home)
+    except NotFoundError:
+        return f"there is no target {name!r} any more"
+    if record.address is None:
+        return ""
+    reason = reach.why_unreachable(record.address)
+    return f"its cluster cannot be reached at {record.address}: {reason}" if reason else ""
+
+
+def end(store: Store, job_id: str, *, by: str, why: str) -> list[str]:
+    """End a job as Canceled without asking its target; return the ids of the records that ended.
+
+    Members of an array and trials of a sweep end too. Processes that still run somewhere are not
+    ended. Nothing that they report counts any more: their attempt is over.
+
+    Args:
+        by: The user or command that ends it.
+        why: Why the target cannot do it.
+
+    Raises:
+        NotFoundError: no such job.
+    """
+    job = store.job(job_id)
+    ended = []
+    if job.kind != "job":
+        unfinished = [state for state in JobState if state not in FINAL]
+        for line in store.job_lines(states=unfinished, parent=job_id, members=True):
+            ended += end(store, line.id, by=by, why=why)
+    reason = f"canceled by {by}; {why}, so its processes were not seen to end"
+    for _ in range(_TRIES):
+        job = store.job(job_id)
+        if job.state.is_final or store.request_cancel(job_id, by=by).is_final:
+            break
+        if store.finish(job_id, attempt=job.attempt, state=JobState.CANCELED, reason=reason):
+            break
+    return [*ended, job_id] if store.job(job_id).state.is_final else ended

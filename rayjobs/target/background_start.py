@@ -1,0 +1,50 @@
+"""Starts a target from a process of its own.
+
+It is run as ``-m rayjobs.target.background_start HOME NAME WORKSPACE``.
+
+A submit that found no target must not wait for one; this process does. With ``--revive`` it brings
+a target back that died. ``--stop-seen=ID`` names the last stop that this start comes after: a newer
+one wins over it. What fails stands in the target's log and in its `revival.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rayjobs.core.errors import RayjobsError
+
+
+def main(arguments: list[str]) -> int:
+    """Start the target, unless it runs by then; 1 when that failed."""
+    from rayjobs.target import revive
+    from rayjobs.target.starting import ensure_target
+    from rayjobs.target.stopping import Place
+
+    parser = argparse.ArgumentParser(prog="rayjobs.target.background_start")
+    for name in ("home", "name", "workspace"):
+        parser.add_argument(name)
+    parser.add_argument("--revive", action="store_true")
+    parser.add_argument("--stop-seen")
+    options = parser.parse_args(arguments)
+    place = Place(options.name, Path(options.home))
+    failures = revive.started(place)
+    try:
+        ensure_target(
+            place.name,
+            home=place.home,
+            workspace=Path(options.workspace),
+            is_patient=True,
+            revives=options.revive,
+            stop_seen=options.stop_seen,
+        )
+    except RayjobsError as error:
+        sys.stderr.write(f"{error}\n")
+        revive.failed(place, error.message, before=failures)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

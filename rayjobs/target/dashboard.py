@@ -1,0 +1,59 @@
+"""The Ray dashboard of a target: its address, its login, and a browser that shows it.
+
+Ray's dashboard asks for the token in a dialogue and keeps it as a cookie; it takes none from a
+URL. So a browser is opened on the plain address, and the token is shown on request only.
+"""
+
+from __future__ import annotations
+
+import webbrowser
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import TargetPaths
+from rayjobs.core.paths import home as default_home
+from rayjobs.target.local_head import LOCAL
+from rayjobs.target.record import load_target
+from rayjobs.target.targets import dashboard_url
+from rayjobs.target.token_check import read_token
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """Where a running target's dashboard is.
+
+    Attributes:
+        token_file: File with the token that its login asks for; None: it has no login.
+    """
+
+    url: str
+    token_file: Path | None
+
+    def read_token(self) -> str | None:
+        """Return the token; show it only to a user who asked (`--show-token`)."""
+        return None if self.token_file is None else read_token(self.token_file)
+
+    def open(self) -> bool:
+        """Open a browser on it; False when this machine has none."""
+        return webbrowser.open(self.url)
+
+
+def dashboard_of(name: str = LOCAL, *, home: Path | None = None) -> Dashboard:
+    """Return the dashboard of a running target.
+
+    Raises:
+        TargetError: the target does not run, or its cluster has no dashboard.
+    """
+    at = home or default_home()
+    record = load_target(name, home=at)
+    url = dashboard_url(name, home=at)
+    if not url:
+        raise TargetError(
+            f"target {name!r} has no dashboard at this moment: it does not run. Start it with "
+            f"`rayjobs target start {name}`."
+        )
+    if record.without_token:
+        return Dashboard(url, None)
+    token_file = record.token_file or TargetPaths.of(name, under=at).token
+    return Dashboard(url, Path(token_file))

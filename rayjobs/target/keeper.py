@@ -1,0 +1,491 @@
+"""The keeper: a small process outside Ray that starts, watches and stops one target's head.
+
+Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` forks itself away
+from its caller; whatever needs Ray is done by the starter (`engine.starter`), a child that ends.
+The keeper holds `keeper.lock` for life, so there is one per target whoever starts it, and holding
+the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
+another keeper that takes over.
+
+What dies is started again: at once for the first `RESTARTS` deaths within `RESTARTS_WITHIN_S`, and
+from then on after pauses that grow from `FIRST_PAUSE_S` to `LONGEST_PAUSE_S`. A start that fails is
+tried again in the same way, as long as there are unfinished jobs; at the end of each pause they are
+looked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.paths import TargetPaths
+from rayjobs.injob import openfiles
+from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
+from rayjobs.target import local_head, stop_record, stopping, wake_client
+from rayjobs.target.keeping import is_kept, lock, lock_path
+from rayjobs.target.machine import LocalSettings
+from rayjobs.target.progress import Progress, read
+from rayjobs.target.stopping import Place
+
+__all__ = ["Keeper", "is_kept", "keeper_lock", "keeper_of", "lock_path"]
+
+START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
+START_TRIES = 3
+JOBS_LIMIT_S = 60.0  # of a look into the stores
+NO_JOBS = 20  # the exit code of `rayjobs.target.unfinished`; no failure of Python's has it
+WATCH_EVERY_S = 1.0
+ACTOR_GONE_S = 20.0  # Ray restarts the actor by itself well within this
+RESTARTS = 3  # at once; then with pauses
+RESTARTS_WITHIN_S = 600.0
+FIRST_PAUSE_S = 10.0
+LONGEST_PAUSE_S = 600.0
+LOG_LIMIT_BYTES = 4 * 2**20
+_WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
+
+
+def request_path(paths: TargetPaths) -> Path:
+    """Return where `target stop` writes what it wants; the keeper answers beside it."""
+    return paths.root / "stop.json"
+
+
+def answer_path(paths: TargetPaths) -> Path:
+    """Return where the keeper says how the stop went."""
+    return paths.root / "stopped.json"
+
+
+@contextlib.contextmanager
+def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool]:
+    """Take the keeper's lock for the block; gives False when a keeper has it.
+
+    Args:
+        patience_s: How long to try: those who only look hold it for an instant.
+    """
+    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(lock_path(paths), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + patience_s
+    try:
+        while not (mine := lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        yield mine
+    finally:
+        os.close(descriptor)
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What a keeper waits for before it tries again.
+
+    Attributes:
+        failures: How many tries in a row have failed.
+        reason: Why the last one did.
+        next_at: When the next one is, in words.
+    """
+
+    failures: int
+    reason: str
+    next_at: str
+
+    def sentence(self, name: str) -> str:
+        """Return what users read: the reason, when it is tried again, and how to do it now."""
+        return (
+            f"{self.reason.rstrip('.')}. It is tried again at {self.next_at}; "
+            f"`rayjobs target start {name}` does it now"
+        )
+
+
+def pause_path(paths: TargetPaths) -> Path:
+    """Return where a keeper that pauses says so."""
+    return paths.root / "pause.json"
+
+
+def pause_of(paths: TargetPaths) -> Pause | None:
+    """Return what the living keeper waits for; None while it does its work."""
+    values = local_head.read_json(pause_path(paths)) or {}
+    try:
+        pause = Pause(int(values["failures"]), str(values["reason"]), str(values["next_at"]))
+        owner = Identity.from_dict(values)
+    except (KeyError, TypeError, ValueError):
+        return None
+    return pause if is_alive(owner) else None
+
+
+def give_up_pause(paths: TargetPaths) -> None:
+    """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
+    values = local_head.read_json(pause_path(paths))
+    if values is not None and pause_of(paths) is not None:
+        send_signal(Identity.from_dict(values), signal.SIGTERM)
+
+
+class LateError(TargetError):
+    """A head did not come up in time; another try may succeed."""
+
+
+class Keeper:
+    """One target's keeper; `run` returns when the head is stopped, or cannot be started."""
+
+    def __init__(self, place: Place, start: str, *, is_patient: bool = False) -> None:
+        self.place = place
+        self.paths = place.paths
+        self.progress = Progress(self.paths.progress, start)
+        self.idle_s = LocalSettings.read().idle_s
+        # Whether there is a reason to try again: unfinished jobs, as far as is known.
+        self._is_wanted = is_patient
+        self._idle_since_s: float | None = None
+        self._actor_gone_since_s: float | None = None
+        self._restarts: list[float] = []
+        self._failures = 0
+        self._paused_until_s: float | None = None
+        self._environment = local_head.head_environment(place.home, self.paths.token)
+        soft = openfiles.original()
+        self._environment[openfiles.SOFT_VARIABLE] = "" if soft is None else str(soft)
+
+    def run(self) -> int:
+        """Start what is not there, watch it, and stop it in the end; return the exit code."""
+        pause_path(self.paths).unlink(missing_ok=True)
+        if not self._tries(self._bring_up):
+            return 1
+        while True:
+            number = signal.sigtimedwait(_WAKING, WATCH_EVERY_S)
+            _reap()
+            ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
+            if ending and not request_path(self.paths).exists():
+                return 0  # only the keeper is to end; the next client brings another
+            if self._stop_if_asked():
+                return 0
+            if self._paused_until_s is not None:
+                if _now_s() < self._paused_until_s:
+                    continue
+                self._end_pause()
+                if not self._has_jobs():
+                    self._say("no job waits for the target: stopping")
+                    self._stop(force=True, request="idle")  # clients do not wait for an answer
+                    return 0
+                if not self._tries(self._bring_up):
+                    return 1
+            elif self._stop_if_idle():
+                return 0
+            elif not self._tries(self._mend):
+                return 1
+
+    def _tries(self, work: Callable[[], None]) -> bool:
+        """Do the work, and pause where it fails. False: it failed, and no job waits for it."""
+        try:
+            work()
+        except RayjobsError as exc:
+            self._say(exc.message)
+            if not self._is_wanted or request_path(self.paths).exists():
+                return False
+            self._pause(exc.message)
+        return True
+
+    def _pause(self, reason: str) -> None:
+        self._failures += 1
+        reason = reason.removesuffix(local_head.start_again(self.place.name)).strip()
+        pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(self._failures - 1, 10))
+        self._paused_until_s = _now_s() + pause_s
+        next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
+        pause = {"failures": self._failures, "reason": reason, "next_at": next_at}
+        self._say(f"trying again in {pause_s:g} s")
+        with contextlib.suppress(OSError):  # a full disk must not end the keeper
+            own = own_identity().as_dict()
+            local_head.write_private(self.paths.root / "keeper.json", json.dumps(own))
+            local_head.write_private(pause_path(self.paths), json.dumps({**pause, **own}))
+
+    def _end_pause(self) -> None:
+        self._paused_until_s = None
+        self.paths.progress.unlink(missing_ok=True)  # clients follow the new try
+        pause_path(self.paths).unlink(missing_ok=True)
+
+    def _has_jobs(self) -> bool:
+        """Whether a job waits for the target: by now all may be canceled. True if unknown.
+
+        The stores need libraries that the keeper must not hold, so a child reads them.
+        """
+        code = self._run_child("rayjobs.target.unfinished", [], JOBS_LIMIT_S, "jobs.log")
+        return code != NO_JOBS
+
+    # --- starting ---------------------------------------------------------------------------------
+
+    def _bring_up(self) -> None:
+        record = local_head.load_record(self.paths)
+        answers = wake_client.is_listening(self.place.socket)
+        if record is None or not record.is_running:
+            if answers:
+                raise RayjobsError(
+                    f"a target answers at {self.place.socket}, but no running head is on record; "
+                    f"it is not changed"
+                )
+            self._start_head()
+        elif answers:
+            self.progress.ready()
+        else:
+            self._starter("replace")
+
+    def _start_head(self) -> None:
+        """Start Ray and the actor; a machine that is too busy for that is given `START_TRIES`."""
+        for number in range(1, START_TRIES + 1):
+            # What an earlier life left (a power cut, a crash) would be in the way of this one.
+            with contextlib.suppress(RayjobsError):
+                stopping.clear_ray(self.place)
+            local_head.new_token(self.paths)
+            try:
+                self._starter("head")
+                return
+            except RayjobsError as exc:
+                stopping.clear_ray(self.place)
+                stop_is_wanted = request_path(self.paths).exists()
+                if isinstance(exc, LateError) and number < START_TRIES and not stop_is_wanted:
+                    self._say(exc.message)
+                    self.progress.stage(
+                        f"Ray did not come up in time; trying again ({number + 1} of {START_TRIES})"
+                    )
+                    continue
+                if isinstance(exc, LateError):
+                    self.progress.failed(exc.message)
+                stopping.remove_files(self.place, keep_progress=True)
+                raise
+
+    def _starter(self, what: str) -> None:
+        """Run the starter; raises with what it said when it fails.
+
+        Raises:
+            LateError: a head was not up in time; the clients are not told of a failure.
+            TargetError: it failed otherwise; the clients are told.
+        """
+        log = self.paths.log / "start.log"
+        code = self._run_child(
+            "rayjobs.engine.starter", [self.progress.start, what], START_LIMIT_S, log.name
+        )
+        if what == "head" and code in (None, local_head.EXIT_LATE):
+            said = self._last_of("late") or f"the starter was not done after {START_LIMIT_S:g} s"
+            raise LateError(
+                f"Ray did not come up in time for target {self.place.name!r}, as happens on a busy "
+                f"machine: {said.rstrip('.')}. Details are in {log}. "
+                f"{local_head.start_again(self.place.name)}"
+            )
+        if code != 0:
+            why = f"the starter ended with exit code {code}"
+            if code is None:
+                why = f"the starter was not done after {START_LIMIT_S:g} s"
+            message = f"target {self.place.name!r} did not start: {why}. See {log}."
+            said = self._last_of("failed")
+            if not said:
+                self.progress.failed(message)
+            raise RayjobsError(said or message)
+
+    def _run_child(
+        self, module: str, arguments: list[str], limit_s: float, log_name: str
+    ) -> int | None:
+        """Run a module for this target; return its exit code, None when it took too long."""
+        self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = self.paths.log / log_name
+        _shorten(log)
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            # A session of its own: Ray's processes stay in it, apart from the keeper's.
+            child = os.posix_spawn(
+                sys.executable,
+                [
+                    *(sys.executable, "-P", "-m", module),
+                    *(str(self.place.home), self.place.name, *arguments),
+                ],
+                self._environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_DUP2, descriptor, 1),
+                    (os.POSIX_SPAWN_DUP2, descriptor, 2),
+                ],
+                setsid=True,
+                setsigmask=[],
+            )
+        finally:
+            os.close(descriptor)
+        return _wait(child, limit_s)
+
+    def _last_of(self, kind: str) -> str:
+        """Return what this start said last, if that was of the kind."""
+        lines = [line for line in read(self.paths.progress) if line.start == self.progress.start]
+        return lines[-1].text if lines and lines[-1].kind == kind else ""
+
+    # --- watching ---------------------------------------------------------------------------------
+
+    def _mend(self) -> None:
+        """Start again what died by itself, as long as that does not happen again and again."""
+        record = local_head.load_record(self.paths)
+        if record is None or not record.is_running:
+            self._say("Ray ended by itself; starting it again")
+            self._count_restart()
+            self._start_head()
+            return
+        if wake_client.is_listening(self.place.socket):
+            self._actor_gone_since_s = None
+            if self._failures and not self._recent_restarts():
+                self._failures = 0
+            return
+        now_s = _now_s()
+        self._actor_gone_since_s = self._actor_gone_since_s or now_s
+        if now_s - self._actor_gone_since_s >= ACTOR_GONE_S:
+            self._say("the target actor is gone; starting it again")
+            self._count_restart()
+            self._starter("replace")
+            self._actor_gone_since_s = None
+
+    def _recent_restarts(self) -> list[float]:
+        return [at for at in self._restarts if _now_s() - at < RESTARTS_WITHIN_S]
+
+    def _count_restart(self) -> None:
+        """Count one; raises when there were so many lately that a pause is due."""
+        self._restarts = [*self._recent_restarts(), _now_s()]
+        if len(self._restarts) > RESTARTS:
+            with contextlib.suppress(RayjobsError):
+                stopping.clear_ray(self.place)
+                stopping.remove_files(self.place)
+            raise RayjobsError(
+                f"Ray or the actor of target {self.place.name!r} ended {len(self._restarts)} "
+                f"times within {RESTARTS_WITHIN_S:g} s. See {self.paths.log}."
+            )
+
+    # --- stopping ---------------------------------------------------------------------------------
+
+    def _stop_if_asked(self) -> bool:
+        asked = local_head.read_json(request_path(self.paths))
+        if asked is None:
+            return False
+        request_path(self.paths).unlink(missing_ok=True)
+        return self._stop(force=bool(asked.get("force")), request=str(asked.get("id", "")))
+
+    def _stop_if_idle(self) -> bool:
+        activity = local_head.read_json(self.place.activity)
+        if activity is not None and activity.get("busy"):
+            self._idle_since_s, self._is_wanted = None, True
+            return False
+        if activity is not None:
+            self._is_wanted = False
+        self._idle_since_s = self._idle_since_s or _now_s()
+        if _now_s() - self._idle_since_s < self.idle_s:
+            return False
+        self._idle_since_s = None  # a refusal means that there is work again
+        self._say(f"no job for {self.idle_s:g} s: stopping")
+        return self._stop(force=False, request="idle")
+
+    def _stop(self, *, force: bool, request: str) -> bool:
+        stop = stop_record.last(self.paths)
+        try:
+            with stopping.retired(self.place, force=force):
+                stopping.stop_head(self.place, say=self._say)
+        except RayjobsError as exc:
+            self._say(exc.message)
+            is_refused = isinstance(exc, stopping.StopRefusedError)
+            self._answer(request, error=exc.message, is_refused=is_refused)
+            if is_refused and request != "idle":
+                stop_record.lift_if_free(
+                    self.paths, stop.id
+                )  # where the client is gone; else it does so itself
+            return False
+        self._answer(request, error="")
+        return True
+
+    def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
+        if request != "idle":
+            said = {"id": request, "error": error, "is_refused": is_refused}
+            local_head.write_private(answer_path(self.paths), json.dumps(said))
+
+    def _say(self, text: str) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        with contextlib.suppress(OSError):  # a full disk must not end the keeper
+            self.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = self.paths.log / "keeper.log"
+            _shorten(log)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(f"{stamp} {text}\n")
+
+
+def _now_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _shorten(log: Path) -> None:
+    """Keep one older log of limited size."""
+    with contextlib.suppress(OSError):
+        if log.stat().st_size > LOG_LIMIT_BYTES:
+            log.replace(log.with_suffix(".log.1"))
+
+
+def _reap() -> None:
+    """Collect ended children."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _wait(child: int, limit_s: float) -> int | None:
+    """Wait for one child; None (and the child killed) when it takes too long."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        signal.sigtimedwait([signal.SIGCHLD], 0.2)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _leave_caller() -> None:
+    """Become nobody's child, in a session of its own; the caller sees exit code 0 at once."""
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    os.chdir("/")
+    os.umask(0o077)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
+
+
+def keeper_of(paths: TargetPaths) -> Identity | None:
+    """Return the identity of the living keeper, or None."""
+    values = local_head.read_json(paths.root / "keeper.json")
+    try:
+        identity = Identity.from_dict(values or {})
+    except (KeyError, TypeError, ValueError):
+        return None
+    return identity if is_alive(identity) else None
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Detach from the caller and keep the target."""
+    parser = argparse.ArgumentParser(prog="rayjobs.target.keeper")
+    parser.add_argument("home", type=Path)
+    parser.add_argument("target")
+    parser.add_argument("start")
+    parser.add_argument("--patient", action="store_true")
+    options = parser.parse_args(argv)
+    place = Place(options.target, options.home)
+    # Taken before forking and inherited: the caller's wait for us ends with the lock held.
+    with keeper_lock(place.paths, patience_s=0.5) as mine:
+        if not mine:
+            return 0  # there is one already
+        _leave_caller()
+        local_head.write_private(
+            place.paths.root / "keeper.json", json.dumps(own_identity().as_dict())
+        )
+        openfiles.raise_limit()  # what the keeper starts has it, too
+        keeper = Keeper(place, options.start, is_patient=options.patient)
+        try:
+            return keeper.run()
+        finally:
+            (place.paths.root / "keeper.json").unlink(missing_ok=True)
+            pause_path(place.paths).unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

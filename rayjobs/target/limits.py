@@ -1,0 +1,109 @@
+"""A target's settings for its queue: how many jobs and GPUs, aging, passing, making way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.core.paths import TargetPaths
+from rayjobs.policy import Limits
+from rayjobs.target.local_head import write_private
+from rayjobs.target.record import load_target
+
+log = logging.getLogger(__name__)
+
+_NAMES = tuple(field.name for field in fields(Limits))
+_SWITCHES = ("backfill", "preemption")
+_WHOLE = ("jobs", "jobs_per_user")
+
+
+def limits_path(target: str, *, home: Path) -> Path:
+    """Return the file that holds a target's limits; absent: the defaults are in force."""
+    return TargetPaths.of(target, under=home).root / "queue.json"
+
+
+def load_limits(target: str, *, home: Path) -> Limits:
+    """Return a target's limits.
+
+    Raises:
+        NotFoundError: no such target.
+        UsageError: the file is damaged.
+    """
+    load_target(target, home=home)
+    return _read(limits_path(target, home=home)) or Limits()
+
+
+def save_limits(target: str, limits: Limits, *, home: Path) -> None:
+    """Put limits in force, within a second where the target runs.
+
+    Raises:
+        NotFoundError: no such target.
+        UsageError: a limit is no positive number.
+    """
+    load_target(target, home=home)
+    values = asdict(limits)
+    _checked(values)
+    write_private(limits_path(target, home=home), json.dumps({"version": 1, **values}) + "\n")
+
+
+class LimitsFile:
+    """The limits in force, for who asks every second; read again only when the file changed."""
+
+    def __init__(self, target: str, *, home: Path) -> None:
+        self._path = limits_path(target, home=home)
+        self._seen: tuple[int, int, int] | None = None
+        self._limits = Limits()
+
+    def __call__(self) -> Limits:
+        """Return the limits; a damaged file is logged and leaves those that were in force."""
+        try:
+            status = self._path.stat()
+            seen = (status.st_mtime_ns, status.st_ino, status.st_size)
+        except OSError:
+            self._seen, self._limits = None, Limits()
+            return self._limits
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._limits = _read(self._path) or Limits()
+            except UsageError as error:
+                log.warning("%s", error)
+        return self._limits
+
+
+def _read(path: Path) -> Limits | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        values = json.loads(text)
+        # What a newer version wrote beside is not for this one.
+        return _checked({name: values[name] for name in _NAMES if name in values})
+    except (ValueError, TypeError, KeyError, UsageError) as error:
+        raise UsageError(
+            f"the limits in {path} cannot be read ({error}). Remove the file, and set them "
+            f"again by `rayjobs target limits`."
+        ) from error
+
+
+def _checked(values: dict[str, Any]) -> Limits:
+    for name, value in values.items():
+        if name in _SWITCHES:
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} is {value!r}; it can be true or false.")
+        elif value is not None and not _is_amount(name, value):
+            kind = "a whole number" if name in _WHOLE else "a number"
+            raise UsageError(f"{name} is {value!r}; give {kind} above 0, or none.")
+    return Limits(**values)
+
+
+def _is_amount(name: str, value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
+        return False
+    return math.isfinite(value) and value > 0

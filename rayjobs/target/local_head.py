@@ -1,0 +1,329 @@
+"""One Ray head per user and home: its settings, its record, its processes. No import of ray."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import PACKAGE, TargetPaths, runtime_dir
+from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
+from rayjobs.injob.processes import all_pids, descendants
+from rayjobs.target.machine import LocalSettings
+from rayjobs.target.standing import HEAD_ENVIRONMENT
+
+# The longest path below Ray's folder that must fit into a socket's 107 bytes:
+# session_<date>_<time>_<microseconds>_<pid>/sockets/plasma_store
+LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
+LOCAL = "local"
+EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
+SILENT_S = 600  # so long a process of a head may be silent
+RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
+
+# What a target takes from the shell that happens to start it: nothing else, since it outlives that
+# shell and serves others. Credentials come to it by `target.secrets`.
+_KEPT = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "HOSTNAME"),
+        *("LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "PKG_CONFIG_PATH"),
+        *("CC", "CXX", "CFLAGS", "CXXFLAGS", "CPPFLAGS", "LDFLAGS", "MAKEFLAGS"),
+        *("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NETRC", "OPAL_PREFIX"),
+        # Where the usual AWS search looks, without the keys themselves.
+        *("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "AWS_CA_BUNDLE"),
+        *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+        *("AWS_ROLE_ARN", "AWS_ROLE_SESSION_NAME", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+        *("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_CONTAINER_CREDENTIALS_FULL_URI"),
+        *("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "AWS_EC2_METADATA_DISABLED"),
+    }
+)
+_KEPT_PREFIXES = (
+    *("LC_", "XDG_", "SSL_CERT_", "NVIDIA_", "CUDA_", "ROCR_", "NCCL_", "GLOO_", "OMPI_"),
+    *("RAYJOBS_", "DATASTORE_", "HOROVOD_", "UV_", "PIP_", "CONDA_"),
+)
+_PROXIES = frozenset({"http_proxy", "https_proxy", "all_proxy", "no_proxy"})
+# Of those, what belongs to one shell or one job, and what holds a secret.
+_DROPPED = frozenset({"RAYJOBS_WORKSPACE", "RAYJOBS_RUN_ID", "RAYJOBS_MARKER"})
+_PASSWORD = re.compile(r"://[^/@\s]+@")  # in the address of a package index
+_SECRET = re.compile(
+    r"SECRET|PASSWORD|PASSWD|PASSPHRASE|PASS(?:$|[_\d])|PWD"
+    r"|TOKEN(?!_FILE$)|CREDENTIAL(?!S_)|_KEY$|APIKEY"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRecord:
+    """A running head (`head.json`). It holds no secret: only where the token's file is.
+
+    Attributes:
+        instance: Random name of this life of the head.
+        node_ip: The loopback address that Ray's node has.
+        gcs_address: What `ray.init(address=…)` takes.
+        dashboard_url: Where the dashboard is.
+        temp_dir: Ray's folder, removed when the head stops.
+        node_id: Ray's id of the head node.
+        gpus: GPUs offered (whole devices).
+        memory_bytes: Memory offered to reservations.
+        processes: What ran when the head came up: name → identity.
+    """
+
+    instance: str
+    node_ip: str
+    gcs_address: str
+    dashboard_url: str
+    temp_dir: str
+    node_id: str
+    token_path: str
+    cpus: float
+    gpus: float
+    memory_bytes: int
+    ray_version: str
+    rayjobs_version: str
+    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def identity(self, name: str) -> Identity | None:
+        """Return who was `name` ("gcs_server", "raylet", …) of this head."""
+        values = self.processes.get(name)
+        return None if values is None else Identity.from_dict(values)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether both processes without which nothing works are alive."""
+        owners = (self.identity("gcs_server"), self.identity("raylet"))
+        return all(owner is not None and is_alive(owner) for owner in owners)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a small file, or None when it is absent or not whole."""
+    try:
+        decoded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return decoded if isinstance(decoded, dict) else None
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a small file at once, readable by its owner alone (0600).
+
+    Raises:
+        OSError: it could not be written; it names the file also where the disk is full.
+    """
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        beside.replace(path)
+    except BaseException as exc:
+        beside.unlink(missing_ok=True)
+        if isinstance(exc, OSError) and exc.filename is None:  # so it is where a write fails
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc
+        raise
+
+
+def load_record(paths: TargetPaths) -> HeadRecord | None:
+    """Return the record of the head that runs, or ran last; None when there is none."""
+    values = read_json(paths.head)
+    if values is None:
+        return None
+    known = HeadRecord.__dataclass_fields__
+    try:
+        return HeadRecord(**{name: value for name, value in values.items() if name in known})
+    except TypeError:
+        return None  # written by another version: its processes are found by folder
+
+
+def save_record(paths: TargetPaths, record: HeadRecord) -> None:
+    """Write `head.json`."""
+    write_private(paths.head, json.dumps(asdict(record), indent=1) + "\n")
+
+
+def ray_folder(home: Path) -> Path:
+    """Return the short folder that a local head of this home uses.
+
+    Raises:
+        TargetError: the folder's name is too long for Ray's sockets.
+    """
+    folder = runtime_dir(home, create=False) / "r"
+    if len(os.fsencode(folder)) + LONGEST_RAY_SOCKET > 107:
+        raise TargetError(
+            f"Ray's sockets below {folder} would have longer names than the 107 bytes that Unix "
+            f"allows. Set RAYJOBS_RUNTIME_BASE to a shorter folder, for instance /tmp."
+        )
+    return folder
+
+
+def node_ip(home: Path) -> str:
+    """Return a loopback address of this home's own, so that two heads keep apart."""
+    digest = hashlib.sha256(str(home).encode()).digest()
+    # 127.0.0.x is left to the system: Ray itself replaces 127.0.0.1 by an outside address.
+    return f"127.{1 + digest[0] % 254}.{digest[1]}.{1 + digest[2] % 254}"
+
+
+def new_token(paths: TargetPaths) -> None:
+    """Make Ray's token file: 0600, 256 random bits, a new one for each life of the head."""
+    write_private(paths.token, secrets.token_hex(32))
+
+
+def auth_environment(token_path: Path | str | None) -> dict[str, str]:
+    """Return what makes a Ray process demand and send the token; None: of a cluster without one."""
+    if token_path is None:
+        return {"RAY_AUTH_MODE": "disabled"}
+    return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path)}
+
+
+def head_environment(
+    home: Path, token_path: Path | str | None, *, base: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """Return the environment of the keeper, of Ray, and of all that lives in it: an allow-list."""
+    kept = {name: value for name, value in base.items() if is_kept(name, value)}
+    source = str(PACKAGE.resolve().parent)
+    if source in base.get("PYTHONPATH", "").split(os.pathsep):
+        kept["PYTHONPATH"] = source  # run from a source tree that is not installed
+    return kept | {
+        "RAYJOBS_HOME": str(home),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_raylet_start_wait_time_s": str(RAY_UP_S),
+        "RAY_gcs_server_port_wait_time_s": str(RAY_UP_S),
+        "RAY_agent_register_timeout_ms": str(1000 * RAY_UP_S),
+        "RAY_worker_register_timeout_seconds": str(RAY_UP_S),
+        # Ray would give up its only node, with all that runs there, when that is too busy to answer
+        # for a minute. The keeper sees by itself whether one of the two has ended.
+        "RAY_health_check_timeout_ms": str(1000 * SILENT_S),
+        "RAY_gcs_rpc_server_reconnect_timeout_s": str(SILENT_S),
+        # A fixed port by default: the second head of a machine would find it taken.
+        "DASHBOARD_METRIC_PORT": str(free_port()),
+        # Ray would end workers, which hold nothing, for the memory that ranks take.
+        "RAY_memory_monitor_refresh_ms": "0",
+        # Ranks are given their devices by us; Ray must not hide them from a process without.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        **HEAD_ENVIRONMENT,
+        **auth_environment(token_path),
+    }
+
+
+def is_kept(name: str, value: str) -> bool:
+    """Whether a target keeps a variable of the shell that starts it: known, and not a secret."""
+    if name.lower() in _PROXIES:
+        return "@" not in value  # with a password or not, and also without http://
+    if name in _KEPT:
+        return True
+    is_ours = name.startswith(_KEPT_PREFIXES) and name not in _DROPPED
+    return is_ours and not _SECRET.search(name.upper()) and not _PASSWORD.search(value)
+
+
+def proxies_with_password(environment: Mapping[str, str]) -> set[str]:
+    """Return the variables of proxies that a target does not keep, but jobs may need."""
+    return {
+        name
+        for name, value in environment.items()
+        if name.lower() in _PROXIES and not is_kept(name, value)
+    }
+
+
+def start_again(name: str) -> str:
+    """Return the end of every message about a start that failed: what to do next."""
+    return f"Jobs that were submitted stay queued; run `rayjobs target start {name}`."
+
+
+def free_port() -> int:
+    """Return a TCP port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[str]:
+    """Return the options of `ray start`. Every port is chosen by the kernel: none can be taken."""
+    options = {
+        "node-ip-address": ip,
+        "port": 0,
+        "dashboard-host": "127.0.0.1",
+        "dashboard-port": 0,
+        "dashboard-agent-listen-port": 0,
+        "min-worker-port": 0,
+        "max-worker-port": 0,
+        "temp-dir": folder,
+        "num-cpus": settings.cpus,
+        "num-gpus": settings.gpus,
+        "memory": settings.memory_bytes,
+        "object-store-memory": settings.object_store_bytes,
+        "include-dashboard": str(settings.dashboard).lower(),
+        # Workers' output goes to files that nobody follows: no process for that.
+        "include-log-monitor": "false",
+        "log-style": "record",
+        "log-color": "false",
+    }
+    flags = ["--head", "--disable-usage-stats", "--no-monitor"]  # one node: nothing to scale
+    return [*flags, *(f"--{name}={value}" for name, value in options.items())]
+
+
+def processes_of(folder: Path) -> Iterator[Identity]:
+    """Find the Ray processes of the head whose folder is `folder`, by identity.
+
+    A process belongs to it when its command line names the folder, when it holds a file or log
+    of it open, or when it descends from such a one within Ray. Ray hides command lines (it
+    renames its workers), hence the open files. What attempts started is outside Ray and is not
+    found here.
+    """
+    wanted = os.fsencode(f"{folder}/")
+    found: set[int] = set()
+    for pid in all_pids():
+        if pid != os.getpid() and (_named(pid, wanted) or _holds(pid, wanted)):
+            found.add(pid)
+    for pid in list(found):
+        found.update(stat.pid for stat in descendants(pid) if _is_rays(stat.pid))
+    for pid in found:
+        stat = stat_of(pid)
+        identity = identity_of(pid)
+        if stat is not None and identity is not None and not stat.is_dead:
+            yield identity
+
+
+def command_of(pid: int) -> bytes:
+    """Return a process's command line, its words ended by NUL; empty when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _named(pid: int, wanted: bytes) -> bool:
+    command = command_of(pid)
+    return wanted in command and _ray_command(command)
+
+
+def _is_rays(pid: int) -> bool:
+    return _ray_command(command_of(pid))
+
+
+def _ray_command(command: bytes) -> bool:
+    return (
+        command.startswith((b"ray::", b"ray-dashboard"))
+        or b"/ray/" in command
+        or b"'ray'" in command  # the dashboard's fork server
+    )
+
+
+def _holds(pid: int, wanted: bytes) -> bool:
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False  # it ended, or it is another user's
+    for name in names:
+        try:
+            if os.fsencode(os.readlink(f"{folder}/{name}")).startswith(wanted):
+                return _is_rays(pid)
+        except OSError:
+            continue
+    return False

@@ -1,0 +1,79 @@
+"""The settings of a node's agent: what holds jobs' processes, how long it stays without any."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import UsageError
+from rayjobs.injob.tree import LEVELS
+from rayjobs.target.local_head import LOCAL
+
+HOLD = "RAYJOBS_HOLD"
+LINGER = "RAYJOBS_AGENT_LINGER_S"
+SCRATCH = "RAYJOBS_SCRATCH"
+SHARES_DISK = "RAYJOBS_SHARES_DISK"
+INPUT_VIEWS = "RAYJOBS_INPUT_VIEWS"
+AUTO = "auto"
+# An agent costs half a second to start, and 100 MB. Where nodes come and go it keeps one from
+# going; the one local node does not go, so there it stays until people have most likely left.
+LOCAL_LINGER_S = 600.0
+CLUSTER_LINGER_S = 45.0
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """How an agent behaves, as its environment says where its target was started.
+
+    Attributes:
+        hold: ``auto`` (the best that the machine allows), or the one level to insist on, of
+            ``cgroup``, ``namespace`` and ``scan``.
+        linger_s: Seconds without an attempt after which the agent ends.
+        scratch: The node's own folder for attempts, snapshots and caches, such as a fast local
+            disk; None: a folder in the target's home.
+        shares_disk: Whether it may use a workspace's folder where it sees one. If not, and on any
+            other machine than the target's, all goes to the target by Ray.
+        input_views: Whether attempts may get a mount namespace, in which what their inputs come
+            from is read-only; if not, they get copies.
+    """
+
+    hold: str = AUTO
+    linger_s: float = CLUSTER_LINGER_S
+    scratch: Path | None = None
+    shares_disk: bool = True
+    input_views: bool = True
+
+    @classmethod
+    def read(cls, target: str, environment: Mapping[str, str] = os.environ) -> NodeSettings:
+        """Return the settings for the agents of a target.
+
+        Raises:
+            UsageError: a variable has a value that makes no sense.
+        """
+        hold = environment.get(HOLD, "").strip() or AUTO
+        if hold not in (AUTO, *LEVELS):
+            raise UsageError(
+                f"{HOLD} is {hold!r}; it must be {AUTO}, {', '.join(LEVELS)}. Correct or unset it."
+            )
+        default_s = LOCAL_LINGER_S if target == LOCAL else CLUSTER_LINGER_S
+        text = environment.get(LINGER, "").strip()
+        try:
+            linger_s = float(text) if text else default_s
+        except ValueError:
+            linger_s = float("nan")
+        if not 0 <= linger_s < 1e9:
+            raise UsageError(
+                f"{LINGER} is {text!r}; it must be a number of seconds from 0 on. Correct or "
+                f"unset it."
+            )
+        scratch = environment.get(SCRATCH, "").strip()
+        shares_disk = environment.get(SHARES_DISK, "").strip() or "1"
+        if shares_disk not in ("0", "1"):
+            raise UsageError(f"{SHARES_DISK} is {shares_disk!r}; it must be 0 or 1.")
+        input_views = environment.get(INPUT_VIEWS, "").strip() or "1"
+        if input_views not in ("0", "1"):
+            raise UsageError(f"{INPUT_VIEWS} is {input_views!r}; it must be 0 or 1.")
+        folder = Path(scratch).absolute() if scratch else None
+        return cls(hold, linger_s, folder, shares_disk == "1", input_views == "1")

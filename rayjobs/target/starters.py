@@ -1,0 +1,148 @@
+"""The processes that a client starts for a target: its keeper and the starter, and their words."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rayjobs.core import ids
+from rayjobs.core.errors import TargetError
+from rayjobs.target import local_head, progress, reach
+from rayjobs.target.record import load_target
+from rayjobs.target.stopping import Place
+
+START_TIMEOUT_S = 600.0  # the keeper tries several times on a busy machine
+POLL_S = 0.05
+
+
+def spawn(place: Place, start: str, *, is_patient: bool = False) -> None:
+    """Start a keeper that outlives this process; returns when it holds the keeper's lock.
+
+    Args:
+        is_patient: It stays when its start fails, and tries again with growing pauses.
+
+    Raises:
+        TargetError: the interpreter could not run it.
+    """
+    command = [sys.executable, "-P", "-m", "rayjobs.target.keeper"]
+    errors = log_file(place, "keeper.err")
+    with errors.open("wb") as output:
+        done = subprocess.run(
+            [*command, str(place.home), place.name, start, *(["--patient"] if is_patient else [])],
+            env=local_head.head_environment(place.home, place.paths.token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+            check=False,
+        )
+    if done.returncode != 0:
+        raise TargetError(
+            f"the keeper of target {place.name!r} could not be started (exit code "
+            f"{done.returncode}). See {errors}."
+        )
+
+
+def run_starter(
+    place: Place,
+    what: str,
+    *,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    timeout_s: float = START_TIMEOUT_S,
+) -> None:
+    """Run the starter from here, for what a keeper has no part in.
+
+    Args:
+        what: "actor", "replace" or "end" (see `engine.starter`).
+
+    Raises:
+        TargetError: the cluster cannot be reached, or it failed; the message holds the reason.
+    """
+    record = load_target(place.name, home=place.home)
+    head = local_head.load_record(place.paths) if record.is_local else None
+    address = record.address or (head.gcs_address if head is not None else None)
+    if address is not None:  # Ray itself waits for minutes, or for ever
+        if what != "end":
+            on_stage(f"connecting to Ray at {address}")
+        reach.check_reachable(place.name, address)
+    token = None if record.without_token else record.token_file or str(place.paths.token)
+    start = ids.token(4)
+    command = [sys.executable, "-P", "-m", "rayjobs.engine.starter"]
+    command += [str(place.home), place.name, start, what, "--parent", str(os.getpid())]
+    if record.address is not None:
+        command += ["--address", record.address]
+    place.paths.progress.unlink(missing_ok=True)
+    log = log_file(place, "start.log")
+    with log.open("ab") as output:
+        child = subprocess.Popen(
+            command,
+            env=local_head.head_environment(place.home, token),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            cwd="/",
+        )
+    follower = Follower(place, on_stage, start)
+    deadline = time.monotonic() + timeout_s
+    try:
+        while child.poll() is None:
+            follower.look()
+            if time.monotonic() >= deadline:
+                raise TargetError(
+                    f"target {place.name!r} did not answer within {timeout_s:g} s. See {log}."
+                )
+            time.sleep(POLL_S)
+    finally:  # Ctrl-C, too; where this process is killed, the child ends by itself
+        if child.poll() is None:
+            child.kill()
+            child.wait()
+    follower.look()
+    if child.returncode != 0:
+        raise TargetError(
+            follower.failure
+            or f"target {place.name!r}: the starter ended with exit code {child.returncode}. "
+            f"See {log}."
+        )
+
+
+class Follower:
+    """Shows the stage lines of one start, or of any, as they come.
+
+    Attributes:
+        failure: The reason that the last start told for its failure; empty while it goes on.
+    """
+
+    def __init__(self, place: Place, on_stage: Callable[[str], None], start: str = "") -> None:
+        """Follow the start with the name `start`; without one, whichever there is."""
+        self.failure = ""
+        self._place = place
+        self._on_stage = on_stage
+        self._start = start
+        self._shown = 0
+
+    def look(self) -> None:
+        """Show what is new."""
+        lines = progress.read(self._place.paths.progress)
+        if self._start:
+            lines = [line for line in lines if line.start == self._start]
+        if len(lines) < self._shown:
+            self._shown = 0  # another start began
+        for line in lines[self._shown :]:
+            if line.kind == "stage":
+                self.failure = ""
+                self._on_stage(line.text)
+            elif line.kind == "failed":
+                self.failure = line.text
+        self._shown = len(lines)
+
+
+def log_file(place: Place, name: str) -> Path:
+    """Return the path of a log of the target's own, in a folder that is there."""
+    place.paths.log.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return place.paths.log / name

@@ -1,0 +1,400 @@
+"""The client's way to a running target: wake it, and start it where it does not run. No Ray."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core import ids
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import TargetPaths
+from rayjobs.core.version import __version__
+from rayjobs.target import keeper, local_head, stop_record, wake_client
+from rayjobs.target.machine import LocalSettings
+from rayjobs.target.node_settings import NodeSettings
+from rayjobs.target.record import load_target
+from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
+from rayjobs.target.stopping import Place
+from rayjobs.target.versions import check_client, must_replace
+
+STOPPING_POLL_S = 0.2
+ROOM_BYTES = 2**16
+WAKE_ANSWER_S = 2.0
+PATIENT_ANSWER_S = 15.0
+SPAWN_LIMIT = 3
+
+
+class BeingStoppedError(TargetError):
+    """The target is there, and is being stopped."""
+
+
+@dataclass(frozen=True)
+class TargetStatus:
+    """What answered.
+
+    Attributes:
+        name: The target.
+        version: rayjobs version of the actor.
+        epoch: Random name of this life of the actor.
+        served: Whether the actor serves the workspace of the wake; None where none was named.
+        was_started: Whether this call waited for a start.
+    """
+
+    name: str
+    version: str = ""
+    epoch: str = ""
+    served: bool | None = None
+    was_started: bool = False
+
+
+def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
+    """Note that the target serves a workspace, so that a later actor finds it by itself."""
+    path = _registration(paths, workspace)
+    if not path.exists():
+        text = json.dumps({"path": os.path.realpath(workspace)}) + "\n"
+        local_head.write_private(path, text)
+
+
+def is_registered(paths: TargetPaths, workspace: Path | str) -> bool:
+    """Whether the target was ever woken for a workspace."""
+    return _registration(paths, workspace).exists()
+
+
+def _registration(paths: TargetPaths, workspace: Path | str) -> Path:
+    real = os.path.realpath(workspace)  # one registration for one folder, however it was named
+    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:16] + ".json"
+    return paths.workspaces / name
+
+
+def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True) -> bool:
+    """Tell the target that there is work in `workspace`.
+
+    Args:
+        registers: Note the workspace first: a target started later serves it.
+
+    Returns:
+        False when `ensure_target` has something to do: nobody listens, an actor that is being
+        stopped, or one of an older rayjobs. True for one that listens and is slow to answer: it
+        looks by itself as well.
+
+    Raises:
+        TargetError: the home cannot be written (its disk is full).
+    """
+    place = Place(name, home)
+    if registers:
+        with _files_written(place):
+            register_workspace(place.paths, workspace)
+    stop_seen = stop_record.last(place.paths).id
+    try:
+        answer = _answer(place, workspace, WAKE_ANSWER_S)
+    except TimeoutError:
+        return True
+    except BeingStoppedError:
+        return False
+    if answer is not None and registers:
+        stop_record.lift_if_free(
+            place.paths, stop_seen
+        )  # of a stop that did not happen, and was not taken back
+    return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
+
+
+def ensure_target(
+    name: str,
+    *,
+    home: Path,
+    workspace: Path | str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    timeout_s: float = START_TIMEOUT_S,
+    is_patient: bool = False,
+    revives: bool = False,
+    stop_seen: str | None = None,
+) -> TargetStatus:
+    """Return once the target answers; start it when it does not run.
+
+    Any number of clients may call this at once: one head is started, all of them follow it.
+
+    Args:
+        workspace: Registered with the target, and woken.
+        on_stage: Gets each stage's text as it begins ("starting Ray …").
+        is_patient: A local target's keeper stays when the start fails, and tries again with
+            growing pauses: for a start in the background, whose failure a user does not see.
+        revives: Start nothing that a user has stopped, and leave a keeper's pause alone.
+        stop_seen: The id of the last stop (`stops.last`) when this start was asked for; a newer
+            stop wins over it. None: it is asked for now.
+
+    Raises:
+        UsageError: a `RAYJOBS_LOCAL_*` variable makes no sense.
+        TargetError: the start failed (with its reason), was not done in `timeout_s`, a user has
+            stopped the target (with `revives`, or since it was asked for), or the home cannot be
+            written (its disk is full).
+    """
+    place = Place(name, home)
+    with _files_written(place):
+        if stop_seen is None:
+            stop_seen = stop_record.last(place.paths).id
+        manner = _Manner(is_patient, revives, stop_seen)
+        return _ensure(name, home, workspace, on_stage, timeout_s, manner)
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How a start is made; see `ensure_target`."""
+
+    is_patient: bool
+    revives: bool
+    stop_seen: str
+
+
+def _ensure(
+    name: str,
+    home: Path,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+    manner: _Manner,
+) -> TargetStatus:
+    record = load_target(name, home=home)
+    place = Place(name, home)
+    if workspace is not None:
+        register_workspace(place.paths, workspace)
+    deadline = time.monotonic() + timeout_s
+    answer = _patient_answer(place, workspace, deadline, on_stage)
+    was_started = answer is None
+    if answer is not None and not manner.revives:
+        stop_record.lift_if_free(place.paths, manner.stop_seen)
+    if answer is None:
+        with start_lock(place.paths):  # a user's stop holds it until nothing of the target is left
+            _check_stop(place, manner)
+        if record.is_local:
+            answer = _start_local(place, workspace, on_stage, timeout_s, manner)
+        else:
+            answer = _start_attached(place, workspace, on_stage, timeout_s, manner)
+    elif must_replace(str(answer.get("version", "")), __version__):
+        answer = _replace(place, workspace, on_stage, timeout_s, manner)
+        was_started = True
+    elif record.is_local and lost_its_keeper(place):
+        with start_lock(place.paths):  # a stop may have ended the head since
+            _check_stop(place, manner)
+            if lost_its_keeper(place):
+                spawn(place, ids.token(4), is_patient=True)
+    place.paths.revival.unlink(missing_ok=True)
+    check_client(str(answer.get("version", "")), __version__)
+    return TargetStatus(
+        name=name,
+        version=str(answer.get("version", "")),
+        epoch=str(answer.get("epoch", "")),
+        served=answer.get("served"),
+        was_started=was_started,
+    )
+
+
+def lost_its_keeper(place: Place) -> bool:
+    """Whether a head runs without a keeper, which was killed: a new one has to take over."""
+    if keeper.is_kept(place.paths):
+        return False
+    head = local_head.load_record(place.paths)
+    return head is not None and head.is_running
+
+
+def _check_stop(place: Place, manner: _Manner) -> None:
+    """Lift the record of a user's stop that this start comes after; the caller holds `start_lock`.
+
+    Each section that starts something checks it for itself: a stop may come between two of them.
+
+    Raises:
+        TargetError: the stop is newer than this start, or it only brings a dead target back.
+    """
+    stop = stop_record.last(place.paths)
+    if not stop.is_in_force:
+        return
+    if manner.revives:
+        raise TargetError(
+            f"target {place.name!r} was stopped. Start it with `rayjobs target start {place.name}`."
+        )
+    if stop.id != manner.stop_seen:
+        raise TargetError(
+            f"target {place.name!r} was stopped while it was starting. Start it again with "
+            f"`rayjobs target start {place.name}`."
+        )
+    stop_record.lift(place.paths)
+
+
+def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
+    """Return what the target answers; None when nobody listens.
+
+    Raises:
+        TimeoutError: somebody listens and does not answer in time.
+        BeingStoppedError: it is there, and takes no jobs any more.
+    """
+    request: dict[str, Any] = {"op": "ping"}
+    if workspace is not None:
+        request = {"op": "wake", "workspace": str(workspace), "version": __version__}
+    answer = wake_client.ask(place.socket, request, timeout_s=limit_s)
+    if answer is not None and answer.get("stopping"):
+        raise BeingStoppedError(f"target {place.name!r} is being stopped")
+    return answer if answer is not None and answer.get("ok") else None
+
+
+def _patient_answer(
+    place: Place,
+    workspace: Path | str | None,
+    deadline: float,
+    on_stage: Callable[[str], None] = lambda _text: None,
+) -> dict[str, Any] | None:
+    """Ask until there is an answer or nobody listens: a busy machine makes an actor slow.
+
+    One that is being stopped is waited for until it is gone, or serves again.
+    """
+    is_told = False
+    while True:
+        try:
+            return _answer(place, workspace, PATIENT_ANSWER_S)
+        except BeingStoppedError as exc:
+            if not is_told:
+                on_stage(f"{exc.message}; waiting for that, then starting it again")
+            is_told = True
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(STOPPING_POLL_S)
+        except TimeoutError as exc:
+            if time.monotonic() >= deadline:
+                raise TargetError(
+                    f"target {place.name!r} runs but does not answer: {exc}. See {place.paths.log}."
+                ) from exc
+
+
+@contextlib.contextmanager
+def _files_written(place: Place) -> Iterator[None]:
+    """Say of a full disk, or a home that may not be written, where it is and what helps."""
+    try:
+        yield
+    except TimeoutError:
+        raise  # no file's: somebody listens and does not answer
+    except OSError as exc:
+        raise TargetError(
+            f"target {place.name!r} cannot be started: {exc.filename or place.home}: "
+            f"{exc.strerror or exc}. Make room there, or set RAYJOBS_HOME to a folder that can be "
+            f"written. {local_head.start_again(place.name)}"
+        ) from exc
+
+
+def _check_room(place: Place) -> None:
+    """Write and remove a file: a keeper on a full disk could not even say why it ended."""
+    probe = place.paths.root / f".room.{ids.token(4)}"
+    local_head.write_private(probe, "." * ROOM_BYTES)
+    probe.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def start_lock(paths: TargetPaths) -> Iterator[None]:
+    """Let one client at a time start or replace what runs a target."""
+    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _start_local(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+    manner: _Manner,
+) -> dict[str, Any]:
+    """Bring up a keeper if there is none, and follow its start until the target answers."""
+    # A wrong setting is this caller's to correct, and told at once.
+    LocalSettings.read()
+    NodeSettings.read(local_head.LOCAL)
+    local_head.ray_folder(place.home)
+    follower = Follower(place, on_stage)
+    deadline = time.monotonic() + timeout_s
+    spawned = 0
+    while time.monotonic() < deadline:
+        answer = _patient_answer(place, workspace, deadline)
+        if answer is not None:
+            follower.look()
+            return answer
+        kept = keeper.is_kept(place.paths)
+        if kept and (pause := keeper.pause_of(place.paths)) is not None:
+            if spawned or manner.revives:  # the try that this call asked for has failed
+                raise TargetError(pause.sentence(place.name))
+            keeper.give_up_pause(place.paths)
+            time.sleep(POLL_S)
+            continue
+        if kept or spawned:  # without a keeper the lines are those of an earlier start
+            follower.look()
+        if not kept:
+            # The keeper cleans up before it ends, so a failure is told when nothing is left.
+            if spawned and follower.failure:
+                raise TargetError(follower.failure)
+            with start_lock(place.paths):
+                _check_stop(place, manner)
+                if not keeper.is_kept(place.paths):
+                    if spawned >= SPAWN_LIMIT:
+                        raise TargetError(
+                            f"the keeper of target {place.name!r} ended again and again. See "
+                            f"{place.paths.log}."
+                        )
+                    place.paths.progress.unlink(missing_ok=True)
+                    _check_room(place)
+                    spawn(place, ids.token(4), is_patient=manner.is_patient)
+                spawned += 1
+        time.sleep(POLL_S)
+    raise TargetError(
+        f"target {place.name!r} did not answer within {timeout_s:g} s; it may still come up. "
+        f"See {place.paths.log}."
+    )
+
+
+def _start_attached(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+    manner: _Manner,
+) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    with start_lock(place.paths):
+        _check_stop(place, manner)
+        answer = _patient_answer(place, workspace, deadline)
+        if answer is None:
+            run_starter(place, "actor", on_stage=on_stage, timeout_s=timeout_s)
+            answer = _patient_answer(place, workspace, deadline)
+    if answer is None:
+        raise TargetError(
+            f"the actor of target {place.name!r} runs, but not on this machine. A workspace in a "
+            f"SQLite file serves targets of its own machine only; run this on the cluster's node."
+        )
+    return answer
+
+
+def _replace(
+    place: Place,
+    workspace: Path | str | None,
+    on_stage: Callable[[str], None],
+    timeout_s: float,
+    manner: _Manner,
+) -> dict[str, Any]:
+    deadline = time.monotonic() + timeout_s
+    with start_lock(place.paths):
+        _check_stop(place, manner)
+        answer = _patient_answer(place, workspace, deadline)
+        old = str(answer.get("version", "")) if answer else ""
+        if answer is None or must_replace(old, __version__):
+            on_stage(f"replacing the target ({old or 'gone'} → {__version__})")
+            run_starter(place, "replace", on_stage=on_stage, timeout_s=timeout_s)
+            answer = _patient_answer(place, workspace, deadline)
+    if answer is None:
+        raise TargetError(f"target {place.name!r} was replaced and does not answer. See its log.")
+    return answer

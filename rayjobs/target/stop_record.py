@@ -1,0 +1,98 @@
+"""The record of a stop that a user asked for: such a target is not brought back by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+from rayjobs.core import ids
+from rayjobs.core.paths import TargetPaths
+from rayjobs.target import keeping, local_head
+from rayjobs.target.reach import UnreachedError
+from rayjobs.target.stopping import StopRefusedError
+
+
+@dataclass(frozen=True)
+class Stop:
+    """The last stop that a user asked for.
+
+    Attributes:
+        id: Random name of this stop.
+        at: When, in seconds since 1970.
+        is_in_force: Whether nothing has started the target since.
+        is_unreached: Whether the target's cluster could not be reached: what ran there may run on.
+    """
+
+    id: str = ""
+    at: float = 0.0
+    is_in_force: bool = False
+    is_unreached: bool = False
+
+
+def last(paths: TargetPaths) -> Stop:
+    """Return the last stop; one without id when there was none."""
+    try:
+        values = json.loads(paths.stop.read_text(encoding="utf-8"))
+        is_unreached = bool(values.get("is_unreached", False))  # older records do not have it
+        return Stop(
+            str(values["id"]), float(values["at"]), bool(values["is_in_force"]), is_unreached
+        )
+    except (OSError, ValueError, KeyError, TypeError):
+        return Stop()
+
+
+def note(paths: TargetPaths) -> None:
+    """Record that a user stops the target; the caller holds `starting.start_lock`."""
+    _write(paths, Stop(ids.token(8), time.time(), is_in_force=True))
+
+
+@contextlib.contextmanager
+def noted(paths: TargetPaths) -> Iterator[None]:
+    """Record that a user stops the target, for a block that does it; see `note`.
+
+    Only a refusal takes the record back. A stop whose caller was interrupted, or lost patience,
+    is completed by the keeper; and the jobs of a cluster that cannot be reached must not start
+    when it returns.
+    """
+    before = last(paths)
+    note(paths)
+    try:
+        yield
+    except StopRefusedError:
+        _write(paths, replace(before, is_in_force=False))
+        raise
+    except UnreachedError:
+        _write(paths, replace(last(paths), is_unreached=True))
+        raise
+
+
+def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
+    """Lift that stop, unless a client starts or stops the target at this moment; does not wait.
+
+    For a target that goes on: its stop was refused, and the client that asked for it was killed.
+    """
+    if not last(paths).is_in_force:
+        return
+    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if keeping.lock(descriptor, fcntl.LOCK_EX) and last(paths).id == stop_id:
+            lift(paths)
+    finally:
+        os.close(descriptor)
+
+
+def lift(paths: TargetPaths) -> None:
+    """Record that the target may run again; the caller holds `starting.start_lock`."""
+    known = last(paths)
+    if known.is_in_force:
+        _write(paths, replace(known, is_in_force=False))
+
+
+def _write(paths: TargetPaths, stop: Stop) -> None:
+    # Replaced at once: it is read without the lock, and a crash must not lose it.
+    local_head.write_private(paths.stop, json.dumps(asdict(stop)))

@@ -1,0 +1,339 @@
+"""Stops a local head with everything around it, and leaves nothing. Standard library only.
+
+Whoever calls this holds the keeper's lock: the keeper itself, or a client when there is none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import TargetError
+from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
+from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
+from rayjobs.injob.processes import all_pids, descendants, marked
+from rayjobs.target import local_head, wake_client
+from rayjobs.target.local_head import command_of
+
+RETIRE_ANSWER_S = 20.0
+SHORT_ANSWER_S = 5.0
+HOST_GRACE_S = 45.0  # a script's own grace is 10 to 30 s
+LONGEST_S = 240.0  # a client waits for the whole stop for some minutes
+SETTLE_S = 3.0
+POLITE_S = 5.0
+KILLED_S = 20.0
+POLL_S = 0.05
+# What a stopped target leaves: its definition, its workspaces, and what was said.
+_LIVE_FILES = (
+    *("head.json", "activity.json", "capacity.json", "starting.log", "keeper.json"),
+    *("revival.json", "pause.json"),
+)
+# Of these, what says why a start failed.
+_TOLD_FILES = ("starting.log", "revival.json")
+
+
+class StopRefusedError(TargetError):
+    """The target has unfinished jobs, so it was left as it is."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a target's files and sockets are."""
+
+    name: str
+    home: Path
+
+    @property
+    def paths(self) -> TargetPaths:
+        """Files of the target."""
+        return TargetPaths.of(self.name, under=self.home)
+
+    @property
+    def socket(self) -> Path:
+        """The wake socket of its actor."""
+        return wake_client.socket_of(self.name, self.home)
+
+    @property
+    def activity(self) -> Path:
+        """What the actor last said about its work: `{"busy": bool, "at": seconds, "jobs": []}`."""
+        return self.paths.root / "activity.json"
+
+
+def retire(place: Place, *, force: bool) -> None:
+    """Ask the actor to take no more jobs.
+
+    From its yes on it refuses wakes and starts nothing, so no job can slip in between this and the
+    end of the head. That lasts a minute: `resume` ends it earlier, where the stop failed.
+
+    Raises:
+        StopRefusedError: jobs are queued or running, and `force` is off (`jobs` lists them).
+    """
+    deadline = time.monotonic() + SETTLE_S
+    while True:
+        busy, jobs = _refusal(place, force)
+        if not busy or force:
+            return
+        # A job that has just ended is still being tidied up after.
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_S)
+    listed = ", ".join(jobs[:5]) + (f" and {len(jobs) - 5} more" if len(jobs) > 5 else "")
+    raise StopRefusedError(
+        f"target {place.name!r} has jobs that are not finished{': ' if listed else ''}{listed}."
+        " Wait for them or cancel them, or stop it with --force: running jobs go back into "
+        "the queue, and start again with the target.",
+        jobs=jobs,
+    )
+
+
+def resume(place: Place) -> None:
+    """Let the actor, if there is still one, start jobs again: the stop failed."""
+    with contextlib.suppress(TimeoutError):  # it does so by itself a little later
+        wake_client.ask(place.socket, {"op": "resume"}, timeout_s=SHORT_ANSWER_S)
+
+
+@contextlib.contextmanager
+def retired(place: Place, *, force: bool) -> Iterator[None]:
+    """Keep the actor from starting jobs for the block, which stops it; see `retire`.
+
+    Raises:
+        StopRefusedError: as `retire`; what the block raises is passed on.
+    """
+    retire(place, force=force)
+    try:
+        yield
+    except BaseException:
+        resume(place)
+        raise
+
+
+def _refusal(place: Place, force: bool) -> tuple[bool, list[str]]:
+    """Return whether the target has work, and what, as its actor says, or last said."""
+    try:
+        answer = wake_client.ask(
+            place.socket, {"op": "retire", "force": force}, timeout_s=RETIRE_ANSWER_S
+        )
+    except TimeoutError:
+        answer = None
+    if answer is not None and answer.get("ok"):
+        return False, []
+    known = local_head.read_json(place.activity) or {}
+    if answer is not None and "busy" in answer:
+        known = answer
+    return bool(known.get("busy")), [str(job) for job in known.get("jobs", [])]
+
+
+def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
+    """End the attempts, warm interpreters, Ray, and all files and sockets of a local head.
+
+    Idempotent; it works with any part of it already dead.
+
+    Raises:
+        TargetError: a process could not be ended; the head's record is kept then.
+    """
+    put_back(place, say)
+    if _end_attempts(place, say):
+        with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
+            wake_client.ask(place.socket, {"op": "retire", "force": True}, timeout_s=SHORT_ANSWER_S)
+    say("stopping Ray")
+    clear_ray(place)
+    end_warm(place)
+    remove_files(place)
+
+
+def put_back(place: Place, say: Callable[[str], None]) -> None:
+    """Let the actor, if there is one, end what runs and put the jobs back into the queue.
+
+    Their logs, metrics and checkpoints are stored, and they go on from there at the next start.
+    What it does not manage in time is ended without it, and found at the next start.
+    """
+    began = time.monotonic()
+    is_told = False
+    while True:
+        try:
+            answer = wake_client.ask(
+                place.socket, {"op": "retire", "force": True}, timeout_s=RETIRE_ANSWER_S
+            )
+        except TimeoutError:
+            return
+        live = int((answer or {}).get("live") or 0)
+        if answer is None or not live:
+            return
+        if time.monotonic() - began >= HOST_GRACE_S + min(float(answer["grace_s"]), LONGEST_S):
+            return
+        if not is_told:
+            say(f"putting {live} running job{'s' if live > 1 else ''} back into the queue")
+        is_told = True
+        time.sleep(POLL_S)
+
+
+def clear_ray(place: Place) -> None:
+    """End Ray's processes of this home and remove its folder; attempts are not touched.
+
+    Raises:
+        TargetError: a process could not be ended; Ray's folder is kept then.
+    """
+    folder = local_head.ray_folder(place.home)
+    _end_starters(place)
+    _end_ray(place, folder)
+    survivors = list(local_head.processes_of(folder))
+    if survivors:
+        raise TargetError(
+            f"these processes of target {place.name!r} could not be ended: "
+            + ", ".join(str(identity.pid) for identity in survivors)
+            + ". Look at them with ps, and stop the target again.",
+            pids=[identity.pid for identity in survivors],
+        )
+    shutil.rmtree(folder, ignore_errors=True)
+    place.paths.head.unlink(missing_ok=True)
+
+
+def remove_files(place: Place, *, keep_progress: bool = False) -> None:
+    """Remove what only a running head needs; folders go where nothing is left in them."""
+    place.socket.unlink(missing_ok=True)
+    for file in _LIVE_FILES:
+        if not (keep_progress and file in _TOLD_FILES):
+            (place.paths.root / file).unlink(missing_ok=True)
+    place.paths.token.unlink(missing_ok=True)
+    folder = runtime_dir(place.home, create=False)
+    for path in folder.glob("*"):
+        if not path.is_dir() and not wake_client.is_listening(path):
+            path.unlink(missing_ok=True)
+    for empty in (place.paths.workspaces, place.paths.log, folder):
+        with contextlib.suppress(OSError):
+            empty.rmdir()
+
+
+def end(identities: Iterable[Identity], *, polite_s: float = POLITE_S) -> None:
+    """End processes: SIGTERM, and SIGKILL for those that are still there after `polite_s`."""
+    left = [identity for identity in identities if _signal(identity, signal.SIGTERM)]
+    if not _wait_for_end(left, polite_s):
+        for identity in left:
+            _signal(identity, signal.SIGKILL)
+        _wait_for_end(left, KILLED_S)
+
+
+# The starter's module, and its name of before, by which an older keeper starts it.
+STARTERS = (b"rayjobs.engine.starter", b"rayjobs.compute.raylaunch")
+
+
+def _end_starters(place: Place) -> None:
+    """End starters whose keeper was killed: they would go on with a start nobody wants now."""
+    place_words = [os.fsencode(place.home), place.name.encode()]
+    starters = [
+        identity
+        for pid in all_pids()
+        if pid != os.getpid()
+        and (words := command_of(pid).split(b"\0"))
+        and any(
+            word in STARTERS and words[at + 1 : at + 3] == place_words
+            for at, word in enumerate(words)
+        )
+        and (identity := identity_of(pid)) is not None
+    ]
+    end(starters, polite_s=0.0)
+
+
+def _end_ray(place: Place, folder: Path) -> None:
+    record = local_head.load_record(place.paths)
+    known = set(local_head.processes_of(folder))
+    raylet = record.identity("raylet") if record else None
+    if raylet is not None and is_alive(raylet):
+        # Its own children it ends by itself, and only while it is told politely.
+        known |= {
+            identity
+            for stat in descendants(raylet.pid)
+            if (identity := identity_of(stat.pid)) is not None
+        }
+        end([raylet])
+    else:
+        end([identity for identity in known if _comm(identity) == "raylet"])
+    # What is left holds nothing worth a farewell: the store of this head was its memory.
+    for _ in range(10):
+        known |= set(local_head.processes_of(folder))
+        alive = [identity for identity in known if is_alive(identity)]
+        if not alive:
+            return
+        end(alive, polite_s=0.0)
+
+
+def _end_attempts(place: Place, say: Callable[[str], None]) -> bool:
+    """End attempts that still run on this machine, through their hosts; False if none did."""
+    hosts = list(_living_hosts(place))
+    if hosts:
+        say(f"ending {len(hosts)} running attempt{'s' if len(hosts) > 1 else ''}")
+    for _values, identity in hosts:
+        _signal(identity, signal.SIGTERM)  # a host then ends its ranks and writes exit.json
+    _wait_for_end([identity for _values, identity in hosts], HOST_GRACE_S)
+    for values, identity in hosts:
+        _signal(identity, signal.SIGKILL)
+        marker = str(values.get("marker") or "")
+        if marker:
+            left = [identity_of(stat.pid) for stat in marked(marker)]
+            end([found for found in left if found is not None], polite_s=0.0)
+    return bool(hosts)
+
+
+def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
+    attempts = NodePaths(place.home / "node").root / "attempts"
+    for path in attempts.glob("*/a*/host.json"):
+        if (path.parent / "exit.json").exists():
+            continue
+        values = local_head.read_json(path) or {}
+        try:
+            identity = Identity.from_dict(values)
+        except (KeyError, TypeError, ValueError):
+            continue  # torn by a crash: its host never began
+        if is_alive(identity):
+            yield values, identity
+
+
+def end_warm(place: Place) -> None:
+    """End warm interpreters: they live outside Ray, and serve this home alone.
+
+    One that is still importing does not listen yet, so its command line tells who it is.
+    """
+    folder = runtime_dir(place.home, create=False)
+    for path in folder.glob("warm-*.sock"):
+        with contextlib.suppress(TimeoutError):
+            wake_client.ask(path, {"op": "stop"}, timeout_s=2.0)
+    wanted = os.fsencode(folder / "warm-")
+    owners = [
+        identity
+        for pid in all_pids()
+        if pid != os.getpid()
+        and any(word.startswith(wanted) for word in command_of(pid).split(b"\0"))
+        and (identity := identity_of(pid)) is not None
+    ]
+    if not _wait_for_end(owners, POLITE_S):
+        end(owners, polite_s=1.0)
+
+
+def _signal(identity: Identity, number: int) -> bool:
+    try:
+        return send_signal(identity, number)
+    except PermissionError:
+        return False  # another user's: none of ours
+
+
+def _comm(identity: Identity) -> str:
+    try:
+        return Path(f"/proc/{identity.pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _wait_for_end(identities: list[Identity], limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while any(is_alive(identity) for identity in identities):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_S)
+    return True

@@ -1,0 +1,455 @@
+"""Compute targets as users handle them: create, list, look at, start, stop. No import of ray."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGUSR1
+from typing import Any
+
+from rayjobs.core import ids
+from rayjobs.core.errors import TargetError, UsageError
+from rayjobs.core.paths import home as default_home
+from rayjobs.injob.identity import Identity, send_signal
+from rayjobs.policy.capacity import Capacity, NodeShape
+from rayjobs.policy.node_types import NodeTypes, read_cluster_file
+from rayjobs.target import (
+    keeper,
+    local_head,
+    reach,
+    starters,
+    starting,
+    stop_record,
+    stopping,
+    unfinished,
+    wake_client,
+)
+from rayjobs.target.local_head import LOCAL
+from rayjobs.target.machine import LocalSettings
+from rayjobs.target.record import (
+    LEASE_S,
+    START_TIMEOUT_S,
+    TargetRecord,
+    all_targets,
+    check_name,
+    load_target,
+    save_target,
+)
+from rayjobs.target.stopping import Place
+from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
+
+LOOK_S = 2.0  # of a list of targets, at a cluster that does not answer
+REMOVE_S = 60.0
+STOP_TIMEOUT_S = 420.0  # a start in progress is waited for
+POLL_S = 0.05
+Stages = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class TargetView:
+    """A target as `rayjobs target show` prints it.
+
+    Attributes:
+        state: "running", "starting", "stopped", "lost" (its Ray runs, nothing answers), "failing"
+            (it does not come up, and is tried again later), "unreachable" (its cluster), or
+            "ready" (its cluster answers, and the first job starts the target's own actor).
+        problem: Why it does not run, in one sentence, and what helps; empty where that is no fault.
+        busy: Whether jobs are queued or running; None where nothing is known.
+        detail: What the actor itself says (`status`), where it was asked.
+        without_token: Anyone who reaches its cluster can run code on it.
+    """
+
+    name: str
+    kind: str
+    state: str
+    address: str = ""
+    dashboard_url: str = ""
+    version: str = ""
+    busy: bool | None = None
+    nodes: tuple[dict[str, Any], ...] = ()
+    keeper_pid: int | None = None
+    detail: dict[str, Any] | None = None
+    problem: str = ""
+    without_token: bool = False
+
+
+def create_target(
+    name: str,
+    *,
+    address: str | None = None,
+    token_file: Path | str | None = None,
+    lease_s: float = LEASE_S,
+    cluster: Path | str | None = None,
+    start_timeout_s: float = START_TIMEOUT_S,
+    without_token: bool = False,
+    home: Path | None = None,
+) -> TargetRecord:
+    """Attach a running Ray cluster as a target; the same definition again changes nothing.
+
+    With `cluster` given for a target that exists, its node types are replaced.
+
+    Args:
+        address: `host:port` of the cluster's GCS. None or "local" is the local head, which
+            exists without being created.
+        token_file: The cluster's token, in a file that only its owner can read.
+        lease_s: After so many seconds a job on a node that cannot be reached is tried elsewhere.
+        cluster: The file that `ray up` was run with: its node types are what the target may
+            start.
+        start_timeout_s: So many seconds a job waits for nodes to start before it tries again.
+        without_token: Accept a cluster that demands no token: anyone who reaches it can run code
+            on it, as the user who started it, and read what its jobs read.
+
+    Raises:
+        UsageError: the cluster's file, the name, lease, address or token file cannot be right, or
+            the name is taken.
+        TargetError: the cluster needs no token, and `without_token` is off.
+        UnreachableError: no cluster answers there.
+    """
+    check_name(name)
+    at = home or default_home()
+    if name == LOCAL or address in (None, LOCAL):
+        if name == LOCAL and address in (None, LOCAL):
+            return TargetRecord(LOCAL)
+        raise UsageError(
+            f"target {name!r} with address {address!r}: the local target is called `local` and "
+            f"exists already; for a cluster give another name and --address HOST:PORT."
+        )
+    assert address is not None
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise UsageError(f"{address!r} is not a cluster's address; give HOST:PORT.")
+    if without_token and token_file is not None:
+        raise UsageError(f"give a token file or {WITHOUT_TOKEN}, not both.")
+    if token_file is None and not without_token:
+        raise UsageError(
+            f"target {name!r} needs a token file: a Ray cluster that requires no token is "
+            f"refused, since anyone who can reach it can run code on it; {WITHOUT_TOKEN} "
+            f"accepts that."
+        )
+    if not LEASE_S <= lease_s < float("inf"):
+        raise UsageError(
+            f"a lease of {lease_s:g} s is too short: a target actor that is started again, or a "
+            f"slow network, would end healthy jobs. Give {LEASE_S:g} s or more."
+        )
+    if not 0 < start_timeout_s < float("inf"):
+        raise UsageError(f"nodes cannot start within {start_timeout_s:g} s; give more than 0.")
+    types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
+    path = None if token_file is None else Path(token_file).expanduser().absolute()
+    token = None if path is None else read_token(path)
+    reach.check_reachable(name, address)  # gRPC would wait three times as long
+    if without_token:
+        check_without_token(address)
+    else:
+        check_token(address, token)
+    token_text = None if path is None else str(path)
+    record = TargetRecord(
+        name,
+        address=address,
+        token_file=token_text,
+        without_token=without_token,
+        lease_s=lease_s,
+        node_types=types,
+        start_timeout_s=start_timeout_s,
+    )
+    known = {found.name: found for found in all_targets(home=at)}.get(name)
+    if known is not None and (known.address, known.token_file) != (address, token_text):
+        raise UsageError(f"target {name!r} exists with address {known.address}; remove it first.")
+    save_target(record, home=at)
+    return record
+
+
+def remove_target(
+    name: str,
+    *,
+    force: bool = False,
+    home: Path | None = None,
+    on_stage: Stages = lambda _text: None,
+) -> str:
+    """Forget an attached target; its actor is ended if it can be, the cluster is left alone.
+
+    Args:
+        force: Also with unfinished jobs; they stay in their stores.
+
+    Returns:
+        Why its actor could not be ended; empty where it was.
+
+    Raises:
+        UsageError: it is the local one, which cannot be removed.
+        TargetError: it has jobs that are not finished, and `force` is off.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    if record.address is None:
+        raise UsageError("the local target cannot be removed; stop it: `rayjobs target stop`.")
+    with starting.start_lock(place.paths):
+        if not force:
+            unfinished.check_none(name, unfinished.of_target(name, home=at), command="rm")
+        reason = reach.why_unreachable(record.address)
+        if not reason:
+            try:
+                _end_actor(place, force, on_stage, timeout_s=REMOVE_S)
+            except TargetError as error:
+                reason = error.message
+        stopping.remove_files(place)
+        shutil.rmtree(place.paths.root, ignore_errors=True)
+    return reason
+
+
+def list_targets(*, home: Path | None = None) -> list[TargetView]:
+    """Return every target with its state."""
+    at = home or default_home()
+    return [target_status(record.name, home=at) for record in all_targets(home=at)]
+
+
+def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> TargetView:
+    """Return how a target is; starts nothing.
+
+    Args:
+        ask: Also fetch what the actor says of its queue and allocations (`detail`).
+
+    Raises:
+        NotFoundError: no such target.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    head = local_head.load_record(place.paths) if record.is_local else None
+    answer, is_there = _ask(place, "status" if ask else "ping")
+    activity = local_head.read_json(place.activity) or {}
+    kept = keeper.is_kept(place.paths) if record.is_local else False
+    if is_there:
+        state = "running"
+    elif head is not None and head.is_running:
+        state = "starting" if kept else "lost"
+    else:
+        state = "starting" if kept else "stopped"
+    problem = ""
+    if kept and not is_there and (pause := keeper.pause_of(place.paths)) is not None:
+        state, problem = "failing", pause.sentence(name)
+    elif not is_there:
+        state, problem = _why_not(record, place, state)
+    running = state in ("running", "lost")
+    keeping = keeper.keeper_of(place.paths)
+    return TargetView(
+        name=name,
+        without_token=record.without_token,
+        kind="local" if record.is_local else "attached",
+        state=state,
+        address=record.address or (head.gcs_address if head and running else ""),
+        dashboard_url=dashboard_url(name, home=at) if running else "",
+        version=str(answer.get("version", "")),
+        busy=bool(activity["busy"]) if "busy" in activity and is_there else None,
+        nodes=tuple(
+            (local_head.read_json(place.paths.root / "capacity.json") or {}).get("nodes", [])
+        ),
+        keeper_pid=keeping.pid if keeping else None,
+        detail=answer if ask and answer else None,
+        problem=problem,
+    )
+
+
+def _why_not(record: TargetRecord, place: Place, state: str) -> tuple[str, str]:
+    """Return the state of a target that does not answer, and what is known of the reason."""
+    if record.address is not None:
+        reason = reach.why_unreachable(record.address, timeout_s=LOOK_S)
+        if reason:
+            return "unreachable", reach.unreachable_text(place.name, record.address, reason)
+    stop = stop_record.last(place.paths)
+    failed = local_head.read_json(place.paths.revival) or {}
+    if state == "stopped" and failed.get("error") and not stop.is_in_force:
+        return "failing", str(failed["error"])
+    if record.address is not None and state == "stopped" and not stop.is_in_force:
+        return "ready", ""  # its cluster answers; the first job starts the rest
+    return state, ""
+
+
+def start_target(
+    name: str = LOCAL, *, home: Path | None = None, on_stage: Stages = lambda _text: None
+) -> starting.TargetStatus:
+    """Start a target that does not run; one that runs is left as it is.
+
+    Raises:
+        TargetError: it could not be started.
+    """
+    return starting.ensure_target(name, home=home or default_home(), on_stage=on_stage)
+
+
+def stop_target(
+    name: str = LOCAL,
+    *,
+    force: bool = False,
+    home: Path | None = None,
+    on_stage: Stages = lambda _text: None,
+) -> bool:
+    """Stop a target: its actor, and for `local` Ray and everything around it.
+
+    Args:
+        force: Also with jobs queued or running: running attempts are ended.
+
+    Returns:
+        False when nothing of it ran.
+
+    Raises:
+        StopRefusedError: jobs are not finished and `force` is off.
+        TargetError: something did not end, or the cluster cannot be reached (`UnreachedError`).
+            Nothing brings the target back by itself then, either.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    with starting.start_lock(place.paths), stop_record.noted(place.paths):
+        if record.address is not None:
+            return _stop_attached(place, record.address, force, on_stage)
+        while True:
+            with keeper.keeper_lock(place.paths) as no_keeper:
+                if no_keeper:
+                    return _stop_here(place, force, on_stage)
+            if _stop_by_keeper(place, force, on_stage):
+                return True
+
+
+def was_stopped(name: str, *, home: Path | None = None) -> bool:
+    """Whether a user has stopped a target already, and nothing of it runs."""
+    place = Place(name, home or default_home())
+    is_there = wake_client.is_listening(place.socket) or keeper.is_kept(place.paths)
+    return stop_record.last(place.paths).is_in_force and not is_there
+
+
+def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
+    """Stop a head whose keeper was killed; the caller holds the keeper's lock."""
+    folder = local_head.ray_folder(place.home)
+    ran = place.paths.head.exists() or any(True for _ in local_head.processes_of(folder))
+    if ran:
+        with stopping.retired(place, force=force):
+            stopping.stop_head(place, say=on_stage)
+    else:
+        stopping.remove_files(place)
+    return ran
+
+
+def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
+    """Ask the keeper; False when it ended without an answer (it was killed)."""
+    request = ids.token(4)
+    answer = keeper.answer_path(place.paths)
+    answer.unlink(missing_ok=True)
+    wanted = json.dumps({"id": request, "force": force})
+    local_head.write_private(keeper.request_path(place.paths), wanted)
+    on_stage(f"stopping target {place.name}")
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    signaled: Identity | None = None
+    while time.monotonic() < deadline:
+        owner = keeper.keeper_of(place.paths)
+        if owner is not None and owner != signaled:
+            if signaled is not None:  # that one died with the request in its hands
+                local_head.write_private(keeper.request_path(place.paths), wanted)
+            send_signal(owner, SIGUSR1)  # it would look within a second anyway
+            signaled = owner
+        said = local_head.read_json(answer)
+        if said is not None and said.get("id") == request:
+            if said.get("error"):
+                answer.unlink(missing_ok=True)
+                kind = stopping.StopRefusedError if said.get("is_refused") else TargetError
+                raise kind(str(said["error"]))
+            if not keeper.is_kept(place.paths):
+                answer.unlink(missing_ok=True)
+                return True
+        elif not keeper.is_kept(place.paths):
+            keeper.request_path(place.paths).unlink(missing_ok=True)
+            return False
+        time.sleep(POLL_S)
+    keeper.request_path(place.paths).unlink(missing_ok=True)
+    raise TargetError(
+        f"the keeper of target {place.name!r} did not stop it within {STOP_TIMEOUT_S:g} s. "
+        f"See {place.paths.log / 'keeper.log'}."
+    )
+
+
+def _stop_attached(place: Place, address: str, force: bool, on_stage: Stages) -> bool:
+    on_stage(f"connecting to Ray at {address}")
+    if reason := reach.why_unreachable(address):
+        raise reach.UnreachedError(
+            f"{reach.unreachable_text(place.name, address, reason)}. The stop is recorded: no "
+            f"command starts the target again by itself when the cluster is back. If its actor "
+            f"still runs there, it goes on: run `rayjobs target stop {place.name}` again then",
+            address=address,
+        )
+    _end_actor(place, force, on_stage, timeout_s=STOP_TIMEOUT_S)
+    stopping.remove_files(place)
+    return True
+
+
+def _end_actor(place: Place, force: bool, on_stage: Stages, *, timeout_s: float) -> None:
+    with stopping.retired(place, force=force):
+        stopping.put_back(place, on_stage)
+        on_stage(f"ending the actor of target {place.name}")
+        starters.run_starter(place, "end", on_stage=on_stage, timeout_s=timeout_s)
+
+
+def dashboard_url(name: str = LOCAL, *, home: Path | None = None) -> str:
+    """Return where the Ray dashboard of a target is; empty when none is known."""
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    if record.is_local:
+        head = local_head.load_record(place.paths)
+        return head.dashboard_url if head is not None and head.is_running else ""
+    try:
+        return (place.paths.root / "dashboard").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def capacity_of(name: str = LOCAL, *, home: Path | None = None) -> Capacity:
+    """Return what a target can ever give, for "can never fit" at submit; starts nothing.
+
+    A running target is believed (`capacity.json`, `head.json`); for a local one that does not
+    run it is what this machine has. What a cluster may start counts as if it ran. An attached
+    cluster that was never seen, and whose node types are not known, is unbounded.
+    """
+    at = home or default_home()
+    record, place = load_target(name, home=at), Place(name, at)
+    shapes: list[NodeShape] = []
+    head = local_head.load_record(place.paths) if record.is_local else None
+    if record.is_local and (head is None or not head.is_running):
+        settings = LocalSettings.read()
+        shapes = [NodeShape(float(settings.cpus), float(settings.gpus), settings.memory_bytes)]
+    elif head is not None:
+        shapes = [NodeShape(head.cpus, head.gpus, head.memory_bytes)]
+    else:
+        seen = local_head.read_json(place.paths.root / "capacity.json") or {}
+        shapes = [
+            NodeShape(
+                float(node["cpus"]),
+                float(node["gpus"]),
+                int(node["memory"]),
+                node_type=str(node.get("node_type", "")),
+            )
+            for node in seen.get("nodes", [])
+        ]
+    if record.node_types is not None:
+        return _with_types(shapes, record.node_types)
+    return Capacity(nodes=tuple(shapes), max_nodes=len(shapes), shares_machine=record.is_local)
+
+
+def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
+    """Return what there can be: every node that may start, and those of no such type."""
+    # The head takes no jobs, hence has no room that counts.
+    others = [
+        node for node in seen if types.named(node.node_type) is None and node.cpus + node.gpus > 0
+    ]
+    may_start = [
+        NodeShape(one.cpus, one.gpus, one.memory_bytes, one.max_nodes, one.name)
+        for one in types.types
+    ]
+    return Capacity(
+        nodes=(*may_start, *others), max_nodes=types.max_nodes + len(others), types=types
+    )
+
+
+def _ask(place: Place, operation: str) -> tuple[dict[str, Any], bool]:
+    try:
+        answer = wake_client.ask(place.socket, {"op": operation})
+    except TimeoutError:
+        return {}, True  # slow is not gone
+    return answer or {}, answer is not None

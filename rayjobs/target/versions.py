@@ -1,0 +1,61 @@
+"""Which versions of client and target actor go together."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from rayjobs.core.errors import TargetError
+
+
+def parse(version: str) -> tuple[int, ...]:
+    """Return the numbers of a release, `0.1.0` → `(0, 1, 0)`; what follows them is left out."""
+    numbers = []
+    for part in version.split("+", 1)[0].split("."):
+        digits = ""
+        for character in part:
+            if not character.isdigit():
+                break
+            digits += character
+        if not digits:
+            break
+        numbers.append(int(digits))
+        if len(digits) != len(part):
+            break
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    return tuple(numbers)
+
+
+def must_replace(actor_version: str, client_version: str) -> bool:
+    """Whether a running actor is to be replaced in place: it is older than the client.
+
+    Its jobs are not touched: attempt hosts live outside Ray, and the new actor adopts them.
+    """
+    return parse(actor_version) < parse(client_version)
+
+
+def check_client(actor_version: str, client_version: str) -> None:
+    """Refuse a client that is older than the running actor by more than a patch.
+
+    Raises:
+        TargetError: the client would misunderstand what the actor writes.
+    """
+    actor, client = parse(actor_version), parse(client_version)
+    if actor[:2] > client[:2]:
+        raise TargetError(
+            f"the target runs rayjobs {actor_version}, and this is rayjobs {client_version}. "
+            f"Upgrade this installation, or stop the target with `rayjobs target stop`.",
+            actor_version=actor_version,
+            client_version=client_version,
+        )
+
+
+def installed() -> str | None:
+    """Return the version of rayjobs on this disk now; None where it is not installed.
+
+    A process that has run for long may have loaded an earlier one, whose jobs go on.
+    """
+    try:
+        return metadata.version("rayjobs")
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,67 @@
+"""Asks a target actor over its wake socket: one JSON object a line. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.paths import short_socket
+from rayjobs.injob import recordfiles
+
+SOCKET_KIND = "target"
+
+
+def socket_of(name: str, home: Path) -> Path:
+    """Return the wake socket of the target called `name`."""
+    return short_socket(SOCKET_KIND, name, of=home, create=False)
+
+
+def ask(path: Path, request: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any] | None:
+    """Send one request; return the answer, or None when nobody listens there.
+
+    Raises:
+        TimeoutError: somebody listens and does not answer in time.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(str(path))
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            answer = _line(connection)
+        except TimeoutError:
+            raise TimeoutError(
+                f"{path} took the request {request.get('op')!r} and did not answer within "
+                f"{timeout_s:g} s"
+            ) from None
+        except OSError:
+            return None  # no socket, or its owner is gone
+    try:
+        decoded = recordfiles.parse_json(answer)
+    except ValueError:
+        return None  # it ended while it answered
+    return decoded if isinstance(decoded, dict) else None
+
+
+def is_listening(path: Path) -> bool:
+    """Whether a process accepts connections at `path`; says nothing about its health."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(5.0)
+        try:
+            connection.connect(str(path))
+        except TimeoutError:
+            return True  # its backlog is full: somebody is there
+        except OSError:
+            return False
+    return True
+
+
+def _line(connection: socket.socket) -> bytes:
+    received = bytearray()
+    while not received.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            break
+        received += part
+    return bytes(received)

@@ -1,0 +1,1 @@
+"""Verifies that a script resumes: kills, comparison and verdict."""

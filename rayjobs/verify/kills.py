@@ -1,0 +1,215 @@
+"""Kills ranks of a running job with SIGKILL at chosen points of its progress."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.injob import checkpoint
+from rayjobs.injob.identity import boot_id, identity_of, send_signal
+from rayjobs.injob.metricsfile import read_batch
+from rayjobs.jobs.records import Attempt, MetricPoint
+from rayjobs.launch import hostclient
+from rayjobs.store.base import Store
+
+LOOK_S = 0.01
+STORE_LOOK_S = 0.1
+# The part of a run in which nothing is killed: no checkpoint may be there yet.
+SPARED = 0.1
+
+
+@dataclass(frozen=True)
+class Pace:
+    """The metric by which a job's progress is told.
+
+    Attributes:
+        name: The metric with the most steps.
+        rank: Which rank logged it.
+        steps: Its steps in the undisturbed run, ascending.
+        step_s: Seconds between two of them there, on average.
+    """
+
+    name: str
+    rank: int
+    steps: tuple[int, ...]
+    step_s: float
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A rank that was killed.
+
+    Attributes:
+        attempt: The attempt that it ended.
+        rank: Which rank.
+        planned_step: The step that was waited for.
+        step: The newest step that had been logged when the rank was killed.
+    """
+
+    attempt: int
+    rank: int
+    planned_step: int
+    step: int
+
+
+def pace_of(points: Sequence[MetricPoint]) -> Pace | None:
+    """Return the metric with the most steps; None when nothing was logged with a step."""
+    logged: dict[tuple[int, str], dict[int, float]] = {}
+    for point in points:
+        if point.step is not None:
+            logged.setdefault((point.rank, point.name), {})[point.step] = point.at.timestamp()
+    if not logged:
+        return None
+    (rank, name), times = max(logged.items(), key=lambda item: (len(item[1]), -item[0][0]))
+    steps = tuple(sorted(times))
+    span_s = max(0.0, times[steps[-1]] - times[steps[0]])
+    return Pace(name, rank, steps, span_s / max(1, len(steps) - 1))
+
+
+def choose(pace: Pace, count: int, generator: random.Random) -> list[int]:
+    """Return `count` random steps, ascending and spread over the run, its ends spared.
+
+    Raises:
+        UsageError: the run has too few steps for so many kills.
+    """
+    first = max(1, int(len(pace.steps) * SPARED))
+    inner = pace.steps[first:-1]
+    if len(inner) < count:
+        raise UsageError(
+            f"the script logged {pace.name!r} at {len(pace.steps)} steps, which are too few for "
+            f"{count} kill{'s' if count > 1 else ''}; let it run longer, log every step, or give "
+            f"a lower --kills"
+        )
+    parts = [len(inner) * index // count for index in range(count + 1)]
+    return [inner[generator.randrange(parts[i], parts[i + 1])] for i in range(count)]
+
+
+def restarts(
+    points: Sequence[MetricPoint], pace: Pace, *, attempts: int, brought: Collection[int]
+) -> list[str]:
+    """Name the attempts that started over: their curves may be right, but their time is lost.
+
+    Args:
+        points: Of all attempts, hidden ones too.
+        attempts: How many there were.
+        brought: The attempts that were given a checkpoint.
+    """
+    firsts: dict[int, int] = {}
+    for point in points:
+        if point.step is not None and (point.name, point.rank) == (pace.name, pace.rank):
+            firsts[point.attempt] = min(point.step, firsts.get(point.attempt, point.step))
+    found = []
+    for number in range(2, attempts + 1):
+        if number not in brought:
+            found.append(
+                f"attempt {number} started over: attempt {number - 1} stored no complete checkpoint"
+            )
+        elif firsts.get(number) == pace.steps[0]:
+            found.append(
+                f"attempt {number} started over at step {pace.steps[0]}, though it was given a "
+                f"checkpoint: does the script call rayjobs.checkpoint.latest()?"
+            )
+    return found
+
+
+class Hunter:
+    """Watches one job and kills a random rank of each attempt when it is far enough."""
+
+    def __init__(self, store: Store, job: str, pace: Pace, generator: random.Random) -> None:
+        self._store = store
+        self._job = job
+        self._pace = pace
+        self._generator = generator
+
+    def kill(self, number: int, step: int) -> Kill | None:
+        """Kill a rank of attempt `number` after it has logged `step` and saved a checkpoint.
+
+        An attempt that resumed from a checkpoint need not have saved another one. Returns None
+        when the attempt ended before.
+
+        Raises:
+            UsageError: the attempt runs on another machine.
+            RayjobsError: its host does not say which processes its ranks are.
+        """
+        attempt = self._started(number)
+        if attempt is None:
+            return None
+        root = AttemptPaths(Path(attempt.hosts[0]["root"]))
+        offset, seen, looked_s = 0, self._pace.steps[0] - 1, time.monotonic()
+        is_saved = root.resume.exists()
+        while True:
+            records, offset = read_batch(str(self._metrics(attempt)), offset)
+            seen = max([seen, *(_step(one, self._pace.name) for one in records)])
+            if not is_saved and seen >= step:
+                is_saved = checkpoint.latest(str(root.work / "outputs/checkpoints")) is not None
+            if is_saved and seen >= step:
+                break
+            if time.monotonic() - looked_s > STORE_LOOK_S:
+                looked_s = time.monotonic()
+                if self._is_over(number):
+                    return None
+            time.sleep(LOOK_S)
+        # Not always right after a line was logged: in the middle of a step, or of a save, too.
+        time.sleep(self._generator.random() * min(1.0, self._pace.step_s))
+        rank = self._shoot(attempt)
+        return None if rank is None else Kill(number, rank, step, seen)
+
+    def _metrics(self, attempt: Attempt) -> Path:
+        per_node = self._store.job(self._job).spec.distribution.processes_per_node
+        host = attempt.hosts[self._pace.rank // per_node]
+        return AttemptPaths(Path(host["root"])).metrics(self._pace.rank)
+
+    def _started(self, number: int) -> Attempt | None:
+        """Wait for an attempt's hosts; None when the job ended, or went on to another attempt."""
+        while not self._is_over(number):
+            for attempt in self._store.attempts(self._job):
+                if attempt.number != number or not attempt.hosts:
+                    continue
+                if all("pid" in host for host in attempt.hosts):
+                    if any(host["boot_id"] != boot_id() for host in attempt.hosts):
+                        raise UsageError(
+                            f"{self._job} runs on another machine; verify-resume kills processes "
+                            f"of this machine only: start it where the ranks run, or choose the "
+                            f"target local"
+                        )
+                    return attempt
+            time.sleep(LOOK_S)
+        return None
+
+    def _is_over(self, number: int) -> bool:
+        job = self._store.job(self._job)
+        return job.state.is_final or job.attempt > number
+
+    def _shoot(self, attempt: Attempt) -> int | None:
+        """Kill one rank of all nodes' at random; None when it had ended by itself."""
+        ranks: list[tuple[int, int]] = []
+        for host in attempt.hosts:
+            connection = hostclient.HostConnection.of(host["root"])
+            if connection is None:
+                return None
+            try:
+                status = asyncio.run(connection.status())
+            except hostclient.HostGone:
+                return None
+            except hostclient.HostUnreachable as error:
+                raise RayjobsError(f"no rank of {self._job} can be killed: {error}") from error
+            ranks += [(int(one["rank"]), int(one["pid"])) for one in status["ranks"]]
+        rank, pid = self._generator.choice(sorted(ranks))
+        identity = identity_of(pid)
+        if identity is None or self._is_over(attempt.number):
+            return None
+        return rank if send_signal(identity, signal.SIGKILL) else None
+
+
+def _step(record: Mapping[str, Any], name: str) -> int:
+    step = record.get("step")
+    is_ours = record.get("name") == name and isinstance(step, int)
+    return int(step) if is_ours and step is not None else -1

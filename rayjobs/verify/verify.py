@@ -1,0 +1,263 @@
+"""Verifies that a script resumes: kills it at random, and compares it with an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from rayjobs.core import ids
+from rayjobs.core.errors import JobFailedError, RayjobsError, UsageError
+from rayjobs.core.paths import home
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.resume import checkpoints, resuming
+from rayjobs.spec.model import JobSpec, Retries
+from rayjobs.submit import attaching
+from rayjobs.submit.submitting import submit
+from rayjobs.target import starting
+from rayjobs.verify.compare import CurveFinding, FileFinding, Tolerance, curves, weights
+from rayjobs.verify.kills import Hunter, Kill, Pace, choose, pace_of, restarts
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+TAG = "verify-resume"
+# A short script may be done before it could be killed: it is run again so often.
+TRIES = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to verify, and how strictly.
+
+    Attributes:
+        kills: How often a rank is killed.
+        seed: Chooses where, and which ranks; the same seed chooses the same steps.
+        ignore: Metrics that are not compared (times, throughput).
+    """
+
+    spec: JobSpec
+    experiment: str
+    kills: int = 2
+    seed: int = 0
+    tolerance: Tolerance = field(default_factory=Tolerance)
+    ignore: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of it.
+
+    Attributes:
+        undisturbed: The run that nobody disturbed.
+        resumed: The run that was killed, and went on by its own retries.
+        not_compared: Metrics that were logged without a step.
+        problems: What differs, one sentence each; empty: the script resumes exactly.
+    """
+
+    undisturbed: str
+    resumed: str
+    seed: int
+    tolerance: Tolerance
+    kills: tuple[Kill, ...]
+    curves: tuple[CurveFinding, ...]
+    not_compared: tuple[str, ...]
+    checkpoint_step: int | None
+    files: tuple[FileFinding, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether the resumed run is the undisturbed one, within the tolerance."""
+        return not self.problems
+
+
+def verify(
+    workspace: OpenWorkspace, asked: Asked, *, say: Callable[[str], None] = lambda _text: None
+) -> Verdict:
+    """Run a job undisturbed, run it again under kills, and compare the two. Blocks for both.
+
+    Both are jobs of the queue like any other, with the tag ``verify-resume``; the second goes on
+    by its retries, each from its newest whole checkpoint. Interrupted, it cancels them.
+
+    Raises:
+        SpecError: the spec is wrong; nothing was submitted.
+        JobFailedError: one of the runs failed, or was cancelled.
+        UsageError: the script logs too little to be followed, or runs on another machine.
+        RayjobsError: it was done each time before it could be killed, or saves no checkpoint.
+        UnreachableError: the store or the target cannot be reached.
+    """
+    verification = _Verification(workspace, asked, say)
+    try:
+        return verification.run()
+    except BaseException:
+        verification.cancel()
+        raise
+
+
+class _Verification:
+    def __init__(self, workspace: OpenWorkspace, asked: Asked, say: Callable[[str], None]) -> None:
+        self._workspace = workspace
+        self._store = workspace.store
+        self._asked = asked
+        self._say = say
+        self._tag = ids.token(4)
+        self._jobs: list[str] = []
+
+    def run(self) -> Verdict:
+        asked = self._asked
+        before = self._submit("undisturbed", asked.spec.retries)
+        self._say(f"undisturbed run {before.id}")
+        self._wait(before)
+        pace = self._pace(before)
+        generator = random.Random(asked.seed)  # noqa: S311 - chooses steps, guards nothing
+        steps = choose(pace, asked.kills, generator)
+        self._say(
+            f"seed {asked.seed}: kills after step{'s' if len(steps) > 1 else ''} "
+            f"{', '.join(str(step) for step in steps)} of {pace.steps[-1]} ({pace.name})"
+        )
+        after, kills = self._disturbed(pace, steps, generator)
+        return self._verdict(before, after, kills, pace)
+
+    def cancel(self) -> None:
+        """Ask for the end of what still runs: nobody waits for it any more."""
+        for job in self._jobs:
+            try:
+                if not self._store.request_cancel(
+                    job, by="`rayjobs verify-resume`, which was interrupted"
+                ).is_final:
+                    starting.wake(
+                        self._asked.spec.target, home=home(), workspace=self._workspace.path
+                    )
+            except (RayjobsError, OSError, TimeoutError):
+                continue  # what interrupted us is told, not this
+
+    def _submit(self, role: str, retries: Retries) -> Job:
+        spec = self._asked.spec
+        tags = {**spec.tags, TAG: self._tag, f"{TAG}-role": role}
+        done = submit(
+            self._workspace,
+            spec.model_copy(update={"tags": tags, "retries": retries}),
+            experiment=self._asked.experiment,
+        )
+        self._jobs.append(done.job.id)
+        for warning in done.warnings:
+            self._say(f"warning: {warning}")
+        return done.job
+
+    def _wait(self, job: Job) -> Job:
+        """Return the job when it has completed. Raises JobFailedError."""
+        ended = attaching.attach(self._workspace, job.id)
+        attaching.raise_for_end(ended)
+        if ended.state is not JobState.COMPLETED:
+            raise JobFailedError(f"{job.id} ended as {ended.state}; there is nothing to compare")
+        return ended
+
+    def _pace(self, job: Job) -> Pace:
+        pace = pace_of(self._store.metrics(job.id))
+        if pace is None:
+            raise UsageError(
+                f"{job.id} logged no metric with a step, so its progress is unknown; log one "
+                f'in each step: run.log("loss", loss, step=step)'
+            )
+        if checkpoints.newest(self._store, self._workspace.blobs, job.id) is None:
+            raise RayjobsError(resuming.no_checkpoint(self._store, job.id))
+        return pace
+
+    def _disturbed(
+        self, pace: Pace, steps: Sequence[int], generator: random.Random
+    ) -> tuple[Job, list[Kill]]:
+        """Run the job with kills; again, when it was done before the last of them."""
+        kills: list[Kill] = []
+        for _ in range(TRIES):
+            # Enough for our kills, whatever else the job's own budget is for.
+            budget = min(100, self._asked.spec.retries.user + len(steps))
+            retries = self._asked.spec.retries.model_copy(update={"user": budget})
+            job = self._submit("disturbed", retries)
+            self._say(f"disturbed run {job.id}")
+            kills = self._kill(job, pace, steps, generator)
+            job = self._wait(job)
+            if len(kills) == len(steps):
+                return job, kills
+            self._say(f"it was done after {len(kills)} of {len(steps)} kills: once again")
+        if kills:
+            return job, kills
+        raise RayjobsError(
+            f"{job.id} was done {TRIES} times before a rank of it could be killed between its "
+            f"first checkpoint and its end; let the script run longer, or save more often"
+        )
+
+    def _kill(
+        self, job: Job, pace: Pace, steps: Sequence[int], generator: random.Random
+    ) -> list[Kill]:
+        starting.ensure_target(
+            job.target, home=home(), workspace=self._workspace.path, on_stage=self._say
+        )
+        hunter = Hunter(self._store, job.id, pace, generator)
+        kills: list[Kill] = []
+        for number, step in enumerate(steps, start=1):
+            kill = hunter.kill(number, step)
+            if kill is None:
+                break
+            kills.append(kill)
+            self._say(f"killed rank {kill.rank} of attempt {number} after step {kill.step}")
+        return kills
+
+    # -- compare -------------------------------------------------------------------------------
+    def _verdict(self, before: Job, after: Job, kills: Sequence[Kill], pace: Pace) -> Verdict:
+        asked = self._asked
+        compared, left_out = curves(
+            self._store.metrics(before.id),
+            self._store.metrics(after.id),
+            tolerance=asked.tolerance,
+            ignore=asked.ignore,
+        )
+        brought = [one.attempt for one in self._store.events(after.id) if one.kind == "resumed"]
+        every = self._store.metrics(after.id, name=pace.name, all_attempts=True)
+        problems = restarts(every, pace, attempts=after.attempt, brought=brought)
+        for curve in compared:
+            problems += curve.sentences
+        step, files, unlike = self._weights(before, after)
+        problems += unlike
+        return Verdict(
+            undisturbed=before.id,
+            resumed=after.id,
+            seed=asked.seed,
+            tolerance=asked.tolerance,
+            kills=tuple(kills),
+            curves=tuple(compared),
+            not_compared=tuple(left_out),
+            checkpoint_step=step,
+            files=tuple(files),
+            problems=tuple(problems),
+        )
+
+    def _weights(self, before: Job, after: Job) -> tuple[int | None, list[FileFinding], list[str]]:
+        """Compare the last checkpoints; return their step, what was found, and the problems."""
+        store, blobs = self._store, self._workspace.blobs
+        with TemporaryDirectory(prefix="rayjobs-verify-") as folder:
+            places = (Path(folder) / "undisturbed", Path(folder) / "resumed")
+            one = checkpoints.bring_newest(store, blobs, before.id, places[0])
+            other = checkpoints.bring_newest(store, blobs, after.id, places[1])
+            if one is None or other is None:
+                return None, [], ["the last checkpoint of one of the runs cannot be read"]
+            if one.step != other.step:
+                return (
+                    one.step,
+                    [],
+                    [f"the last checkpoint is of step {other.step}, undisturbed of {one.step}"],
+                )
+            named = self._asked.spec.environment
+            files = weights(
+                one,
+                other,
+                places,
+                tolerance=self._asked.tolerance,
+                # One made of packages is on the target's nodes alone.
+                python=named if isinstance(named, str) else None,
+            )
+        return one.step, files, [text for file in files for text in file.sentences]

@@ -1,0 +1,1 @@
+"""A workspace: its folder, and the bytes it stores."""

@@ -1,0 +1,257 @@
+"""The folder of a workspace: found, created, opened."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core import paths
+from rayjobs.core.durable import make_folders
+from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
+from rayjobs.core.ids import token
+
+if TYPE_CHECKING:
+    from rayjobs.core.clock import Clock
+    from rayjobs.datastore.catalogue import Catalogue
+    from rayjobs.store.base import Store
+    from rayjobs.workspace.blobs import BlobStore
+
+VERSION = 1
+ENVIRONMENT = "RAYJOBS_WORKSPACE"
+
+
+@dataclass(frozen=True)
+class WorkspaceFiles:
+    """Names of what is in a workspace's folder."""
+
+    root: Path
+
+    @property
+    def record(self) -> Path:
+        """Which workspace it is: ``{"version", "id", "name"}`` (JSON)."""
+        return self.root / "workspace.json"
+
+    @property
+    def store(self) -> Path:
+        """The records (SQLite; with a -wal and a -shm file beside it while it is open)."""
+        return self.root / "store.db"
+
+    @property
+    def blobs(self) -> Path:
+        """Snapshots and stored files."""
+        return self.root / "blobs"
+
+    @property
+    def default_datastore(self) -> Path:
+        """The folder of the default datastore, as long as nobody names another storage."""
+        return self.root / "datastores" / "workspaceblobstore"
+
+
+@dataclass(frozen=True)
+class OpenWorkspace:
+    """A workspace that can be used; closes its store as a context manager.
+
+    Attributes:
+        path: Its folder without links and `..`, which also names it to targets of this machine.
+        id: Random, given once.
+        name: For people; the project folder's name.
+    """
+
+    path: Path
+    id: str
+    name: str
+    store: Store
+    blobs: BlobStore
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Its datastores and datasets; the default datastore is made with the first look."""
+        from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
+        from rayjobs.datastore.errors import DatastoreNotFound
+
+        catalogue = self.store.catalogue
+        try:
+            catalogue.datastore(DEFAULT_DATASTORE)
+        except DatastoreNotFound:
+            folder = WorkspaceFiles(self.path).default_datastore
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Many may do so at once: keeping the same record twice changes nothing.
+            catalogue.add_datastore(
+                DatastoreRecord(DEFAULT_DATASTORE, "local", {"root": str(folder)})
+            )
+        return catalogue
+
+    def close(self) -> None:
+        """Close the store."""
+        self.store.close()
+
+    def __enter__(self) -> OpenWorkspace:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def locate(explicit: str | None = None) -> Path:
+    """Return the folder of the workspace to use, whether or not it exists.
+
+    Order: `explicit` (a workspace's folder, or a project with one), ``RAYJOBS_WORKSPACE``, the
+    nearest ``.rayjobs/`` of this user from the working directory upward, else one workspace in
+    the user's data folder.
+
+    Raises:
+        UsageError: the name is empty, or a URL.
+    """
+    if explicit is not None:
+        return _named(explicit, "--workspace")
+    named = os.environ.get(ENVIRONMENT)
+    if named:
+        return _named(named, ENVIRONMENT)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        found = folder / paths.WORKSPACE_DIR
+        # A folder that somebody else put above ours (say, in /tmp) is not taken up.
+        if found.is_dir() and found.stat().st_uid == os.getuid():
+            return found
+    return paths.home() / "workspace"
+
+
+def id_of(path: str | Path) -> str | None:
+    """Return the id of the workspace in a folder; None where it cannot be read now.
+
+    A folder that was removed and made anew is another workspace under the same path.
+    """
+    try:
+        record = _read(WorkspaceFiles(Path(path)))
+    except StoreError:
+        return None
+    return None if record is None else str(record["id"])
+
+
+def _named(text: str, source: str) -> Path:
+    if not text.strip():
+        raise UsageError(f"{source} is empty; give the path of a workspace's folder")
+    if "://" in text:
+        raise UsageError(
+            f"{source} is {text!r}: this version knows workspaces in a folder only; give a path"
+        )
+    folder = Path(text).expanduser().absolute()
+    inner = folder / paths.WORKSPACE_DIR
+    if not WorkspaceFiles(folder).record.exists() and inner.is_dir():
+        return inner
+    return folder
+
+
+def open_workspace(
+    path: str | Path,
+    *,
+    create: bool = True,
+    clock: Clock | None = None,
+    busy_timeout_s: float | None = None,
+) -> OpenWorkspace:
+    """Open the workspace in the folder `path`; with `create`, make it first where it is missing.
+
+    Many processes may create one at once: all get the same. The folder is 0700, and an older
+    store is upgraded.
+
+    Raises:
+        NotFoundError: there is no workspace, and `create` is off.
+        StoreVersionError: the folder or its store is of a newer rayjobs.
+        StoreError: the folder cannot be used.
+    """
+    from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore
+    from rayjobs.workspace.blobs import FolderBlobs
+
+    # One path for one folder, however it was named: it is the workspace's name to its targets, and
+    # a target that served a workspace under two names would run its jobs twice.
+    files = WorkspaceFiles(Path(os.path.realpath(Path(path).expanduser())))
+    record = _read(files)
+    if record is None:
+        if not create:
+            raise NotFoundError(
+                f"there is no workspace in {files.root}; submit a job there first, or name "
+                f"another one by --workspace or {ENVIRONMENT}"
+            )
+        record = _create(files)
+    store = SqlStore(
+        files.store,
+        clock=clock,
+        busy_timeout_s=BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s,
+    )
+    try:
+        return OpenWorkspace(
+            path=files.root,
+            id=str(record["id"]),
+            name=str(record["name"]),
+            store=store,
+            blobs=FolderBlobs(files.blobs),
+        )
+    except BaseException:
+        store.close()
+        raise
+
+
+def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
+    try:
+        record = json.loads(files.record.read_text(encoding="utf-8"))
+        version = record["version"]
+        if not (isinstance(version, int) and record["id"] and record["name"]):
+            raise ValueError("version, id or name is missing")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise StoreError(f"{files.record} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(
+            f"{files.record} is damaged ({error}); restore its backup, or remove it: a "
+            f"new one is created, and the jobs in {files.store.name} stay"
+        ) from error
+    if version > VERSION:
+        raise StoreVersionError(
+            f"the workspace {files.root} has version {version}, and this rayjobs knows versions "
+            f"up to {VERSION}: upgrade rayjobs here (pip install --upgrade rayjobs)",
+            found=version,
+            known=VERSION,
+        )
+    return dict(record)
+
+
+def _create(files: WorkspaceFiles) -> Mapping[str, Any]:
+    root = files.root
+    name = (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
+    text = json.dumps({"version": VERSION, "id": token(), "name": name}) + "\n"
+    temporary = root / f".workspace-{token(4)}"
+    try:
+        make_folders(root)
+        try:
+            with open(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as out:
+                out.write(text)
+                out.flush()
+                os.fsync(out.fileno())
+            # A link, unlike a rename, lets the first of many win.
+            os.link(temporary, files.record)
+            # Records and stored files never belong into a repository.
+            (root / ".gitignore").write_text("*\n", encoding="utf-8")
+        except FileExistsError:
+            pass  # another process was first; its record is read below
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"no workspace can be created in {root}: {error.strerror}; name another folder by "
+            f"--workspace or {ENVIRONMENT}"
+        ) from error
+    record = _read(files)
+    if record is None:
+        raise StoreError(f"{files.record} disappeared while the workspace was created")
+    return record

@@ -1,0 +1,77 @@
+"""The floors of the packages are held by every kind of import."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+CONTRACT = """
+[[tool.importlinter.contracts]]
+name = "floors"
+type = "layers"
+containers = ["rayjobs"]
+layers = ["cli", "left | right", "core"]
+ignore_imports = ["rayjobs.core.old -> rayjobs.cli.main"]
+"""
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    spec = importlib.util.spec_from_file_location("check_layers", ROOT / "tools/check_layers.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("file", "code", "said"),
+    [
+        ("cli/main.py", "from rayjobs.left import work", None),
+        ("core/old.py", "from rayjobs.cli import main", None),
+        ("left/work.py", "import rayjobs.core", None),
+        (
+            "core/text.py",
+            "from rayjobs.left import work",
+            "core/text.py:1: rayjobs.left.work is above",
+        ),
+        (
+            "core/text.py",
+            "def f():\n    import rayjobs.cli.main",
+            "text.py:2: rayjobs.cli.main is above",
+        ),
+        (
+            "core/text.py",
+            "import typing\nif typing.TYPE_CHECKING:\n    import rayjobs.cli.main",
+            "text.py:3: rayjobs.cli.main is above",
+        ),
+        ("left/other.py", "from rayjobs import right", "rayjobs.right is on the floor of left"),
+        ("left/other.py", "from .. import right", "rayjobs.right is on the floor of left"),
+        ("left/other.py", "from rayjobs import Run", "import 'Run' from the module that has it"),
+        ("cellar/wine.py", "", "rayjobs/cellar has no floor"),
+    ],
+)
+def test_an_import_up_or_sideways_is_named(
+    tmp_path: Path, checker: ModuleType, file: str, code: str, said: str | None
+) -> None:
+    pyproject = tmp_path / "pyproject.toml"
+    pyproject.write_text(CONTRACT)
+    for module in ("cli/main.py", "left/work.py", "right/work.py", "core/text.py", file):
+        path = tmp_path / "rayjobs" / module
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for package in (path.parent, path.parent.parent):
+            (package / "__init__.py").touch()
+        path.touch()
+    (tmp_path / "rayjobs" / file).write_text(code)
+
+    found = list(checker.problems(tmp_path / "rayjobs", pyproject))
+
+    if said is None:
+        assert found == []
+    else:
+        assert len(found) == 1 and said in found[0]

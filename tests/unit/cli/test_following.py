@@ -1,0 +1,67 @@
+"""What is said, and in which order, while a job is followed to its end."""
+
+from __future__ import annotations
+
+from rayjobs.cli.following import Stages, follow_logs
+from rayjobs.cli.screen import Screen
+from rayjobs.cli.settings import Settings
+from rayjobs.jobs.states import JobState
+from tests.unit.cli.conftest import LOG, Queue
+
+
+class Recorded(Screen):
+    """Keeps what is said and written; once a stage is said, the test's job may go on."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings())
+        self.seen: list[str | bytes] = []
+        self.after: dict[str, object] = {}
+
+    def note(self, text: str) -> None:
+        self.seen.append(text)
+        then = self.after.pop(text, None)
+        if callable(then):
+            then()
+
+    def write(self, data: bytes) -> None:
+        if data:
+            self.seen.append(data)
+
+
+def test_an_attempt_is_said_to_run_before_its_output_though_it_has_ended_by_then(
+    queue: Queue,
+) -> None:
+    job = queue.start(queue.submit(), until=JobState.PREPARING)
+    screen = Recorded()
+
+    def end() -> None:
+        for old, new in (
+            (JobState.PREPARING, JobState.RUNNING),
+            (JobState.RUNNING, JobState.FINALIZING),
+        ):
+            assert queue.workspace.store.move(job.id, attempt=1, old=old, new=new)
+        queue.store_file(job, "azureml-logs/70_driver_log.txt", LOG)
+        queue.finish(queue.workspace.store.job(job.id))
+
+    screen.after["Preparing"] = end
+    assert follow_logs(queue.workspace, job.id, screen).state is JobState.COMPLETED
+    assert screen.seen == ["Preparing", "Running", LOG]
+
+
+def test_output_that_comes_before_the_state_is_written_turns_no_stage_back(queue: Queue) -> None:
+    said: list[str] = []
+    job = queue.start(queue.submit(), until=JobState.PREPARING)
+    stages = Stages(queue.workspace, job.id, said.append)
+    stages.printed(1)
+    stages.look()
+    assert said == ["Running"]
+    queue.workspace.store.move(job.id, attempt=1, old=JobState.PREPARING, new=JobState.RUNNING)
+    later = Stages(queue.workspace, job.id, said.append)
+    later.look()
+    later.printed(1)
+    assert said == ["Running", "Running"]  # once each
+    queue.finish(queue.workspace.store.job(job.id))
+    over = Stages(queue.workspace, job.id, said.append)
+    over.look()
+    over.printed(1)
+    assert said == ["Running", "Running"]  # of a job that had ended before

@@ -1,0 +1,221 @@
+"""Files of an input that change while a job runs: named, with what is known of who did it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs import Workspace
+from rayjobs.data.pins import CHANGED_EVENT
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.protection import Protection
+from rayjobs.jobs.data_facts import DataFacts
+from rayjobs.jobs.records import Event
+from rayjobs.jobs.rootcause import diagnose
+from rayjobs.node.data import NodeData
+from rayjobs.protocol.attempts import AttemptOnNode
+from tests.attempts import data_request, on_node
+from tests.unit.jobs.test_rootcause import rank_record, record
+
+PROTECTED = Protection(read_only=True, overlay=True, why="")
+OPEN = Protection(why="no namespaces here", why_no_overlay="no namespaces here")
+
+
+class Node:
+    """A node's data for one attempt, and what it noted."""
+
+    def __init__(self, folder: Path, workspace: Workspace, protection: Protection) -> None:
+        self.root = folder / "attempts" / "job" / "a1"
+        self.root.mkdir(parents=True)
+        self.notes: list[tuple[str, str, Mapping[str, Any]]] = []
+        self.data = NodeData(folder / "data", lambda: protection)
+        self._workspace = workspace
+        self.facts: dict[str, Any] = {
+            "workspace": str(workspace.opened.path),
+            "socket": str(folder / "h.sock"),
+            "job": "job",
+        }
+
+    @property
+    def on(self) -> AttemptOnNode:
+        return on_node(self.root, **self.facts)
+
+    def note(self, kind: str, text: str, data: Mapping[str, Any]) -> None:
+        self.notes.append((kind, text, data))
+
+    def bring(self, source: str, mode: str) -> Path:
+        fields = {"source": source, "mode": mode, "path_on_compute": None}
+        request = data_request(self.root, inputs={"digits": fields}, **self.facts)
+        found = self.data.bring(request, self._workspace.opened, note=self.note)
+        self.notes.clear()
+        return Path(found["digits"])
+
+    def events_of_bringing(self, source: str, mode: str) -> list[Event]:
+        fields = {"source": source, "mode": mode, "path_on_compute": None}
+        request = data_request(self.root, inputs={"digits": fields}, **self.facts)
+        self.data.bring(request, self._workspace.opened, note=self.note)
+        now = datetime.now(UTC)
+        return [
+            Event(serial=serial, job="job", at=now, kind=kind, message=text, attempt=1, data=data)
+            for serial, (kind, text, data) in enumerate(self.notes, 1)
+        ]
+
+    def told(self) -> list[tuple[str, Mapping[str, Any]]]:
+        self.data.tell_changes(self.root, note=self.note)
+        found = [(text, data) for kind, text, data in self.notes if kind == CHANGED_EVENT]
+        self.notes.clear()
+        return found
+
+
+@pytest.fixture
+def make(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[Protection], Node]:
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    return lambda protection: Node(tmp_path / "node", workspace, protection)
+
+
+@pytest.fixture
+def stored(workspace: Workspace, store: Datastore) -> Path:
+    Dataset.File.from_files((store, "digits")).register(workspace, "digits")
+    return Path(store.record.settings["root"]) / "digits"
+
+
+@pytest.mark.parametrize("mode", ["mount", "download"])
+@pytest.mark.parametrize("source", ["dataset:digits:1", "workspaceblobstore/digits"])
+def test_what_changes_is_named_once_and_not_blamed_on_a_job_that_could_not_do_it(
+    make: Callable[[Protection], Node], stored: Path, source: str, mode: str
+) -> None:
+    node = make(PROTECTED)
+    node.bring(source, mode)
+    assert node.data.views(node.on) is not None
+    (stored / "train" / "a.txt").write_text("changed")
+    (stored / "new.txt").write_text("new")
+    ((text, facts),) = node.told()
+    assert str(stored / "train" / "a.txt") in text and "Something else did it" in text
+    assert "7 bytes" in text and "1 byte" in text
+    assert (facts["by_job"], facts["count"], facts["name"]) == (False, 1, "digits")
+    assert ("is damaged" in text) == source.startswith("dataset:")
+    assert node.told() == []
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_file_that_cannot_be_looked_at_is_not_told_as_a_change(
+    make: Callable[[Protection], Node], stored: Path, changes: bool
+) -> None:
+    node = make(PROTECTED)
+    node.bring("dataset:digits:1", "mount")
+    (stored / "train" / "a.txt").unlink()
+    (stored / "train" / "a.txt").symlink_to("a.txt")
+    if changes:
+        (stored / "train" / "b.txt").write_text("changed")
+    node.data.tell_changes(node.root, note=node.note)
+    ((kind, text, facts),) = node.notes
+    assert "1 file cannot be compared" in text and "Too many levels" in text
+    for said in ("1 file changed", "is damaged", "did it"):
+        assert (said in text) == changes
+    assert (kind == CHANGED_EVENT) == changes
+    assert (facts["count"], facts["unknown_count"]) == (int(changes), 1)
+
+
+def test_where_a_job_could_have_done_it_by_another_path_nobody_is_blamed(
+    make: Callable[[Protection], Node], stored: Path
+) -> None:
+    node = make(OPEN)
+    shown = node.bring("dataset:digits:1", "download")
+    assert node.data.views(node.on) is None
+    (shown / "train" / "a.txt").write_text("a job's own")
+    assert (stored / "train" / "a.txt").read_text() == "a"
+    (stored / "train" / "b.txt").unlink()
+    ((text, facts),) = node.told()
+    assert facts["by_job"] is None and facts["count"] == 1
+    assert "is gone" in text and "the writer is unknown" in text and "no namespaces here" in text
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({1: PROTECTED, 2: PROTECTED}, ""),
+        ({1: PROTECTED, 2: OPEN}, "node 2: no namespaces here"),
+        ({2: PROTECTED}, "node 1: how it protected its inputs is not known"),
+    ],
+    ids=["all", "not on one", "one said nothing"],
+)
+def test_a_change_is_not_called_impossible_for_a_job_that_could_do_it_on_another_node(
+    workspace: Workspace,
+    stored: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[int, Protection],
+    said: str,
+) -> None:
+    monkeypatch.setenv("DATASTORE_NO_FUSE", "1")
+    history: list[Event] = []
+    first = Node(tmp_path / "node0", workspace, PROTECTED)
+    first.facts["node_count"] = 3
+    first.bring("dataset:digits:1", "mount")
+    for number, protection in told.items():
+        other = Node(tmp_path / f"node{number}", workspace, protection)
+        other.facts |= {"node": number, "node_count": 3}
+        history += other.events_of_bringing("dataset:digits:1", "mount")
+    (stored / "train" / "a.txt").write_text("changed")
+    first.data.learn_protection(first.on, lambda: history)
+    ((text, facts),) = first.told()
+    assert facts["by_job"] is (None if said else False)
+    assert said in text and ("Something else did it" in text) == (not said)
+
+
+def test_a_touched_file_of_a_version_has_not_changed(
+    make: Callable[[Protection], Node], stored: Path
+) -> None:
+    node = make(PROTECTED)
+    node.bring("dataset:digits:1", "mount")
+    os.utime(stored / "train" / "a.txt", ns=(1, 1))
+    assert node.told() == []
+
+
+def test_what_is_kept_for_it_goes_with_the_attempt(
+    make: Callable[[Protection], Node], stored: Path
+) -> None:
+    node = make(PROTECTED)
+    node.bring("dataset:digits:1", "mount")
+    kept = node.data.folder / "seen"
+    assert len(list(kept.iterdir())) == 1
+    node.data.release(node.root)
+    assert list(kept.iterdir()) == []
+    (kept / "job@a1.json").write_text("{}")
+    (kept / "gone@a1.json").write_text("{}")
+    NodeData(node.data.folder)._start()
+    assert [path.name for path in kept.iterdir()] == ["job@a1.json"]
+
+
+def test_the_attempts_own_folders_stay_writable(
+    make: Callable[[Protection], Node], stored: Path, workspace: Workspace
+) -> None:
+    node = make(PROTECTED)
+    node.bring("dataset:digits:1", "mount")
+    views = node.data.views(node.on)
+    assert views is not None
+    assert views["read_only"] == [str(stored)]
+    assert str(node.root) in views["writable"] and str(workspace.opened.path) in views["writable"]
+
+
+def test_a_script_that_ends_by_writing_to_an_input_is_told_what_to_do() -> None:
+    log = (
+        "Traceback (most recent call last):\n"
+        '  File "train.py", line 4, in <module>\n    open("/in/pets/1.jpg", "wb")\n'
+        "OSError: [Errno 30] Read-only file system: '/in/pets/1.jpg'\n"
+    )
+    facts = DataFacts(read_only={"pets": ("/in/pets",)})
+    failed = record("failed", rank_record(exit_code=1))
+    _, failure = diagnose([failed], {0: log.encode()}, data=[facts])
+    assert failure is not None
+    assert "input 'pets' is read-only" in failure.message and "download" in failure.message
+    other = DataFacts(read_only={"pets": ("/elsewhere",)})
+    _, failure = diagnose([failed], {0: log.encode()}, data=[other])
+    assert failure is not None and "read-only for the job" not in failure.message

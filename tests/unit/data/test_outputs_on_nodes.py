@@ -1,0 +1,137 @@
+"""A node's side of outputs: refused ones register nothing, and attempts follow each other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatasetNotFound
+from rayjobs.node.data import NodeData
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import data_request
+
+
+@pytest.fixture
+def workspace(short_path: Path) -> Iterator[OpenWorkspace]:
+    with open_workspace(short_path / "w") as opened:
+        Datastore.register_folder(opened, "st", short_path / "st", create_if_not_exists=True)
+        yield opened
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[NodeData]:
+    data = NodeData(tmp_path / "cache")
+    yield data
+    data.pool.shutdown()
+
+
+class Attempt:
+    """One attempt of a job with one output, on one node."""
+
+    def __init__(
+        self, node: NodeData, workspace: OpenWorkspace, top: Path, job: str, number: int = 1
+    ) -> None:
+        self.node, self.workspace = node, workspace
+        self.job, self.number = job, number
+        self.root = top / job / f"a{number}"
+        self.root.mkdir(parents=True)
+        self.notes: list[str] = []
+
+    def note(self, _kind: str, text: str, _data: object) -> None:
+        self.notes.append(text)
+
+    def bring(self, destination: str = "st/features", **more: Any) -> Path:
+        output = {
+            "destination": destination,
+            "overwrite": False,
+            "source_globs": (),
+            "path_on_compute": None,
+            "register_as": {"name": "features", "description": "", "tags": {}},
+        } | more
+        request = data_request(
+            self.root,
+            outputs={"feat": output},
+            marker=f"{self.job}-{self.number}",
+            job=self.job,
+            attempt=self.number,
+        )
+        variables = self.node.bring(request, self.workspace, note=self.note)
+        return Path(variables["AZUREML_DATAREFERENCE_feat"])
+
+    def store(self) -> list[str]:
+        assert self.node.store_outputs(self.root, self.workspace, note=self.note) == []
+        return list(self.node.facts(self.root).refused)
+
+
+def test_bytes_that_would_be_lost_are_told_and_no_version_is_made_of_the_others(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    first = Attempt(node, workspace, tmp_path, "one")
+    (first.bring() / "res.txt").write_text("one")
+    assert first.store() == []
+    assert "registered as features:1" in first.notes[0]
+    second = Attempt(node, workspace, tmp_path, "two")
+    folder = second.bring()
+    (folder / "res.txt").write_text("two")
+    (refused,) = second.store()
+    assert second.store() == [refused]  # and is not asked of the storage again
+    assert "output feat" in refused
+    assert "features/res.txt" in refused
+    assert second.notes == []
+    assert (folder / "res.txt").read_text() == "two"
+    assert Dataset.get_by_name(workspace, "features").version == 1
+    with pytest.raises(DatasetNotFound):
+        Dataset.get_by_name(workspace, "features", version=2)
+    third = Attempt(node, workspace, tmp_path, "three")
+    (third.bring(overwrite=True) / "res.txt").write_text("three")
+    assert third.store() == []
+    assert "registered as features:2" in third.notes[0]
+
+
+def test_what_an_earlier_attempt_had_half_stored_is_the_jobs_own(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        attempt = Attempt(node, workspace, tmp_path, "one", number)
+        (attempt.bring("st/made/{run-id}") / "res.txt").write_text(str(number))
+        assert attempt.store() == []
+    root = Path(workspace.catalogue.datastore("st").settings["root"])
+    assert (root / "made" / "one" / "res.txt").read_text() == "2"
+
+
+def test_an_attempt_takes_the_place_of_the_one_before_and_a_job_that_of_an_ended_one(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    place = tmp_path / "compute" / "out"
+    killed = Attempt(node, workspace, tmp_path, "one")
+    assert killed.bring(path_on_compute=str(place)) == place
+    record = json.loads((killed.root / "data.json").read_text())
+    assert record["outputs"]["feat"]["path"] == str(place)  # what `run.output_datasets` says
+    (place / "res.txt").write_text("half")
+    other = Attempt(node, workspace, tmp_path, "other")
+    with pytest.raises(PrepareError, match="in use") as refused:
+        other.bring(path_on_compute=str(place))
+    assert refused.value.failure_class == "data"
+    again = Attempt(node, workspace, tmp_path, "one", 2)
+    assert again.bring(path_on_compute=str(place)) == place
+    assert list(place.iterdir()) == []
+    node.release(killed.root)
+    (place / "res.txt").write_text("whole")
+    assert again.store() == []
+    root = Path(workspace.catalogue.datastore("st").settings["root"])
+    assert (root / "features" / "res.txt").read_text() == "whole"
+    # Its files were kept, say, since something could not be stored: it is over all the same.
+    (again.root / "exit.json").write_text("{}")
+    late = Attempt(node, workspace, tmp_path, "late")
+    assert late.bring(path_on_compute=str(place)) == place
+    node.release(again.root)
+    assert place.is_symlink()
+    node.release(late.root)
+    assert not place.is_symlink()
+    assert Attempt(node, workspace, tmp_path, "last").bring(path_on_compute=str(place)) == place

@@ -1,0 +1,60 @@
+"""A workspace has a default datastore from the start, and finds its data by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs import Workspace
+from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.errors import DatastoreNotFound
+from rayjobs.injob.inputs import InputDatasets
+from rayjobs.workspace.folder import WorkspaceFiles
+
+
+def test_a_new_workspace_has_a_datastore_in_its_folder(workspace: Workspace) -> None:
+    store = workspace.get_default_datastore()
+    folder = WorkspaceFiles(workspace.opened.path).default_datastore
+    assert (store.name, store.record.settings["root"]) == ("workspaceblobstore", str(folder))
+    assert folder.is_dir()
+    assert list(workspace.datastores) == ["workspaceblobstore"]
+    assert workspace.datasets == {}
+
+
+def test_datastores_and_datasets_are_found_by_name(
+    workspace: Workspace, store: Datastore, tmp_path: Path
+) -> None:
+    Datastore.register_folder(workspace, "here", tmp_path)
+    Dataset.File.from_files((store, "digits")).register(workspace, "digits")
+    assert Datastore.get(workspace, "here") == workspace.datastores["here"]
+    assert workspace.datasets["digits"].version == 1
+    assert Dataset.get_by_name(workspace, "digits").name == "digits"
+    with pytest.raises(DatastoreNotFound, match="here, workspaceblobstore"):
+        Datastore(workspace, "there")
+    workspace.set_default_datastore("here")
+    assert Datastore(workspace).name == "here"
+    assert Workspace(path=workspace.opened.path).get_default_datastore().name == "here"
+
+
+OPENS = """
+import sys
+from rayjobs import Workspace
+print(Workspace.create("x", path=sys.argv[1], exist_ok=True).get_default_datastore().name)
+"""
+
+
+def test_processes_that_open_a_new_workspace_at_once_agree(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OPENS, str(tmp_path / "w")]
+    opening = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert {process.communicate()[0] for process in opening} == {"workspaceblobstore\n"}
+
+
+def test_inputs_in_a_job_are_paths_or_say_which_there_are() -> None:
+    found = InputDatasets({"a": {"path": "/data/a"}, "b": {"path": "/data/b"}})
+    assert dict(found) == {"a": "/data/a", "b": "/data/b"}
+    assert (found.get("c"), "a" in found, len(found)) == (None, True, 2)
+    with pytest.raises(KeyError, match="it has: a, b"):
+        found["c"]

@@ -1,0 +1,753 @@
+"""The engine when its store, its agents, its workspaces or its own kind fail it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import StoreBusyError, StoreFullError
+from rayjobs.engine import board, engine, settling
+from rayjobs.engine.attempt import drive
+from rayjobs.engine.attempt import ends as driveends
+from rayjobs.engine.attempt import record as drivebase
+from rayjobs.jobs.records import AllocationState
+from rayjobs.jobs.states import JobState
+from rayjobs.policy import Shape
+from rayjobs.protocol.agent import AgentFaultError, AgentLostError, NotPlacedError
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.protocol.calls import Nothing, Settle, Stop
+from rayjobs.protocol.settled import Found, Settled
+from rayjobs.spec.model import Resources, Retries
+from rayjobs.store.base import Store
+from rayjobs.store.sql import SqlStore
+from tests.fakes.cluster import FakeAgent, exit_record
+from tests.fakes.world import World, play
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "POLL_S", 0.05)
+    monkeypatch.setattr(engine, "TIDY_S", 0.05)
+    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(drive, "NOT_PLACED_PAUSE_S", 0.02)
+
+
+class Flaky:
+    """A store whose calls fail as often as a test says."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.failing: Counter[str] = Counter()
+        self.error: Exception = StoreFullError("no space left")
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **more: Any) -> Any:
+            if self.failing[name] > 0:
+                self.failing[name] -= 1
+                raise self.error
+            return found(*given, **more)
+
+        return call
+
+
+def flaky(here: World) -> Flaky:
+    """Put a flaky store between the engine and the test's own; call before `start`."""
+    made = Flaky(here.store)
+    here.open = lambda: made
+    return made
+
+
+async def all_is_free(here: World) -> None:
+    """Wait until no place is taken, no group without owner is left, and no row says otherwise."""
+    await here.until(
+        lambda: (
+            not here.engine.drives
+            and all(held.job is None and not held.draining for held in here.engine.allocations.all)
+            and set(here.cluster.groups) == {held.name for held in here.engine.allocations.all}
+            and all(row.state is AllocationState.IDLE for row in here.store.allocations("local"))
+        ),
+        "every place is free",
+    )
+
+
+def test_a_drive_that_is_cancelled_before_it_begins_leaves_no_coroutine(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        begun: list[str] = []
+
+        async def work() -> None:
+            begun.append("work")
+
+        made = work()
+        here.engine.adopt(SimpleNamespace(key="k"), made)  # type: ignore[arg-type]
+        _, task = here.engine.drives["k"]
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert begun == []
+        assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
+
+    play(scene, tmp_path)
+
+
+WRITES = (
+    "add_allocation", "start", "place_allocation", "hold_allocation", "set_hosts", "move",
+    "record_exit", "finish", "free_allocation", "live", "jobs_of", "queue_marks", "change",
+    "allocations", "set_meta", "release_allocation",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize("call", WRITES)
+def test_a_store_that_fails_for_a_while_loses_no_job_and_no_place(
+    tmp_path: Path, call: str, times: int
+) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        store.failing[call] = times
+        here.agent.instant = 0
+        await here.restart()
+        jobs = [here.submit() for _ in range(2)]
+        for job in jobs:
+            await here.state(job, JobState.COMPLETED)
+        store.failing.clear()
+        launches = [job for what, job, _ in here.agent.calls if what == "launch"]
+        assert sorted(launches) == sorted(job.id for job in jobs)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+def test_a_place_whose_release_could_not_be_written_is_released_again(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        await here.restart()
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()  # what else looks for places that nobody has is not there
+        (held,) = here.engine.allocations.all
+        store.failing["release_allocation"] = 1
+        await here.engine.allocations.release(held)
+        assert here.store.allocations("local")[0].state is AllocationState.HELD
+        await here.engine.allocations.release_old()
+        assert not here.store.allocations("local")
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("call", ["requeue", "finish", "job", "attempts"])
+def test_a_failure_is_written_once_the_store_takes_it(tmp_path: Path, call: str) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        here.agent.instant = 1
+        await here.restart()
+        store.failing[call] = 2
+        job = here.submit(retries=Retries(user=1 if call == "requeue" else 0))
+        done = await here.state(job, JobState.FAILED)
+        assert done.attempt == (2 if call == "requeue" else 1)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+def test_a_locked_store_at_a_takeover_costs_no_running_job(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        store = flaky(here)
+        store.error = StoreBusyError("locked")
+        store.failing["live"] = 5
+        here.agent.settled = Settled(Found.RUNNING)
+        here.agent.calls.clear()
+        await here.restart()
+        await here.until(lambda: ("follow", job.id, 1) in here.agent.calls)
+        assert ("settle-end", job.id, 1) not in here.agent.calls
+        assert len(here.cluster.groups) == 1
+        here.agent.end(job.id, 1, exit_code=0)
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+
+    play(scene, tmp_path)
+
+
+# -- drained places -------------------------------------------------------------------------------
+
+
+def test_a_drained_place_is_free_again_once_its_ranks_are_proven_dead(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.settled = Settled(Found.ENDED, proven=False)
+        job = here.submit()
+        await here.launched(job)
+        here.agent.end(job.id, 1, exit_code=0, proven=False)
+        await here.state(job, JobState.COMPLETED)
+        await here.until(lambda: here.agent.calls.count(("settle-end", job.id, 1)) > 2)
+        (held,) = here.engine.allocations.all
+        assert held.draining
+        here.agent.settled = Settled(Found.ENDED, proven=True)
+        await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
+        await here.until(lambda: here.cluster.groups == {}, "its group is removed")
+        await here.until(lambda: here.store.allocations("local") == [], "its row says so")
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("cluster", ["same", "another"])
+@pytest.mark.parametrize("state", ["drained", "held"])
+def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
+    tmp_path: Path, state: str, cluster: str
+) -> None:
+    async def scene(here: World) -> None:
+        here.agent.settled = Settled(Found.ENDED, proven=False)
+        job = here.submit(resources=Resources(cpus=2))
+        await here.launched(job)
+        if state == "drained":
+            here.agent.end(job.id, 1, exit_code=0, proven=False)
+            await here.state(job, JobState.COMPLETED)
+            await here.until(
+                lambda: [held for held in here.engine.allocations.all if held.draining]
+            )
+        await here.crash()
+        if state == "held":  # the end was written, and nothing after it
+            here.store.finish(job.id, attempt=1, state=JobState.FAILED)
+        if cluster == "another":
+            here.cluster.id = "cluster-2"
+            here.cluster.groups.clear()
+        await here.restart()
+        after = here.submit(resources=Resources(cpus=2))
+        key = f"{here.folder}::{after.id}"
+        await here.until(lambda: here.engine.explain(key))
+        decision = here.engine.explain(key)
+        assert decision is not None
+        assert not decision.start
+        (held,) = here.engine.allocations.all
+        assert held.draining
+        here.agent.instant = 0
+        here.agent.settled = Settled(Found.ENDED, proven=True)
+        await here.state(after, JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+# -- agents ---------------------------------------------------------------------------------------
+
+
+def test_a_cancel_that_its_host_did_not_hear_is_said_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "STOP_AGAIN_S", 0.02)
+    deaf = 2
+    heard = FakeAgent.stop
+
+    async def stop(self: FakeAgent, asked: Stop) -> Nothing:
+        nonlocal deaf
+        if deaf:
+            deaf -= 1
+            return Nothing()
+        return await heard(self, asked)
+
+    monkeypatch.setattr(FakeAgent, "stop", stop)
+
+    async def scene(here: World) -> None:
+        job = here.submit(grace_s=0.0)
+        await here.launched(job)
+        here.store.request_cancel(job.id)
+        await here.state(job, JobState.CANCELED)
+        assert deaf == 0
+
+    play(scene, tmp_path)
+
+
+def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(driveends, "AGENT_PAUSE_S", 0.01)
+    losses = {"launch": 1, "settle": 2}
+
+    async def launch(self: FakeAgent, _request: Any) -> Any:
+        losses["launch"] -= 1
+        raise AgentLostError("gone while it launched")
+
+    async def settle(self: FakeAgent, asked: Settle) -> Settled:
+        if losses["settle"]:
+            losses["settle"] -= 1
+            raise AgentLostError("gone while it looked")
+        record = exit_record(asked.on.job, asked.on.attempt)
+        return Settled.of_record(record, proven=True, ended_now=False)
+
+    monkeypatch.setattr(FakeAgent, "launch", launch)
+    monkeypatch.setattr(FakeAgent, "settle", settle)
+
+    async def scene(here: World) -> None:
+        job = here.submit(retries={"system": 5})
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert losses == {"launch": 0, "settle": 0}
+
+    play(scene, tmp_path)
+
+
+def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drive, "AGENT_PAUSE_S", 0.01)
+    told = (
+        "The node's agent cannot be reached: the actor died. Its owner's address is x.\n\tclass: A"
+    )
+    follow, losses = FakeAgent.follow, [1]
+
+    async def lost_once(self: FakeAgent, on: AttemptOnNode) -> Any:
+        if losses.pop() if losses else 0:
+            raise AgentLostError(told)
+        return await follow(self, on)
+
+    monkeypatch.setattr(FakeAgent, "follow", lost_once)
+
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.agent.end(job.id, 1)
+        await here.state(job, JobState.COMPLETED)
+        [event] = [one for one in here.store.events(job.id) if one.kind == "agent_lost"]
+        assert event.message.endswith("agent cannot be reached: the actor died.")
+        assert event.data["detail"] == told
+
+    play(scene, tmp_path)
+
+
+def test_a_node_whose_agents_never_start_keeps_no_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(here: World) -> None:
+        async def lost(_node_id: str) -> FakeAgent:
+            raise AgentLostError("it does not start")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(here.cluster, "agent", lost)
+            job = here.submit(retries={"system": 1})
+            failed = await here.state(job, JobState.FAILED)
+        assert failed.failure is not None
+        assert failed.failure.failure_class == "system"
+        assert "it does not start" in failed.failure.message
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("is_other_cluster", [False, True])
+def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
+) -> None:
+    monkeypatch.setattr(settling, "AGENT_PAUSE_S", 0.01)
+    losses = 10  # more than are tried in one turn
+
+    async def settle(self: FakeAgent, asked: Settle) -> Settled:
+        nonlocal losses
+        if losses:
+            losses -= 1
+            raise AgentLostError("gone while it looked")
+        record = exit_record(asked.on.job, asked.on.attempt)
+        return Settled.of_record(record, proven=True, ended_now=False)
+
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()
+        if is_other_cluster:
+            here.cluster.id = "cluster-2"
+            here.cluster.groups.clear()
+        monkeypatch.setattr(FakeAgent, "settle", settle)
+        here.agent.end(job.id, 1, exit_code=0)
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert losses == 0
+        assert ("launch", job.id, 2) not in here.agent.calls
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("call", ["prepare", "launch", "follow", "collect", "settle", "clean"])
+def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    real = getattr(FakeAgent, call)
+    wrong = True
+
+    async def fails(self: FakeAgent, message: Any) -> Any:
+        if wrong:
+            raise AgentFaultError("KeyError: 'oh'")
+        return await real(self, message)
+
+    monkeypatch.setattr(FakeAgent, call, fails)
+    monkeypatch.setattr(driveends, "COLLECT_TRIES", 1)
+
+    async def scene(here: World) -> None:
+        nonlocal wrong
+        if call == "settle":
+            here.agent.launch_error = AgentFaultError("oh")
+        here.agent.instant = 0
+        job = here.submit(retries=Retries(system=0))
+        await here.until(lambda: here.store.job(job.id).state.is_final)
+        wrong, here.agent.launch_error = False, None
+        await here.state(here.submit(), JobState.COMPLETED)
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+def test_a_host_that_may_have_started_late_is_ended_before_the_retry(tmp_path: Path) -> None:
+    from rayjobs.core.errors import PrepareError
+
+    async def scene(here: World) -> None:
+        here.agent.launch_error = PrepareError("no answer", failure_class="system")
+        job = here.submit(retries=Retries(system=0))
+        await here.state(job, JobState.FAILED)
+        await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
+        calls = [what for what, _, _ in here.agent.calls]
+        assert calls == ["prepare", "launch", "settle-end", "clean"]
+
+    play(scene, tmp_path)
+
+
+# -- groups ---------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_made_after_its_jobs_cancel_is_removed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+        await here.state(here.submit(), JobState.COMPLETED)
+        here.cluster.groups["rj-local-late"] = (Shape(), ("node0",))
+        await all_is_free(here)
+        assert len(here.cluster.groups) == 1
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("error", [NotPlacedError("its node went away"), ValueError("odd")])
+def test_a_group_that_fails_late_leaves_no_place_behind(tmp_path: Path, error: Exception) -> None:
+    async def scene(here: World) -> None:
+        real = here.cluster.gpu_ids
+
+        async def fails_once(*given: Any) -> Any:
+            here.cluster.gpu_ids = real  # type: ignore[method-assign]
+            raise error
+
+        here.cluster.gpu_ids = fails_once  # type: ignore[assignment,method-assign]
+        here.agent.instant = 0
+        job = here.submit(retries=Retries(system=1))
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+        assert len(here.cluster.created) == 2
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+# -- workspaces -----------------------------------------------------------------------------------
+
+
+def named(folder: Path, number: str) -> None:
+    record = {"version": 1, "id": number, "name": "w"}
+    (folder / "workspace.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("state", ["placing", "running"])
+def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
+    tmp_path: Path, state: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not replaced:  # another id in its place needs no minute
+        monkeypatch.setattr(board, "GONE_S", 0.0)
+
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.folder = tmp_path / "w"
+        here.folder.mkdir()
+        named(here.folder, "one")
+        await here.restart()
+        if state == "placing":
+            here.cluster.hold_placement.clear()
+        job = here.submit()
+        if state == "running":
+            await here.launched(job)
+        else:
+            await here.state(job, JobState.PROVISIONING)
+        here.agent.settled = Settled(Found.GONE, proven=True)
+        if replaced:
+            named(here.folder, "two")
+        else:
+            shutil.rmtree(here.folder)
+        here.engine.wake()
+        await here.until(lambda: not here.engine.drives, "the drive ends")
+        here.cluster.hold_placement.set()
+        if state == "running":
+            assert ("stop", job.id, 1) in here.agent.calls
+            assert ("settle-end", job.id, 1) in here.agent.calls
+        await here.until(lambda: here.cluster.groups == {}, "its group is gone")
+        await here.until(lambda: here.engine.allocations.all == [], "it is forgotten")
+
+    play(scene, tmp_path)
+
+
+def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.folder, away = tmp_path / "w", tmp_path / "away"
+        here.folder.mkdir()
+        named(here.folder, "one")
+        here.store.close()
+        here.store = SqlStore(here.folder / "store.db")
+        await here.restart()
+        goes_on, ends = here.submit(), here.submit()
+        await here.launched(goes_on)
+        await here.launched(ends)
+        here.folder.rename(away)
+        here.agent.end(ends.id, 1, exit_code=0)
+        calls = len(here.agent.calls)
+        looks, refresh = Counter[str](), here.engine.board.refresh
+
+        async def counted() -> None:
+            await refresh()
+            looks["done"] += 1
+
+        here.engine.board.refresh = counted  # type: ignore[method-assign]
+        here.engine.wake()
+        await here.until(lambda: looks["done"] > 2, "some turns without the folder")
+        assert not [call for call in here.agent.calls[calls:] if call[0] in ("stop", "settle-end")]
+        away.rename(here.folder)
+        here.engine.wake()
+        assert (await here.state(ends, JobState.COMPLETED)).attempt == 1
+        here.agent.end(goes_on.id, 1, exit_code=0)
+        assert (await here.state(goes_on, JobState.COMPLETED)).attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_a_job_that_is_changed_while_it_starts_runs_what_was_changed(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        start, seen = here.store.start, []
+
+        def late(job_id: str, **more: Any) -> Any:
+            if not seen:  # after it was decided to start the job, before the store is asked
+                read = here.store.job(job_id)
+                spec = read.spec.model_copy(update={"max_duration_s": 60.0})
+                assert here.store.revise(read, spec) is not None
+            seen.append(start(job_id, **more))
+            return seen[-1]
+
+        here.store.start = late  # type: ignore[method-assign]
+        here.agent.instant = 0
+        job = here.submit()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        assert seen[0] is None
+        assert done.spec.max_duration_s == 60.0
+        assert [one.message for one in here.store.events(job.id) if one.kind == "revision"] == [
+            "revision 2: max_duration_s none → 60"
+        ]
+
+    play(scene, tmp_path)
+
+
+# -- another actor --------------------------------------------------------------------------------
+
+
+def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        await here.crash()
+        here.epoch = "old"
+        here.store.claim_target("local", epoch="old")
+        await here.restart()
+        job = here.submit()
+        await here.launched(job)
+        here.store.claim_target("local", epoch="new")
+        await here.ended()
+        assert here.engine.drives == {}
+        after = here.submit()
+        here.agent.end(job.id, 1, exit_code=0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert here.store.job(job.id).state is JobState.RUNNING
+        assert here.store.job(after.id).state is JobState.QUEUED
+        assert not [call for call in here.agent.calls if call[0] in ("stop", "settle-end")]
+
+    play(scene, tmp_path)
+
+
+def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
+    tmp_path: Path,
+) -> None:
+    """It was seen without a host; before it is queued again it has one, which is done at once."""
+
+    async def scene(here: World) -> None:
+        await here.crash()
+        store = flaky(here)
+        store.failing["set_hosts"] = 10**6
+        await here.restart()
+        job = here.submit()
+        await here.state(job, JobState.PREPARING)
+        await here.crash()
+        requeue = here.store.requeue
+
+        def raced(job_id: str, **more: Any) -> bool:
+            host = {"node": 0, "node_id": "node0", "root": "/r", "socket": "/s", "marker": "m"}
+            here.store.set_hosts(job_id, attempt=1, hosts=[host])
+            return requeue(job_id, **more)
+
+        here.store.requeue = raced  # type: ignore[method-assign]
+        store.failing.clear()
+        here.agent.settled = Settled(Found.ENDED, proven=True)
+        here.agent.end(job.id, 1, exit_code=0)
+        here.agent.instant = 0
+        await here.restart()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 1
+        await all_is_free(here)
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize("after_launch", [False, True])
+def test_an_actor_whose_attempt_another_one_has_ended_starts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_launch: bool
+) -> None:
+    """It was slow: when it writes where its hosts are, its job has been put back elsewhere.
+
+    The host that it had launched by then is ended when its place is tidied up, as attempt 1's.
+    """
+    monkeypatch.setattr(engine, "TIDY_S", 1e6)
+
+    async def scene(here: World) -> None:
+        write = here.store.set_hosts
+
+        def raced(job_id: str, *, attempt: int, **more: Any) -> bool:
+            if attempt == 1 and (("launch", job_id, 1) in here.agent.calls) == after_launch:
+                here.store.requeue(job_id, attempt=1, reason="its actor is gone", outcome="lost")
+            return write(job_id, attempt=attempt, **more)
+
+        here.store.set_hosts = raced  # type: ignore[method-assign]
+        here.agent.instant = 0
+        job = here.submit()
+        done = await here.state(job, JobState.COMPLETED)
+        assert done.attempt == 2
+
+        def first() -> list[str]:
+            return [what for what, _, attempt in here.agent.calls if attempt == 1]
+
+        begun = ["prepare", "launch"] if after_launch else []
+        assert first() == begun
+        place = here.store.attempts(job.id)[0].allocation
+        assert place in here.cluster.groups
+        monkeypatch.setattr(engine, "TIDY_S", 0.0)
+        await here.until(
+            lambda: all(row.name != place for row in here.store.allocations("local")),
+            "the place of attempt 1 is released",
+        )
+        assert first() == [*begun, *(["settle-end"] if after_launch else [])]
+        assert place not in here.cluster.groups
+
+    play(scene, tmp_path)
+
+
+# -- cancels at every moment ----------------------------------------------------------------------
+
+
+class Moments:
+    """A store that asks for a job's end right before or after the n-th call about it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.at: dict[str, int] = {}
+        self.seen: Counter[str] = Counter()
+        self.cancel: Callable[[str], None] = lambda job: None
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._store, name)
+        if not callable(found):
+            return found
+
+        def call(*given: Any, **more: Any) -> Any:
+            job = str(more.get("job") or (given[0] if given else ""))
+            self.moment(job)
+            try:
+                return found(*given, **more)
+            finally:
+                self.moment(job)
+
+        return call
+
+    def moment(self, job: str) -> None:
+        """Count a moment of the job's life; its own one is when its end is asked for."""
+        if job not in self.at:
+            return
+        self.seen[job] += 1
+        if self.seen[job] == self.at[job]:
+            self.cancel(job)
+
+
+def test_a_cancel_at_any_moment_gives_one_true_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """300 jobs, each canceled at one of 30 moments; every other one never ends by itself."""
+    note = FakeAgent._note
+    ends = {JobState.COMPLETED, JobState.CANCELED, JobState.FAILED}
+
+    async def scene(here: World) -> None:
+        await here.crash()
+        moments = Moments(here.store)
+        here.open = lambda: moments
+        endless: set[str] = set()
+
+        def cancel(job: str) -> None:
+            for _ in range(2):  # it is idempotent
+                here.store.request_cancel(job)
+
+        def noted(agent: FakeAgent, what: str, on: AttemptOnNode) -> tuple[str, int]:
+            job = on.job
+            moments.moment(job)
+            if what == "launch":
+                agent.instant = None if job in endless else 0
+            if what == "follow" and job in endless:
+                cancel(job)  # at the latest
+            return note(agent, what, on)
+
+        moments.cancel = cancel
+        monkeypatch.setattr(FakeAgent, "_note", noted)
+        await here.restart()
+        jobs = []
+        for number in range(300):
+            job = here.submit()
+            jobs.append(job)
+            if number % 2:
+                endless.add(job.id)
+            moments.at[job.id] = 1 + number % 30
+        for job in jobs:
+            await here.until(lambda one=job: here.store.job(one.id).state.is_final, job.id)  # type: ignore[misc]
+        for job in jobs:
+            state = here.store.job(job.id).state
+            assert state is not JobState.FAILED, job.id
+            assert state is JobState.CANCELED or job.id not in endless, job.id
+            changes = [one.message for one in here.store.events(job.id) if one.kind == "state"]
+            final = [text for text in changes if any(str(end) in text for end in ends)]
+            assert len(final) == 1, (job.id, changes)
+        launched = Counter(job for what, job, _ in here.agent.calls if what == "launch")
+        assert max(launched.values()) == 1
+        await all_is_free(here)
+        assert not here.cluster.over_capacity
+
+    play(scene, tmp_path, cpus=4.0)

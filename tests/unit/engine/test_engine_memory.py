@@ -1,0 +1,79 @@
+"""What a target actor remembers does not grow with the jobs that it has seen."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from pathlib import Path
+
+import pytest
+
+from rayjobs.engine import engine
+from rayjobs.jobs.states import JobState
+from rayjobs.store.rows import spec_of
+from tests.fakes.world import World, play
+
+# Of the fakes and the standard library's caches; a job's record and drive are about 10 KB.
+MOST_BYTES_A_JOB = 1000
+
+
+# Tables that double now and then (the interpreter's own of interned words is 2 MB): what stands in
+# them is counted one by one.
+TABLE_BYTES = 65536
+
+
+def held_bytes() -> int:
+    traces = tracemalloc.take_snapshot().traces
+    return sum(trace.size for trace in traces if trace.size < TABLE_BYTES)
+
+
+def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> float:
+    """Return how many bytes more are held for each job after `jobs` of them."""
+    monkeypatch.setattr(engine, "POLL_S", 0.05)
+    grown: list[float] = []
+
+    async def scene(here: World) -> None:
+        here.agent.instant = 0
+
+        async def run(count: int) -> int:
+            left = count
+            while left:
+                some = [here.submit() for _ in range(min(25, left))]
+                left -= len(some)
+                for job in some:
+                    await here.state(job, JobState.COMPLETED)
+            # What the fake agent notes of each job is the test's own.
+            here.agent.calls.clear()
+            here.agent.ends.clear()
+            here.agent.requests.clear()
+            here.cluster.created.clear()
+            await here.until(lambda: not here.engine.drives, "all is through")
+            spec_of.cache_clear()  # bounded, and not full yet
+            gc.collect()
+            return held_bytes() if tracemalloc.is_tracing() else 0
+
+        await run(50)  # caches are filled
+        tracemalloc.start()
+        try:
+            before = await run(25)
+            after = await run(jobs)
+        finally:
+            tracemalloc.stop()
+        grown.append((after - before) / jobs)
+
+    play(scene, folder, cpus=8.0)
+    return grown[0]
+
+
+def test_a_hundred_jobs_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure(tmp_path, monkeypatch, jobs=100) < MOST_BYTES_A_JOB
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_five_thousand_jobs_leave_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert measure(tmp_path, monkeypatch, jobs=5000) < MOST_BYTES_A_JOB / 5

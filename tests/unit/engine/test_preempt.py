@@ -1,0 +1,166 @@
+"""An attempt that gives way: its end, its place in the queue, its budget, and what it loses."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.failures import FailureClass
+from rayjobs.engine.attempt.drive import Drive
+from rayjobs.injob.outcomes import EndCause, EndReason
+from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.rootcause import diagnose
+from rayjobs.jobs.states import JobState
+from rayjobs.protocol.settled import Found, Settled
+from rayjobs.resume.steps_lost import Lost
+from tests.fakes.cluster import exit_record
+from tests.fakes.world import World, play
+
+
+def drive_of(here: World, job: Job) -> Drive:
+    return here.engine.drives[f"{here.folder}::{job.id}"][0]
+
+
+def test_a_preempted_job_is_queued_at_its_place_and_tried_again(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        drive_of(here, job).preempt("job b has priority 10")
+        await here.launched(job, attempt=2)
+        first, second = here.store.attempts(job.id)
+        assert (first.outcome, second.number) == ("preempted", 2)
+        assert first.failure is not None
+        assert first.failure.failure_class is FailureClass.PREEMPTED
+        assert [one.sentence for one in here.agent.stop_causes] == [
+            "preempted: job b has priority 10"
+        ]
+        assert here.store.job(job.id).serial == job.serial
+        here.agent.end(job.id, 2, exit_code=0)
+        await here.state(job, JobState.COMPLETED)
+
+    play(scene, tmp_path)
+
+
+@pytest.mark.parametrize(("budget", "state"), [(0, JobState.FAILED), (1, JobState.RUNNING)])
+def test_giving_way_has_a_budget_of_its_own(tmp_path: Path, budget: int, state: JobState) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit(retries={"preempted": budget, "user": 0})
+        await here.launched(job)
+        drive_of(here, job).preempt("its place is needed")
+        done = await here.state(job, state)
+        if state is JobState.FAILED:
+            assert done.failure is not None
+            assert done.failure.failure_class is FailureClass.PREEMPTED
+
+    play(scene, tmp_path)
+
+
+def test_a_cancel_that_follows_wins(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        here.store.request_cancel(job.id)
+        drive_of(here, job).preempt("its place is needed")
+        await here.state(job, JobState.CANCELED)
+        assert here.store.job(job.id).attempt == 1
+
+    play(scene, tmp_path)
+
+
+def test_a_job_that_has_not_started_gives_way_without_an_attempt_of_its_budget(
+    tmp_path: Path,
+) -> None:
+    async def scene(here: World) -> None:
+        here.cluster.hold_placement.clear()
+        job = here.submit(retries={"preempted": 0})
+        await here.state(job, JobState.PROVISIONING)
+        drive_of(here, job).preempt("its place is needed")
+        await here.until(lambda: here.store.job(job.id).attempt == 2, "queued and started again")
+        here.cluster.hold_placement.set()
+        await here.launched(job, attempt=2)
+        assert here.store.attempts(job.id)[0].failure is None
+
+    play(scene, tmp_path)
+
+
+def test_an_actor_that_dies_meanwhile_does_not_make_it_a_cancel(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit()
+        await here.launched(job)
+        await here.crash()  # the host had been told, and ended, while nobody was there
+        here.agent.end(job.id, 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "for job b"))
+        here.agent.settled = Settled(Found.ENDED, proven=True)
+        await here.restart()
+        await here.launched(job, attempt=2)
+        assert here.store.attempts(job.id)[0].outcome == "preempted"
+
+    play(scene, tmp_path)
+
+
+def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        job = here.submit(
+            distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
+        )
+        await here.launched(job)
+        drive_of(here, job).preempt("its place is needed")
+        await here.launched(job, attempt=2)
+        assert here.store.attempts(job.id)[0].outcome == "preempted"
+
+    play(scene, tmp_path, nodes=2)
+
+
+def test_what_is_lost_is_told_with_the_step_that_it_goes_on_from(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        (here.folder / "blobs").mkdir()
+        job = here.submit()
+        await here.launched(job)
+        here.store.add_metrics(job.id, [_point(job, step) for step in (1, 2, 3)])
+        drive_of(here, job).preempt("its place is needed")
+        await here.launched(job, attempt=2)
+        reasons = [event.message for event in here.store.events(job.id)]
+        said = [text for text in reasons if "its place is needed" in text]
+        assert any("it had come to step 3" in text for text in said), reasons
+
+    play(scene, tmp_path)
+
+
+def _point(job: Job, step: int) -> MetricPoint:
+    values: dict[str, Any] = {
+        "at": datetime.now(tz=UTC),
+        "attempt": 1,
+        "rank": 0,
+        "sequence": step,
+        "name": "loss",
+        "value": 0.5,
+        "step": step,
+    }
+    return MetricPoint(**values)
+
+
+@pytest.mark.parametrize(
+    ("lost", "steps", "words"),
+    [
+        (Lost(7, 5), 2, "of step 5; its last step was 7: 2 lost"),
+        (Lost(5, 6), 0, "0 lost"),
+        (Lost(None, 5), None, "continues from its checkpoint of step 5"),
+        (Lost(7, None), None, "it had come to step 7"),
+        (Lost(None, None), None, "starts from the beginning"),
+    ],
+)
+def test_the_sentence_of_what_is_lost(lost: Lost, steps: int | None, words: str) -> None:
+    assert lost.steps == steps
+    assert words in lost.sentence
+
+
+def test_a_failure_beside_a_node_that_gave_way_is_the_cause() -> None:
+    gave_way = exit_record("j", 1, signal=15, cause=EndCause(EndReason.PREEMPTED, "x"))
+    failed = exit_record("j", 1, exit_code=3, node=1)
+    assert diagnose([gave_way, failed], {1: b""})[0] == "failed"
+    assert diagnose([gave_way, gave_way], {})[0] == "preempted"
+    told = EndCause(EndReason.NODE_ENDED, "node 0 of the job ended: preempted: x")
+    follower = exit_record("j", 1, signal=15, node=1, cause=told, ended_at=1.5)
+    assert diagnose([gave_way, follower], {})[0] == "preempted"  # whatever its clock says

@@ -1,0 +1,150 @@
+"""What Ray says of a call to an agent, in our own errors. Ray is imported by the tests alone."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.protocol.agent import AgentFaultError, AgentLostError
+from rayjobs.protocol.calls import FOLLOW
+from tests.attempts import on_node
+
+
+class Handle:
+    """An actor's handle whose every call fails."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def __getattr__(self, _name: str) -> Handle:
+        return self
+
+    def options(self, **_more: Any) -> Handle:
+        return self
+
+    def remote(self, *_given: Any, **_more: Any) -> Handle:
+        return self
+
+    def future(self) -> Future[Any]:
+        done: Future[Any] = Future()
+        done.set_exception(self._error)
+        return done
+
+
+Make = Callable[[Any], Exception]
+
+
+def called(make: Make) -> None:
+    from ray import exceptions
+
+    from rayjobs.engine.ray.cluster import RayAgent
+
+    asyncio.run(RayAgent(Handle(make(exceptions))).call(FOLLOW, on_node()))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ray: ray.ActorDiedError(),
+        lambda ray: ray.ActorUnavailableError("busy", None),
+        lambda ray: ray.GetTimeoutError("slow"),
+        lambda ray: ray.RaySystemError("the control service restarts"),
+        lambda ray: ray.OwnerDiedError("00" * 28, None, ""),
+    ],
+    ids=["died", "unavailable", "slow", "system", "owner"],
+)
+def test_a_call_that_ray_lost_says_nothing_of_the_attempt(make: Make) -> None:
+    with pytest.raises(AgentLostError):
+        called(make)
+
+
+def test_our_own_errors_come_as_they_were() -> None:
+    ours = PrepareError("no", failure_class="data")
+    with pytest.raises(PrepareError) as caught:
+        called(lambda ray: ray.RayTaskError("f", "tb", ours))
+    assert caught.value.failure_class == "data"
+
+
+def test_others_are_a_fault_of_the_agent_and_not_its_loss() -> None:
+    with pytest.raises(AgentFaultError, match="oh"):
+        called(lambda ray: ray.RayTaskError("f", "tb", KeyError("oh")))
+
+
+class Table:
+    """What Ray tells of nodes, and of the groups that wait for them."""
+
+    def __init__(self, port: int) -> None:
+        self.row = {
+            "NodeID": "n" * 56,
+            "Alive": True,
+            "Resources": {"CPU": 1.0},
+            "NodeManagerAddress": "127.0.0.1",
+            "NodeManagerPort": port,
+        }
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return [self.row]
+
+
+def test_a_doubted_node_is_left_out_as_long_as_its_raylet_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.engine.ray import cluster as raycluster
+
+    with socket.socket() as raylet:
+        raylet.bind(("127.0.0.1", 0))
+        table = Table(raylet.getsockname()[1])
+        monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
+        monkeypatch.setattr(raycluster.ray._private.state, "available_resources_per_node", dict)
+        cluster = raycluster.RayCluster("t", tmp_path)
+
+        async def names() -> list[str]:
+            return [node.node_id for node in await cluster.nodes()]
+
+        async def scene() -> None:
+            name = str(table.row["NodeID"])
+            assert await names() == [name]
+            cluster.doubt(name)
+            assert await names() == []  # bound, and nobody listens: it refuses
+            raylet.listen()
+            assert await names() == [name]  # it was doubted without reason
+            raylet.close()
+            assert await names() == [name]  # and is not asked again
+
+        asyncio.run(scene())
+
+
+def test_a_group_does_not_wait_for_a_node_that_has_been_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rayjobs.engine.ray import cluster as raycluster
+    from rayjobs.engine.ray import groups
+    from rayjobs.policy import Shape
+    from rayjobs.protocol.agent import NotPlacedError
+
+    table = Table(1)
+    removed = []
+
+    class Group:
+        def wait(self, _timeout_s: float) -> bool:
+            assert table.row["Alive"], "a node that is gone is waited for"
+            table.row["Alive"] = False
+            return False
+
+    group = Group()
+    monkeypatch.setattr(raycluster.ray, "nodes", table.nodes)
+    monkeypatch.setattr(groups, "placement_group", lambda *_given, **_more: group)
+    monkeypatch.setattr(groups, "placement_group_table", lambda _group: {})
+    monkeypatch.setattr(groups, "remove_placement_group", removed.append)
+    cluster = raycluster.RayCluster("t", tmp_path)
+    made = cluster.create_group("g", Shape(), [str(table.row["NodeID"])], timeout_s=1e9)
+    with pytest.raises(NotPlacedError, match="was lost before"):
+        asyncio.run(made)
+    assert removed == [group]

@@ -1,0 +1,238 @@
+"""Messages and records keep their JSON across versions, and refuse what is none."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack, Remaining
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.messages import Message, MessageError
+from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
+from rayjobs.injob.plan import Peer, Relay, parse
+from rayjobs.jobs.data_facts import DataFacts, Trouble
+from rayjobs.jobs.outcomes import ENDS, RULES, final_state
+from rayjobs.jobs.states import FINAL
+from rayjobs.protocol import calls
+from rayjobs.protocol.attempts import (
+    InputRequest,
+    Launched,
+    LaunchRequest,
+    OutputRequest,
+    PackagesRequest,
+    Registration,
+    Resume,
+    SecretSource,
+)
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.nodes import Gpu, Hello, HostFacts, Prepared
+from rayjobs.protocol.settled import Found, Settled
+from tests.attempts import on_node
+
+RECORD = ExitRecord(
+    job="j",
+    attempt=2,
+    node=0,
+    marker="m",
+    outcome=Outcome.CANCELED,
+    reason="preempted: job b has priority 10",
+    end_reason=EndReason.PREEMPTED,
+    ranks=(RankExit(rank=0, pid=7, signal=15, ended_at=3.5),),
+    leftovers=Leftovers(killed=1, proven_dead=False, remaining=(Remaining(8, 99, "sh"),)),
+    usage={"t": [1.0], "gpus": {}},
+)
+# As version 0.1.0 wrote it.
+OLD = {
+    "version": 1,
+    "job": "j",
+    "attempt": 2,
+    "node": 0,
+    "marker": "m",
+    "started_at": 1.0,
+    "ended_at": 2.0,
+    "duration_s": 1.0,
+    "outcome": "canceled",
+    "reason": "",
+    "is_consequence": False,
+    "ranks": [{"rank": 0, "pid": 7, "start_time": 5, "exit_code": 0, "signal": None,
+               "started_at": 1.0, "ended_at": 2, "max_rss_bytes": 1, "out_of_memory": False,
+               "log_bytes": 0, "log_dropped": 0}],
+    "first_failed_rank": None,
+    "leftovers": {"killed": 0, "proven_dead": True, "remaining": []},
+    "tree": "cgroup2",
+    "memory": {"limit_bytes": None, "how": "none", "peak_bytes": None},
+    "pids": {"limit": 16384, "how": "cgroup2"},
+    "cold": None,
+    "usage": None,
+}  # fmt: skip
+
+
+def through_json(message: Message) -> Any:
+    return json.loads(json.dumps(message.to_json()))
+
+
+@pytest.mark.parametrize(
+    "message", [RECORD, Settled.of_record(RECORD, proven=True, ended_now=False)]
+)
+def test_a_message_comes_back_as_it_was(message: Message) -> None:
+    assert type(message).from_json(through_json(message)) == message
+
+
+@pytest.mark.parametrize(
+    ("sentence", "reason"),
+    [
+        ("canceled", EndReason.CANCELED),
+        ("preempted: job b has priority 10", EndReason.PREEMPTED),
+        ("its place was lost", EndReason.PLACE_LOST),
+        ("node 1 of the job ended: rank 2 ended with exit code 1", EndReason.CANCELED),
+    ],
+)
+def test_an_exit_record_of_an_earlier_version_gets_its_reason(
+    sentence: str, reason: EndReason
+) -> None:
+    record = ExitRecord.from_json({**OLD, "reason": sentence})
+    assert (record.end_reason, record.reason) == (reason, sentence)
+    assert record.ranks[0].ended_at == 2.0 and record.tree == "cgroup2"
+
+
+def test_what_was_no_cancel_then_has_no_reason_now() -> None:
+    assert ExitRecord.from_json({**OLD, "outcome": "failed"}).end_reason is None
+
+
+def test_the_reason_that_a_record_names_counts_and_not_its_sentence() -> None:
+    values = {**through_json(RECORD), "reason": "its place was lost"}
+    assert ExitRecord.from_json(values).end_reason is EndReason.PREEMPTED
+
+
+def test_what_a_later_version_adds_is_dropped_and_what_an_earlier_lacks_is_the_default() -> None:
+    values = {**through_json(RECORD), "colour": "red"}
+    del values["usage"], values["leftovers"]
+    assert ExitRecord.from_json(values) == replace(RECORD, usage=None, leftovers=Leftovers())
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([], "an exit record is one JSON object, not []"),
+        ({}, "an exit record has no entry 'job'"),
+        ({**OLD, "version": 2}, "an exit record has version 2; this rayjobs reads version 1"),
+        ({**OLD, "node": "0"}, "an exit record, entry 'node': '0' is not a whole number"),
+        ({**OLD, "outcome": "odd"}, "an exit record has 'odd' as its 'outcome'"),
+        ({**OLD, "ranks": [{}]}, "an exit record, entry 'ranks': a rank exit has no entry 'rank'"),
+        ({**OLD, "ranks": 3}, "an exit record, entry 'ranks': 3 is not a list"),
+        ({**OLD, "cold": 3}, "an exit record, entry 'cold': 3 is not a text"),
+    ],
+)
+def test_what_is_no_such_message_is_refused_in_one_sentence(values: Any, told: str) -> None:
+    with pytest.raises(MessageError) as refused:
+        ExitRecord.from_json(values)
+    assert str(refused.value).startswith(told)
+    assert "\n" not in str(refused.value)
+
+
+@dataclass(frozen=True)
+class Tails(Message):
+    tails: dict[int, bytes]
+
+
+def test_bytes_and_numbers_as_names_survive() -> None:
+    message = Tails({3: b"\xff\n"})
+    assert Tails.from_json(through_json(message)) == message
+    with pytest.raises(MessageError, match="base 64"):
+        Tails.from_json({"tails": {"3": "?"}})
+
+
+def test_every_outcome_and_every_reason_of_an_end_has_its_rule() -> None:
+    assert set(RULES) == set(Outcome)
+    assert set(ENDS) == set(EndReason)
+    for outcome, rule in RULES.items():
+        assert rule.final_state is None or final_state(outcome) in FINAL
+    with pytest.raises(ValueError, match="queued again after the outcome put_back"):
+        final_state(Outcome.PUT_BACK)
+
+
+def test_an_outcome_is_its_text() -> None:
+    assert f"{Outcome.NODE_LOST}" == str(Outcome.NODE_LOST) == "node_lost" == Outcome.NODE_LOST
+    assert Found("gone") is Found.GONE
+
+
+# -- what version 0.1.0 left behind ---------------------------------------------------------------
+
+OLD_PLAN: dict[str, Any] = {
+    "version": 1, "job": "j", "attempt": 1, "node": 0, "node_count": 1, "marker": "m",
+    "root": "/r", "socket": "/s/h.sock", "kind": "script", "argv": ["train.py", "--lr", "0.1"],
+    "command": None, "python": "/usr/bin/python3", "cold": None, "env": {"PATH": "/bin"},
+    "ranks": [{"rank": 0, "local_rank": 0, "env": {"AZ_BATCHAI_TASK_INDEX": "0"}}],
+    "grace_s": 10.0, "max_duration_s": None, "memory_bytes": None, "pids_max": 16384,
+    "log_cap_bytes": None, "threads": 2, "injob_path": "/lib", "umask": 18, "address": "10.0.0.1",
+    "master_port": 29511, "beside": {"kind": "head-start", "port": 29511, "most_s": 0.1},
+    "lease_s": 90.0, "lease_since_s": 12.5, "stall_timeout_s": None,
+    "raylet": {"pid": 7, "start_time": 9, "boot_id": "b"}, "watches_raylet": True,
+    "soft_files": 1024, "hold": ["cgroup", "scan"], "views": None,
+}  # fmt: skip
+OLD_ORDER = {
+    "workspace": "/w/.rayjobs", "target": "local", "node_id": "n", "address": "127.0.0.1",
+    "boot_id": "b", "snapshot": "sha256:0", "environment": None, "inputs": {}, "outputs": {},
+    "secrets": {}, "resume": {"run": None, "path": None}, "plan": OLD_PLAN,
+}  # fmt: skip
+
+
+def test_a_plan_of_an_earlier_version_is_read() -> None:
+    plan = parse(OLD_PLAN)
+    assert plan.raylet == Identity(7, 9, "b")
+    assert (plan.lease_s, plan.lease_since_s, plan.hold) == (90.0, 12.5, ("cgroup", "scan"))
+    assert parse(plan.to_json()) == plan
+
+
+def test_a_host_of_an_earlier_version_reads_a_plan_of_today() -> None:
+    """It takes every entry by its name, and passes over those that it does not know."""
+    written = parse(OLD_PLAN).to_json()
+    assert {name for name in OLD_PLAN if name not in written} == {"watches_raylet"}
+    assert {**OLD_PLAN, **written} == {**written, "watches_raylet": True}
+
+
+def test_an_order_of_an_earlier_version_is_refused_in_one_sentence() -> None:
+    with pytest.raises(MessageError) as refused:
+        LaunchRequest.from_json(OLD_ORDER)
+    assert str(refused.value) == "a launch request has no entry 'on'"
+
+
+def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> None:
+    from rayjobs.protocol.names import agent_name
+
+    assert agent_name("local", "n") != "rayjobs-agent-local-n"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        LaunchRequest(
+            on=on_node(relay=Relay("/s/mpi", (Peer(1, "n1", "/s/1"),)), reads_secrets=True),
+            plan=parse(OLD_PLAN),
+            environment=PackagesRequest(pip=("torch",)),
+            inputs={"x": InputRequest("photos/data")},
+            outputs={"y": OutputRequest("photos/made", register_as=Registration("made"))},
+            secrets={"K": SecretSource(env="RAYJOBS_SECRET_K")},
+            resume=Resume(run="j"),
+        ),
+        Launched(Identity(1, 2, "b"), cold="asked for"),
+        Hello("n", "10.0.0.1", "/r", {"PATH": "/bin"}, "/bin/python", "/lib", "0.1.0"),
+        Prepared("/r", {"x": "/in"}, facts=HostFacts(python="3.11.7", gpus=(Gpu(0, name="H200"),))),
+        Collected(
+            tails={0: b"\xff"},
+            problems=("p.",),
+            data=DataFacts(read_only={"x": ("/in",)}, troubles=(Trouble("x", "gone"),)),
+            models=({"name": "m", "path": "m.pt"},),
+        ),
+        calls.Stop(on_node(), EndCause(EndReason.PREEMPTED, "job b"), 2.0),
+        calls.Stacks((RankStack(0, "S", "proc", "a.py:1", waits=False, text="dump"),)),
+        calls.Stacks(None),
+        calls.UncleanedFolders((calls.Uncleaned("j", 1, "/r"),)),
+    ],
+    ids=lambda message: type(message).__name__,
+)
+def test_messages_of_the_agents_come_back_as_they_were(message: Message) -> None:
+    assert type(message).from_json(through_json(message)) == message

@@ -1,0 +1,59 @@
+"""The cause of an attempt's end where MPI ends all nodes once one of them has failed."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.mpi import MpiStarter
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs import rootcause
+
+
+def given_up(folder: Path) -> ExitRecord:
+    """Return the record of a node whose ranks MPI has given up, as its host writes it."""
+    ending = SimpleNamespace(is_consequence=False, outcome=None, reason="")
+
+    def begin(outcome: str, reason: str) -> None:
+        ending.outcome, ending.reason = outcome, reason
+
+    ending.begin = begin
+    starter = object.__new__(MpiStarter)
+    starter._host = SimpleNamespace(  # type: ignore[assignment]
+        ending=ending, ranks=[], plan=SimpleNamespace(node=0, ranks=[1])
+    )
+    starter._launcher = None
+    starter._log = str(folder / "mpi.log")
+    starter._lost_at = time.monotonic() - 60.0
+    starter.look_for_an_end()
+    return ExitRecord(
+        job="j",
+        attempt=1,
+        node=0,
+        marker="m",
+        outcome=ending.outcome,
+        reason=ending.reason,
+        is_consequence=ending.is_consequence,
+        ended_at=100.0,
+    )
+
+
+def test_what_mpi_ended_elsewhere_is_not_the_cause(tmp_path: Path) -> None:
+    """Although by its own machine's clock it came first."""
+    follower = given_up(tmp_path)
+    assert follower.outcome is Outcome.HOST_ERROR
+    failed = ExitRecord(
+        job="j",
+        attempt=1,
+        node=1,
+        marker="n",
+        outcome=Outcome.FAILED,
+        ranks=(RankExit(rank=3, exit_code=7, ended_at=130.0),),
+        first_failed_rank=3,
+        ended_at=131.0,
+    )
+    outcome, failure = rootcause.diagnose([follower, failed], {3: b""})
+    assert outcome == "failed"
+    assert failure is not None and failure.rank == 3 and failure.exit_code == 7

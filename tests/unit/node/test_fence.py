@@ -1,0 +1,95 @@
+"""An attempt that was ended on a node is not started there afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.node.fence import REMEMBERED, Fence
+
+
+def test_a_start_after_the_end_is_refused() -> None:
+    async def scene() -> None:
+        fence = Fence()
+        async with fence.starting("other"):
+            await fence.end("one")
+        with pytest.raises(PrepareError, match="was ended before its host was started"):
+            async with fence.starting("one"):
+                pytest.fail("it was started")
+        async with fence.starting("two"):
+            pass
+
+    asyncio.run(scene())
+
+
+def test_an_end_waits_for_the_start_that_had_begun() -> None:
+    async def scene() -> None:
+        fence, told = Fence(), []
+        may_go = asyncio.Event()
+
+        async def start() -> None:
+            async with fence.starting("one"):
+                await may_go.wait()
+                told.append("started")
+
+        async def end() -> None:
+            await fence.end("one")
+            told.append("ended")
+
+        starting = asyncio.ensure_future(start())
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(end())
+        await asyncio.sleep(0)
+        assert told == []
+        may_go.set()
+        await asyncio.gather(starting, ending)
+        assert told == ["started", "ended"]
+
+    asyncio.run(scene())
+
+
+def test_an_end_waits_for_the_second_of_two_starts_as_well() -> None:
+    async def scene() -> None:
+        fence, told = Fence(), []
+        may_go = [asyncio.Event(), asyncio.Event()]
+
+        async def start(number: int) -> None:
+            async with fence.starting("one"):
+                await may_go[number].wait()
+                told.append(f"started {number}")
+
+        async def end() -> None:
+            await fence.end("one")
+            told.append("ended")
+
+        first, second = (asyncio.ensure_future(start(number)) for number in range(2))
+        await asyncio.sleep(0)
+        may_go[0].set()
+        await first
+        await asyncio.sleep(0)  # the second has begun
+        ending = asyncio.ensure_future(end())
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert told == ["started 0"]
+        may_go[1].set()
+        await asyncio.gather(second, ending)
+        assert told == ["started 0", "started 1", "ended"]
+        assert not fence._locks
+
+    asyncio.run(scene())
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    async def scene() -> None:
+        fence = Fence()
+        for number in range(REMEMBERED + 1):
+            await fence.end(str(number))
+        async with fence.starting("0"):
+            pass
+        with pytest.raises(PrepareError):
+            async with fence.starting(str(REMEMBERED)):
+                pass
+
+    asyncio.run(scene())

@@ -1,0 +1,247 @@
+"""What is refused at submit beyond the form of a spec, and what is only warned of."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import CannotBePlacedError, SpecError
+from rayjobs.policy.capacity import Capacity, NodeShape
+from rayjobs.spec.file import build_spec
+from rayjobs.spec.model import JobSpec
+from rayjobs.submit.checks import check, refuse, warnings
+
+
+def spec(**data: Any) -> JobSpec:
+    if "command" not in data:
+        data.setdefault("script", "train.py")
+    return build_spec(data)
+
+
+def said(one: JobSpec, **options: Any) -> dict[str, str]:
+    return {problem.path: str(problem) for problem in check(one, **options)}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "train.py").write_text("print(")  # a syntax error is the job's own affair
+    (folder / "pkg" / "run.py").touch()
+    (tmp_path / "outside.py").touch()
+    return folder
+
+
+@pytest.mark.parametrize("script", ["train.py", "./train.py", "pkg/run.py", "pkg/../train.py"])
+def test_a_script_that_is_there_is_accepted_even_with_a_syntax_error(
+    source: Path, script: str
+) -> None:
+    assert said(spec(script=script), source=source) == {}
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("tarin.py", "Did you mean `train.py`?"),
+        ("pkg/rum.py", "Did you mean `run.py`?"),
+        ("nix.py", "There are: link.py, train.py"),
+        ("train.yaml", "There are: link.py, train.py"),
+        ("other/x.py", "There are: link.py, train.py"),
+        ("train.py/x", "does not exist"),
+        ("pkg", "is a folder"),
+        ("../outside.py", "outside"),
+        ("pkg/../../outside.py", "outside"),
+        ("link.py", "outside"),
+        ("/etc/passwd", "outside"),
+        ("pipe", "not a plain file"),
+        (" ", "is empty"),
+        ("loop", "cannot be read"),
+    ],
+)
+def test_a_script_that_cannot_be_run_is_refused_with_a_hint(
+    source: Path, script: str, message: str
+) -> None:
+    (source / "link.py").symlink_to("../outside.py")
+    (source / "loop").symlink_to("loop")
+    os.mkfifo(source / "pipe")
+    found = check(spec(script=script), source=source)
+    assert any(message in str(problem) for problem in found), found
+
+
+def test_an_absolute_script_inside_is_named_as_it_should_be(source: Path) -> None:
+    found = said(spec(script=str(source / "train.py")), source=source)
+    assert "Write `train.py`." in found["script"]
+
+
+def test_a_source_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "does not exist" in said(spec(), source=tmp_path / "no")["source_directory"]
+
+
+def test_several_processes_without_a_backend_are_refused_saying_how() -> None:
+    found = said(spec(distribution={"processes_per_node": 2}))
+    assert "gloo" in found["distribution.backend"]
+    assert said(spec(distribution={"processes_per_node": 2, "backend": "gloo"})) == {}
+
+
+def test_nccl_needs_gpus_and_a_command_runs_once_per_node() -> None:
+    assert "gloo" in said(spec(distribution={"backend": "nccl"}))["distribution.backend"]
+    many = {"processes_per_node": 2, "backend": "gloo"}
+    assert said(spec(command="ls", distribution=many)).keys() == {"distribution.processes_per_node"}
+
+
+def test_nccl_needs_a_whole_gpu_for_each_process() -> None:
+    shape = {"processes_per_node": 4, "backend": "nccl"}
+    found = said(spec(resources={"gpus": 0.5}, distribution=shape))
+    assert "4 processes per node × 0.5 are 2 GPUs" in found["resources.gpus"]
+    assert "--gpus-per-proc 1" in found["resources.gpus"]
+    assert said(spec(resources={"gpus": 1}, distribution=shape)) == {}
+    assert said(spec(resources={"gpus": 0.5}, distribution={"backend": "nccl"})) == {}
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "mpi", "horovod-gloo"])
+def test_idle_gpus_of_a_distributed_job_are_told(backend: str) -> None:
+    shape = {"nodes": 2, "processes_per_node": 2, "backend": backend}
+    (told,) = warnings(spec(resources={"gpus": 2}, distribution=shape))
+    assert told.startswith("2 processes per node for 4 GPUs")
+    assert "`--procs-per-node 4 --gpus-per-proc 1`" in told
+    assert warnings(spec(resources={"gpus": 1}, distribution=shape)) == []
+
+
+def test_idle_gpus_of_one_process_are_told() -> None:
+    (told,) = warnings(spec(resources={"gpus": 2}))
+    assert told.startswith("1 process per node for 2 GPUs")
+    assert "--procs-per-node 2 --gpus-per-proc 1 --backend nccl" in told
+    # torchrun may stand in it.
+    assert warnings(spec(command="torchrun train.py", resources={"gpus": 2})) == []
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "is_right"),
+    [
+        (0, 4, True), (0.5, 1, True), (0.5, 2, True), (0.5, 4, True), (1, 3, True), (8, 1, True),
+        (0.1, 10, True), (0.3, 3, True), (1.5, 1, False), (1.5, 2, False), (0.5, 3, False),
+        (0.7, 2, False), (0.00001, 1, False),
+    ],
+)  # fmt: skip
+def test_gpus_per_node_are_a_part_of_one_or_whole(
+    gpus: float, processes: int, is_right: bool
+) -> None:
+    shape = {"processes_per_node": processes, "backend": "gloo"}
+    found = said(spec(resources={"gpus": gpus}, distribution=shape))
+    assert (found == {}) is is_right, found
+
+
+def test_the_suggested_share_of_a_gpu_is_accepted() -> None:
+    shape = {"processes_per_node": 5, "backend": "gloo"}
+    text = said(spec(resources={"gpus": 0.5}, distribution=shape))["resources.gpus"]
+    share = float(text.rpartition("=")[2].rstrip("."))
+    assert said(spec(resources={"gpus": share}, distribution=shape)) == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "RAYJOBS_RUN_ID", "AZUREML_RUN_ID",
+             "OMPI_COMM_WORLD_RANK", "AZ_BATCH_MASTER_NODE"],
+)  # fmt: skip
+def test_variables_that_the_queue_sets_are_refused(name: str) -> None:
+    assert f"environment_variables.{name}" in said(spec(environment_variables={name: "1"}))
+    assert f"secrets.{name}" in said(spec(secrets={name: {"file": "/x"}}))
+
+
+def test_other_variables_are_the_jobs_own() -> None:
+    mine = {"AZUREML_COMPUTE_USE_COMMON_RUNTIME": "true", "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip
+    assert said(spec(environment_variables=mine)) == {}
+    assert said(spec(environment_variables={"CUDA_VISIBLE_DEVICES": "0"}))
+    both = spec(environment_variables={"A": "1"}, secrets={"A": {"file": "/x"}})
+    assert said(both).keys() == {"secrets.A"}
+
+
+@pytest.mark.parametrize(
+    ("data", "path"),
+    [
+        ({"arguments": ["a", "b\0c"]}, "arguments[1]"),
+        ({"environment_variables": {"A": "\0"}}, "environment_variables.A"),
+        ({"script": "a\0.py"}, "script"),
+        ({"command": "ls\0"}, "command"),
+        ({"inputs": {"a": "nowhere"}}, "inputs.a.source"),
+        ({"inputs": {"a": "store/../x"}}, "inputs.a.source"),
+        ({"inputs": {"a": "http://169.254.169.254/x"}}, "inputs.a.source"),
+        ({"inputs": {"a": "dataset:"}}, "inputs.a.source"),
+        ({"inputs": {"a": "dataset:x:y:z"}}, "inputs.a.source"),
+        ({"inputs": {"a": {"source": "s/x", "path_on_compute": "../x"}}},
+         "inputs.a.path_on_compute"),
+        ({"inputs": {"a": "s/x", "A": "s/y"}}, "inputs.A"),
+        ({"inputs": {"a": "s/x"}, "outputs": {"a": "s/y"}}, "outputs.a"),
+        ({"outputs": {"a": "/abs"}}, "outputs.a.destination"),
+        ({"depends_on": ["j1", "j1"]}, "depends_on[1].job"),
+        ({"depends_on": ["me"]}, "depends_on[0].job"),
+        ({"arguments": ["x"] * 10_001}, "arguments"),
+        ({"arguments": ["x" * 1_100_000]}, "arguments"),
+        ({"tags": {"a": "x" * 5_000}}, "tags.a"),
+        ({"tags": {f"t{n}": "x" for n in range(201)}}, "tags"),
+        ({"display_name": "x" * 2_100_000}, ""),
+    ],
+    ids=lambda value: str(value)[:40],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], path: str) -> None:
+    assert path in said(spec(**data), job_id="me")
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "; touch /tmp/pwn",
+        "$(id)",
+        "a\nb",
+        "--flag=",
+        "-",
+        "",
+        "x" * 200_000,
+        "🚀",
+        "--token-count=3",
+    ],
+)
+def test_odd_arguments_are_the_scripts_own_affair(argument: str) -> None:
+    assert said(spec(arguments=[argument])) == {}
+    assert warnings(spec(arguments=[argument])) == []
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        ({"arguments": ["--password", "hunter2"]}, "--password"),
+        ({"arguments": ["--api-key=hunter2"]}, "--api-key"),
+        ({"arguments": ["x", "ghp_" + "hunter2abc" * 3 + "abcdef"]}, "arguments[1]"),
+        (
+            {"environment_variables": {"DB_PASSWORD": "hunter2"}},
+            "environment_variables.DB_PASSWORD",
+        ),
+        ({"environment_variables": {"WANDB_API_KEY": "hunter2"}}, "WANDB_API_KEY"),
+    ],
+)
+def test_a_likely_secret_is_warned_of_without_being_shown(data: dict[str, Any], named: str) -> None:
+    (warning,) = warnings(spec(**data))
+    assert named in warning
+    assert "hunter2" not in warning
+
+
+def test_secrets_by_reference_are_not_warned_of() -> None:
+    assert warnings(spec(arguments=["--password", "$DB_PASSWORD", "--password-file", "/x"])) == []
+
+
+def test_a_shell_script_as_script_is_warned_of() -> None:
+    assert "command" in warnings(spec(script="run.sh"))[0]
+
+
+def test_wrong_specs_and_unplaceable_ones_have_different_errors(source: Path) -> None:
+    capacity = Capacity(nodes=(NodeShape(2),), max_nodes=1, shares_machine=True)
+    refuse(spec(), source=source, capacity=capacity)
+    with pytest.raises(CannotBePlacedError, match="1000 GPUs") as caught:
+        refuse(spec(resources={"gpus": 1000}), source=source, capacity=capacity)
+    assert caught.value.exit_code == 4
+    with pytest.raises(SpecError) as wrong:
+        refuse(spec(script="no.py", resources={"gpus": 1000}), source=source, capacity=capacity)
+    assert {problem.path for problem in wrong.value.problems} == {"script", "resources.gpus"}

@@ -1,0 +1,252 @@
+"""A head's start that is too slow is tried again; in the end it is told what to do next."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.errors import RayjobsError
+from rayjobs.engine import starter as raylaunch
+from rayjobs.injob.identity import identity_of, is_alive
+from rayjobs.target import keeper, local_head, progress, stopping
+from rayjobs.target.keeper import Keeper
+from rayjobs.target.stopping import Place
+
+STACK = "raylet(+0x8d2f4a) [0x55d1] ray::RayLog::~RayLog()"
+STARTER = """#!/bin/sh
+# It is called as the interpreter is: -P -m MODULE HOME TARGET START WHAT
+echo "$7" >> "{calls}"
+echo '{stack}' >&2
+if [ "$(wc -l < "{calls}")" -le {failures} ]; then
+    printf '{{"start": "%s", "kind": "{kind}", "text": "{text}"}}\\n' "$6" >> "{progress}"
+    exit {code}
+fi
+"""
+FakeStarter = Callable[..., list[str]]
+
+
+@pytest.fixture
+def place(short_path: Path) -> Iterator[Place]:
+    place = Place("local", short_path / "h")
+    yield place
+    stopping.remove_files(place)
+
+
+@pytest.fixture
+def start(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeStarter:
+    """Start a head with a starter that fails so many times first; gives what it was asked."""
+
+    def run(failures: int, *, code: int = local_head.EXIT_LATE, kind: str = "late") -> list[str]:
+        calls, script = tmp_path / "calls", tmp_path / "starter"
+        script.write_text(
+            STARTER.format(
+                calls=calls,
+                stack=STACK,
+                failures=failures,
+                kind=kind,
+                text="the raylet did not register within 120 s",
+                progress=place.paths.progress,
+                code=code,
+            )
+        )
+        script.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(script))
+        try:
+            Keeper(place, "s1")._start_head()
+        finally:
+            monkeypatch.undo()
+        return calls.read_text().split()
+
+    return run
+
+
+def _said(place: Place) -> list[tuple[str, str]]:
+    return [(line.kind, line.text) for line in progress.read(place.paths.progress)]
+
+
+def test_a_start_that_was_too_slow_is_tried_again(place: Place, start: FakeStarter) -> None:
+    assert start(failures=2) == ["head"] * 3
+    assert [text for kind, text in _said(place) if kind == "stage"] == [
+        "Ray did not come up in time; trying again (2 of 3)",
+        "Ray did not come up in time; trying again (3 of 3)",
+    ]
+    assert "failed" not in dict(_said(place))
+    assert place.paths.token.exists()
+
+
+def test_the_last_failure_says_what_to_do_next_and_shows_no_stack(
+    place: Place, start: FakeStarter
+) -> None:
+    with pytest.raises(RayjobsError) as caught:
+        start(failures=99)
+    kind, told = _said(place)[-1]
+    assert (kind, told) == ("failed", caught.value.message)
+    assert told.endswith("stay queued; run `rayjobs target start local`.")
+    assert "did not register within 120 s" in told
+    log = place.paths.log / "start.log"
+    assert str(log) in told
+    assert STACK not in told
+    assert log.read_text().count(STACK) == 3
+    assert not place.paths.token.exists()
+
+
+def test_what_ray_refuses_is_not_tried_again(place: Place, start: FakeStarter) -> None:
+    with pytest.raises(RayjobsError):
+        start(failures=99, code=1, kind="failed")
+    assert [kind for kind, _ in _said(place)] == ["failed"]
+
+
+def test_a_stop_ends_the_tries(place: Place, start: FakeStarter) -> None:
+    local_head.write_private(keeper.request_path(place.paths), '{"id": "r1", "force": true}')
+    with pytest.raises(RayjobsError):
+        start(failures=99)
+    assert [kind for kind, _ in _said(place)] == ["late", "failed"]
+
+
+def _fails() -> None:
+    raise RayjobsError("Ray does not start")
+
+
+def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
+    kept = Keeper(place, "s1", is_patient=True)
+    for failures, pause_s in enumerate((10.0, 20.0, 40.0), start=1):
+        assert kept._tries(_fails)
+        assert kept._paused_until_s == now_s + pause_s
+        pause = keeper.pause_of(place.paths)
+        assert pause is not None and pause.failures == failures
+        assert "Ray does not start. It is tried again at " in pause.sentence("local")
+        assert "`rayjobs target start local` does it now" in pause.sentence("local")
+    kept._failures = 99
+    kept._pause("again")
+    assert kept._paused_until_s == now_s + 600.0
+    kept._end_pause()
+    assert keeper.pause_of(place.paths) is None
+
+
+def test_a_keeper_without_work_ends_when_a_start_fails(place: Place) -> None:
+    assert not Keeper(place, "s1")._tries(_fails)
+    assert keeper.pause_of(place.paths) is None
+
+
+def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(keeper, "_now_s", lambda: now_s)
+    kept = Keeper(place, "s1", is_patient=True)
+    for _ in range(3):
+        assert kept._tries(kept._count_restart)
+        assert kept._paused_until_s is None
+    assert kept._tries(kept._count_restart)
+    assert kept._paused_until_s == now_s + 10.0
+    kept._end_pause()
+    now_s += 601.0  # up for ten minutes: what was is forgotten
+    assert kept._tries(kept._count_restart)
+    assert kept._paused_until_s is None
+
+
+def test_what_a_client_starts_ends_with_it(tmp_path: Path) -> None:
+    """Ray waits for ever for a cluster that is gone, and takes no SIGTERM then."""
+    starter = "import sys, time\nfrom rayjobs.engine import starter as raylaunch\n"
+    starter += "raylaunch.end_with_parent(int(sys.argv[1]))\nprint('up', flush=True)\n"
+    starter += "time.sleep(600)\n"
+    client = "import os, subprocess, sys\n"
+    client += "child = subprocess.Popen([sys.executable, '-c', sys.argv[1], str(os.getpid())],\n"
+    client += "    stdout=subprocess.PIPE, start_new_session=True)\n"
+    client += "child.stdout.readline(); print(child.pid, flush=True); child.wait()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", client, starter], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        child = identity_of(int(process.stdout.readline()))
+        assert child is not None
+        process.kill()
+    deadline = time.monotonic() + 60
+    while is_alive(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_raylet_is_waited_for_as_long_as_it_lives(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ray._private import services
+
+    folder = short_path / "r"
+    raylet = folder / "ray" / "raylet"
+    raylet.parent.mkdir(parents=True)
+    raylet.write_text("#!/bin/sh\nread line\n")
+    raylet.chmod(0o700)
+    answers = iter([None, None, {"state": "ALIVE"}])
+
+    def get_node(_address: str, _node: str) -> dict[str, str]:
+        if answer := next(answers, None):
+            return answer
+        raise RuntimeError("no such node")
+
+    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr(raylaunch, "LOOK_EVERY_S", 0.01)
+    with raylaunch.patience_for_raylet(folder):
+        with subprocess.Popen([str(raylet)], stdin=subprocess.PIPE) as process:
+            try:
+                wait_for_comm(process.pid, "raylet")
+                assert services.get_node("127.0.0.1:1", "n1") == {"state": "ALIVE"}
+            finally:
+                process.kill()
+        with pytest.raises(raylaunch.LateError, match="raylet ended"):
+            services.get_node("127.0.0.1:1", "n1")
+    assert services.get_node is get_node
+
+
+def test_the_installed_ray_asks_for_its_node_where_it_is_waited_for() -> None:
+    """`patience_for_raylet` stands in for a name that Ray looks up at each call."""
+    from ray._private.node import Node
+
+    assert "services.get_node(" in inspect.getsource(Node.__init__)
+
+
+def wait_for_comm(pid: int, name: str) -> None:
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{pid}/comm").read_text().strip() != name:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_late"),
+    [
+        (Exception("The current node timed out during startup."), True),
+        (RuntimeError("Failed to start GCS."), True),
+        (TimeoutError("no port file"), True),
+        (SystemExit(1), True),
+        (ValueError("the minimum allowed is 78643200 bytes."), False),
+        (OSError(28, "No space left on device"), False),
+    ],
+)
+def test_only_slowness_is_worth_another_try(error: BaseException, is_late: bool) -> None:
+    assert raylaunch.is_late(error) == is_late
+
+
+def test_a_start_that_hangs_ends_by_itself_and_says_so(tmp_path: Path) -> None:
+    source = (
+        "import sys, time; from pathlib import Path\n"
+        "from rayjobs.target import progress; from rayjobs.engine import starter as raylaunch\n"
+        "raylaunch._end_at_last(progress.Progress(Path(sys.argv[1]), 'one'), life_s=0.1)\n"
+        "time.sleep(600)\n"
+    )
+    said = tmp_path / "progress"
+    ended = subprocess.run([sys.executable, "-c", source, str(said)], timeout=120, check=False)
+    assert ended.returncode == 1
+    (line,) = progress.read(said)
+    assert (line.kind, line.start) == ("failed", "one")
+    assert "had not come to its end after 0.1 s" in line.text

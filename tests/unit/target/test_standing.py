@@ -1,0 +1,43 @@
+"""An agent has the standing of the raylet that started it, in every thread."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Worse is allowed to everybody, so this can be tried without rights: the raylet is the worse one.
+RAYLET = """
+import os, sys
+os.nice(7)
+open("/proc/self/oom_score_adj", "w").write("900")
+print("up", flush=True)
+sys.stdin.read()
+"""
+WORKER = """
+import os, sys, threading
+from rayjobs.target.standing import take_over
+over = threading.Event()
+thread = threading.Thread(target=over.wait)
+thread.start()
+take_over(int(sys.argv[1]))
+print(os.getpriority(os.PRIO_PROCESS, thread.native_id), os.nice(0), flush=True)
+print(open("/proc/self/oom_score_adj").read().strip(), flush=True)
+os.system("nice")
+over.set()
+"""
+
+
+def test_every_thread_and_every_child_has_the_raylets_standing() -> None:
+    raylet = subprocess.Popen(
+        [sys.executable, "-c", RAYLET], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with raylet:
+        assert raylet.stdout is not None and raylet.stdout.readline() == b"up\n"
+        done = subprocess.run(
+            [sys.executable, "-c", WORKER, str(raylet.pid)], stdout=subprocess.PIPE, check=True
+        )
+        raylet.communicate(b"")
+    inside, adjustment, child = done.stdout.decode().splitlines()
+    thread, main = inside.split()
+    assert int(thread) == int(main) == int(child) >= 7
+    assert adjustment == "900"

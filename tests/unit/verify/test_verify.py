@@ -1,0 +1,150 @@
+"""What verify-resume compares, without a target: curves, files, kills chosen by the seed."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy
+import pytest
+
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.records import MetricPoint
+from rayjobs.verify import tensors
+from rayjobs.verify.compare import Tolerance, curves
+from rayjobs.verify.kills import Pace, choose, pace_of, restarts
+
+BEGAN = datetime(2030, 1, 1, tzinfo=UTC)
+
+
+def point(
+    step: int | None, value: float, *, attempt: int = 1, name: str = "loss", number: int = 0
+) -> MetricPoint:
+    at = BEGAN + timedelta(seconds=step or 0)
+    return MetricPoint(
+        attempt=attempt, rank=0, sequence=number, name=name, value=value, step=step, at=at
+    )
+
+
+def said(before: list[MetricPoint], after: list[MetricPoint]) -> list[str]:
+    found, _ = curves(before, after, tolerance=Tolerance())
+    return [text for one in found for text in one.sentences]
+
+
+FIVE = [point(step, step / 2) for step in range(5)]
+
+
+def test_the_same_curve_is_no_finding() -> None:
+    assert said(FIVE, list(FIVE)) == []
+    assert said([point(1, float("nan"))], [point(1, float("nan"))]) == []
+    assert said([point(1, 1.0)], [point(1, 1.0 + 1e-6)]) == []
+
+
+def test_gaps_doubles_and_values_are_told_apart() -> None:
+    assert said(FIVE, [FIVE[0], FIVE[1], FIVE[4]]) == [
+        "metric 'loss' has a gap: steps 2, 3 missing"
+    ]
+    assert said(FIVE, [*FIVE, FIVE[3]]) == ["metric 'loss' is doubled at step 3"]
+    assert said(FIVE, [*FIVE, point(7, 0.0)]) == [
+        "metric 'loss' has step 7, which the undisturbed run has not"
+    ]
+    other = [*FIVE[:2], point(2, 1.5), point(3, 3.5), FIVE[4]]
+    assert said(FIVE, other) == ["metric 'loss' differs from step 2 on: by 0.5 there, by 2 at most"]
+    assert said(FIVE, []) == ["metric 'loss' has a gap: steps 0, 1, 2, 3, 4 missing"]
+
+
+def test_metrics_without_a_step_are_named_and_not_compared() -> None:
+    loose = [point(None, 1.0, name="time")]
+    found, left_out = curves([*FIVE, *loose], [*FIVE, *loose, *loose], tolerance=Tolerance())
+    assert [one.name for one in found] == ["loss"]
+    assert left_out == ["time"]
+    assert curves(FIVE, [], tolerance=Tolerance(), ignore={"loss"}) == ([], [])
+
+
+def test_one_seed_chooses_the_same_steps_and_spares_the_ends() -> None:
+    pace = pace_of([point(step, 0.0) for step in range(100)])
+    assert pace is not None
+    assert (pace.name, pace.step_s) == ("loss", 1.0)
+    for seed in range(50):
+        chosen = choose(pace, 4, random.Random(seed))
+        assert chosen == choose(pace, 4, random.Random(seed))
+        assert chosen == sorted(set(chosen))
+        assert chosen[0] >= 10
+        assert chosen[-1] < 99
+    assert choose(pace, 4, random.Random(1)) != choose(pace, 4, random.Random(2))
+
+
+def test_too_few_steps_are_refused_with_the_remedy() -> None:
+    pace = Pace("loss", 0, (0, 1, 2), 1.0)
+    with pytest.raises(UsageError, match=r"3 steps.*too few for 2 kills.*--kills"):
+        choose(pace, 2, random.Random(0))
+    assert pace_of([point(None, 1.0)]) is None
+
+
+def test_an_attempt_that_ignores_its_checkpoint_is_named() -> None:
+    pace = Pace("loss", 0, (0, 1, 2, 3), 1.0)
+    resumed = [point(0, 0.0), point(1, 0.0), point(1, 0.0, attempt=2)]
+    assert restarts(resumed, pace, attempts=2, brought=[2]) == []
+    anew = [point(0, 0.0), point(1, 0.0), point(0, 0.0, attempt=2)]
+    (told,) = restarts(anew, pace, attempts=2, brought=[2])
+    assert "attempt 2 started over at step 0, though it was given a checkpoint" in told
+    (told,) = restarts(anew, pace, attempts=2, brought=[])
+    assert "attempt 1 stored no complete checkpoint" in told
+
+
+def compared(folder: Path, name: str, one: object, other: object) -> dict[str, object]:
+    """Compare two files of JSON, or of arrays, by the process that verify-resume starts."""
+    for side, content in (("a", one), ("b", other)):
+        path = folder / side / name
+        path.parent.mkdir(exist_ok=True)
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        elif name.endswith(".npz"):
+            assert isinstance(content, dict)
+            numpy.savez(path, **content)
+        else:
+            path.write_text(json.dumps(content))
+    done = subprocess.run(
+        [
+            sys.executable,
+            tensors.__file__,
+            str(folder / "a"),
+            str(folder / "b"),
+            "1e-5",
+            "1e-8",
+            name,
+        ],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    (found,) = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_arrays_are_compared_by_name(tmp_path: Path) -> None:
+    before = {"w": numpy.ones(3), "b": numpy.zeros(2), "old": numpy.ones(1)}
+    after = {"w": numpy.array([1.0, 1.5, 1.0]), "b": numpy.zeros(2), "new": numpy.ones(1)}
+    found = compared(tmp_path, "state.npz", before, after)
+    assert found["largest"] == [{"name": "w", "by": 0.5}]
+    assert (found["missing"], found["extra"]) == (["old"], ["new"])
+
+
+def test_plain_values_and_shapes(tmp_path: Path) -> None:
+    found = compared(tmp_path, "s.json", {"a": [1, 2.0], "n": "x"}, {"a": [1, 2.5], "n": "y"})
+    assert found["largest"] == [
+        {"name": "a.1", "by": 0.5},
+        {"name": "n", "why": "is 'y', not 'x'"},
+    ]
+    found = compared(tmp_path, "t.npz", {"w": numpy.ones(3)}, {"w": numpy.ones(4)})
+    assert found["largest"] == [{"name": "w", "why": "its shape is [4], not [3]"}]
+
+
+def test_files_of_no_known_kind_are_never_executed(tmp_path: Path) -> None:
+    found = compared(tmp_path, "state.pkl", b"one", b"two")
+    assert "byte for byte" in str(found["unread"])

@@ -1,0 +1,148 @@
+"""Writes docs/reference/messages.md: every message and record of our processes, from its class.
+
+`check_docs` fails when the file is not what this writes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import json
+import pkgutil
+import typing
+from collections.abc import Iterator
+
+from files import ROOT
+from reference import first_sentence, meanings
+
+from rayjobs import injob, jobs, protocol
+from rayjobs.injob.messages import Message
+from rayjobs.injob.outcomes import EndReason, Outcome
+from rayjobs.jobs.outcomes import ENDS, RULES
+from rayjobs.protocol import calls
+
+FILE = ROOT / "docs" / "reference" / "messages.md"
+HEAD = """\
+# Messages and records
+
+What the processes of one job's way say to each other and leave behind, as JSON.
+This page is written by `tools/messages.py` from the classes.
+
+One rule holds for all of them (`rayjobs/injob/messages.py`). A key that a class does not know comes
+from a later version and is dropped. A missing key comes from an earlier version and takes its
+default; a missing key without a default is refused in one sentence, and so is a higher `version`.
+`Message.upgraded` turns what an earlier version wrote into today's shape.
+"""
+KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false", object: "JSON"}
+
+
+def classes() -> dict[str, type[Message]]:
+    """Return every class of a message, by its name."""
+    for package in (injob, jobs, protocol):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            spec = importlib.util.find_spec(module.name)
+            source = spec.loader.get_source(module.name) if spec and spec.loader else ""
+            if "(Message)" in (source or ""):
+                importlib.import_module(module.name)
+    found = {one.__name__: one for one in _subclasses(Message)}
+    return dict(sorted(found.items()))
+
+
+def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
+    for one in cls.__subclasses__():
+        # A dataclass with slots is made twice: the first is not the one that its module has.
+        if getattr(inspect.getmodule(one), one.__name__, None) is one:
+            yield one
+        yield from _subclasses(one)
+
+
+def form_of(kind: object) -> str:
+    """Return in words what a field takes."""
+    if kind is bytes:
+        return "bytes, in base 64"
+    if isinstance(kind, type) and kind in KINDS:
+        return KINDS[kind]
+    arguments = [one for one in typing.get_args(kind) if one not in (type(None), Ellipsis)]
+    origin = typing.get_origin(kind)
+    if origin is tuple:
+        return f"list of {form_of(arguments[0])}"
+    if isinstance(origin, type) and hasattr(origin, "keys"):
+        return f"mapping of {form_of(arguments[1])}"
+    if arguments:
+        return f"{form_of(arguments[0])}, or null"
+    assert isinstance(kind, type)
+    if issubclass(kind, enum.Enum):
+        return f"`{kind.__name__}`"
+    return f"[{kind.__name__}](#{kind.__name__.lower()})"
+
+
+def default_of(field: dataclasses.Field[object]) -> str:
+    """Return a field's default in JSON."""
+    if field.default is dataclasses.MISSING:
+        return "**required**" if field.default_factory is dataclasses.MISSING else "`{}`"
+    if isinstance(field.default, Message):
+        return ""
+    return f"`{json.dumps(field.default)}`"
+
+
+def section(cls: type[Message]) -> str:
+    """Return what a class says of itself, and its fields."""
+    told, hints = meanings(cls), typing.get_type_hints(cls)
+    lines = [f"## {cls.__name__}", "", first_sentence(cls)]
+    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
+    if fields:
+        lines += ["", "| key | value | default | meaning |", "|---|---|---|---|"]
+    for one in fields:
+        cells = (f"`{one.name}`", form_of(hints[one.name]), default_of(one), told.get(one.name, ""))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def text() -> str:
+    """Return the whole page."""
+    known = classes()
+    kinds = [one for one in vars(calls).values() if isinstance(one, calls.Call)]
+    link = "[{0}](#{1})".format
+    of_calls = [
+        f"| `{one.name}` | {link(one.asked.__name__, one.asked.__name__.lower())} "
+        f"| {link(one.answer.__name__, one.answer.__name__.lower())} |"
+        for one in kinds
+    ]
+    of_outcomes = [
+        f"| `{one}` | {RULES[one].final_state or 'tried again'} "
+        f"| {RULES[one].failure_class or ''} | {'yes' if RULES[one].spends_budget else 'no'} "
+        f"| {'yes' if RULES[one].is_loss else 'no'} |"
+        for one in Outcome
+    ]
+    of_ends = [
+        f"| `{one}` | `{ENDS[one].outcome}` | {ENDS[one].failure_class or ''} "
+        f"| {'yes' if ENDS[one].is_consequence else 'no'} |"
+        for one in EndReason
+    ]
+    parts = [
+        HEAD.strip(),
+        "## Calls of a node's agent\n\nThe engine makes them; `rayjobs/protocol/calls.py`.\n\n"
+        "| call | asks by | answers by |\n|---|---|---|\n" + "\n".join(of_calls),
+        "## Outcomes of an attempt\n\n"
+        "| outcome | the job is then | failure class | counts against its budget | host or node "
+        "lost |\n|---|---|---|---|---|\n" + "\n".join(of_outcomes),
+        "## Why an attempt's hosts are asked to end it\n\n"
+        "| reason | outcome | failure class | consequence of another node |\n|---|---|---|---|\n"
+        + "\n".join(of_ends),
+        *(section(one) for one in known.values()),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def stale() -> list[str]:
+    """Return a sentence if the page is not what the classes say."""
+    if FILE.is_file() and FILE.read_text(encoding="utf-8") == text():
+        return []
+    return ["docs/reference/messages.md: is not up to date: run tools/messages.py"]
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
+    print(f"written: {FILE.relative_to(ROOT)}")
