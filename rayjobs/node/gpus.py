@@ -143,10 +143,16 @@ async def _look(devices: Collection[str], attempts: Path) -> Look:
     """
     if shutil.which(TOOL) is None:
         raise CannotTellError(f"there is no {TOOL} in PATH")
-    gpus, holders = await asyncio.gather(
+    # Both are awaited even if one fails: no question to the tool outlives this call.
+    answers = await asyncio.gather(
         _asked(devices, "--query-gpu=index,uuid,memory.used", columns=3),
         _asked(devices, "--query-compute-apps=gpu_uuid,pid,used_memory,process_name", columns=4),
+        return_exceptions=True,
     )
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    gpus, holders = (answer for answer in answers if not isinstance(answer, BaseException))
     names = {uuid: {index, uuid} for index, uuid, _ in gpus}
     found = [
         Holder(int(pid) if pid.isdigit() else 0, program, mib, uuid)
