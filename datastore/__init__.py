@@ -77,7 +77,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
-        raise AttributeError(f"module 'datastore' has no attribute {name!r}")
+        raise AttributeError(f"module 'rayjobs.datastore' has no attribute {name!r}")
     value = getattr(import_module(f"rayjobs.datastore.{_HOME[name]}"), name)
     globals()[name] = value
     return value

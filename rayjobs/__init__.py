@@ -63,6 +63,9 @@ _LAZY = {
     "uniform": "rayjobs.tuning",
 }
 
+# For `from rayjobs import *`, which must not change a script's own version.
+__all__ = [name for name in _LAZY if name != "__version__"]
+
 _TARGETS = "a compute target is a name, such as compute_target='local'; `rayjobs target` makes them"
 _STEPS = "submit a job for each step, and join them by --after or JobSpec(depends_on=...)"
 _SERVING = "rayjobs trains and registers models; download one with Model.download and serve it"

@@ -43,6 +43,8 @@ _LAZY = {
     "uniform": "rayjobs.tuning.expressions",
 }
 
+__all__ = list(_LAZY)  # for `from … import *`
+
 if TYPE_CHECKING:
     from rayjobs.tuning.config import HyperDriveConfig as HyperDriveConfig
     from rayjobs.tuning.config import HyperDriveRunConfig as HyperDriveRunConfig
@@ -74,7 +76,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     where = _LAZY.get(name)
     if where is None:
-        raise AttributeError(f"module 'tuning' has no attribute {name!r}")
+        raise AttributeError(f"module 'rayjobs.tuning' has no attribute {name!r}")
     value = getattr(importlib.import_module(where), name)
     globals()[name] = value
     return value

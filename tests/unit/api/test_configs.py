@@ -281,3 +281,10 @@ def test_a_name_of_azure_ml_that_is_not_here_names_what_to_use() -> None:
         rayjobs._wrapped  # type: ignore[attr-defined]
     assert not hasattr(rayjobs, "Keyvault")
     assert not set(rayjobs._INSTEAD) & set(rayjobs._LAZY)
+
+
+def test_a_star_import_brings_every_public_name() -> None:
+    names: dict[str, object] = {"__version__": "the script's own"}
+    exec("from rayjobs import *", names)
+    assert set(rayjobs._LAZY) <= set(names)
+    assert names["__version__"] == "the script's own"

@@ -49,8 +49,14 @@ def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
 def test_every_public_name_is_there() -> None:
     assert all(getattr(datastore, name) for name in datastore.__all__)
     assert set(datastore.__all__) <= set(dir(datastore))
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=r"'rayjobs\.datastore' has no attribute 'Nothing'"):
         _ = datastore.Nothing
+
+
+def test_a_star_import_brings_every_public_name() -> None:
+    names: dict[str, object] = {}
+    exec("from rayjobs.datastore import *", names)
+    assert set(datastore.__all__) <= set(names)
 
 
 def test_errors_travel_between_processes() -> None:

@@ -303,6 +303,12 @@ def test_every_public_name_exists() -> None:
         tuning.nothing
 
 
+def test_a_star_import_brings_every_public_name() -> None:
+    code = "from rayjobs.tuning import *; print(choice, HyperDriveConfig)"
+    # A new interpreter: here, other tests may have loaded these names already.
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=180)
+
+
 def test_the_guides_sweep_file_loads() -> None:
     guide = Path(__file__).parents[3] / "docs" / "guides" / "sweeps.md"
     text = guide.read_text(encoding="utf-8").split("```yaml\n")[1].split("```")[0]
