@@ -230,6 +230,12 @@ class ArraysPart(Part):
             }
 
 
+def has_member(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -> bool:
+    """Return whether an array has a member with this index."""
+    values = {"parent": array["id"], "index": index}
+    return connection.execute(MEMBER, values).fetchone() is not None
+
+
 def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -> sqlite3.Row:
     """Return the row of an array's member.
 
@@ -243,7 +249,7 @@ def member_row(connection: sqlite3.Connection, array: sqlite3.Row, index: int) -
         return found
     if array["kind"] != KIND:
         raise NotFoundError(
-            f"{array['id']} is a {array['kind']} and no array: it has no member [{index}]",
+            f"{array['id']} is a {array['kind']}, not an array; it has no member [{index}]",
             job=array["id"],
         )
     raise NotFoundError(

@@ -81,7 +81,8 @@ class Store(QueueStore, SweepStore, Protocol):
         """Return the job whose id is, begins with, or has a random tail beginning with `text`.
 
         A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. The name of
-        an array or sweep means it, and none of its members or trials.
+        an array or sweep means it, and none of its members or trials. Of several arrays,
+        ``ARRAY[3]`` takes the one that is shown under this name, else the one with such a member.
 
         Args:
             kind: Look among jobs of this kind alone, such as ``sweep``; a whole id is found always.

@@ -13,7 +13,7 @@ from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.arrays import split_member
 from rayjobs.store.arrays import KIND as ARRAY
-from rayjobs.store.arrays import member_row
+from rayjobs.store.arrays import has_member, member_row
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
@@ -171,9 +171,7 @@ class JobsPart(Part):
             raise UsageError("an empty text names no job; give an id, its beginning, or a name")
         named_member = split_member(text)
         if named_member is not None and kind is None:
-            array, index = self.find(named_member[0], newest=newest), named_member[1]
-            with self._database.read() as connection:
-                return job_of(member_row(connection, self._row(connection, array.id), index))
+            return self._find_member(*named_member, newest=newest)
         values = {"text": text, "beyond": text + _BEYOND, "kind": kind}
         with self._database.read() as connection:
             exact = connection.execute(BY_ID, values).fetchone()
@@ -202,6 +200,25 @@ class JobsPart(Part):
                 )
             names = connection.execute(NAMES, values).fetchall()
         raise NotFoundError(_not_found(text, names, self._database.where, kind), job=text)
+
+    def _find_member(self, text: str, index: int, *, newest: bool) -> Job:
+        """Return the member with this index of the array that `text` names.
+
+        A member that was run again is an array of its own, with its array's name and a number.
+        So the array that is shown as `text` comes first, then those that have such a member.
+        """
+        values = {"text": text, "kind": ARRAY}
+        with self._database.read() as connection:
+            arrays = connection.execute(NAMED, values).fetchall()
+            shown = [row for row in arrays if (row["display_name"] or row["name"]) == text]
+            arrays = shown or arrays
+            if len(arrays) > 1:
+                arrays = [row for row in arrays if has_member(connection, row, index)] or arrays
+            if arrays and (newest or len(arrays) == 1):
+                return job_of(member_row(connection, arrays[0], index))
+        array = self.find(text, newest=newest)  # by its id; or this says that several match
+        with self._database.read() as connection:
+            return job_of(member_row(connection, self._row(connection, array.id), index))
 
     def jobs(
         self,

@@ -86,8 +86,28 @@ def test_members_are_found_by_their_index(store: SqlStore) -> None:
     with pytest.raises(NotFoundError, match=r"no member \[7\]"):
         store.find("shards[7]")
     single = submit(store)
-    with pytest.raises(NotFoundError, match="no array"):
+    with pytest.raises(NotFoundError, match="not an array"):
         store.find(f"{single.id}[0]")
+
+
+@pytest.mark.parametrize("newest", [False, True])
+def test_a_member_that_ran_again_leaves_the_array_its_name(store: SqlStore, newest: bool) -> None:
+    array = submit_array(store)
+    alone = SPEC.model_copy(update={"array": Array(indices="1", count=4)})
+    again, _ = store.submit_array(
+        alone, experiment="mnist", snapshot="sha256:1", user="ada", numbered=True
+    )
+    assert again.display_name == "shards-1"
+    assert store.find("shards[1]", newest=newest).parent == array.id
+    assert store.find("shards-1[1]", newest=newest).parent == again.id
+
+
+def test_of_arrays_with_one_name_the_one_with_the_member_is_meant(store: SqlStore) -> None:
+    first = submit_array(store)
+    submit_array(store, SPEC.model_copy(update={"array": Array(indices="0-1")}))
+    assert store.find("shards[3]").parent == first.id
+    with pytest.raises(UsageError, match="names 2 jobs"):
+        store.find("shards[1]")
 
 
 def test_neither_a_job_nor_a_sweep_takes_an_array_s_spec(store: SqlStore) -> None:
