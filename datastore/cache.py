@@ -24,15 +24,15 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayjobs.core.files import is_locked, locked, write_atomic
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
 from rayjobs.datastore.clones import clone
 from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
-from rayjobs.datastore.locks import locked
 from rayjobs.datastore.manifest import FileEntry
-from rayjobs.datastore.processes import boot_id
 from rayjobs.datastore.progress import human_bytes
+from rayjobs.injob.identity import boot_id
 
 SPARE_BYTES = 1 << 30
 """The cache leaves at least so much of the disk to others."""
@@ -192,7 +192,7 @@ class NodeCache:
         # Written to by its user, or not flushed before the machine went down: look at the bytes.
         try:
             if digest_of_file(path) == digest:
-                _write(seal, json.dumps(now))
+                write_atomic(seal, json.dumps(now))
                 return True
         except FileNotFoundError:
             return False
@@ -223,9 +223,9 @@ class NodeCache:
                 self._unreserve(entry.size)  # the same bytes are here under another name
             else:
                 partial.replace(path)
-                _write(path.with_name(path.name + ".seal"), json.dumps(_look_of(path)))
+                write_atomic(path.with_name(path.name + ".seal"), json.dumps(_look_of(path)))
             if not entry.digest:
-                _write(self.root / "index" / identity, digest)
+                write_atomic(self.root / "index" / identity, digest)
             return Cached(path, digest, entry.size, fetched=True)
         except BaseException as error:
             self._unreserve(entry.size)
@@ -254,7 +254,7 @@ class NodeCache:
             try:
                 fcntl.flock(claim, fcntl.LOCK_EX)
                 os.write(claim, str(size).encode())
-                _write(self.root / "usage", str(used + size))
+                write_atomic(self.root / "usage", str(used + size))
             except BaseException:
                 os.close(claim)
                 raise
@@ -262,7 +262,7 @@ class NodeCache:
 
     def _unreserve(self, size: int) -> None:
         with locked(self.root / "usage.lock"):
-            _write(self.root / "usage", str(max(0, self._kept_usage() - size)))
+            write_atomic(self.root / "usage", str(max(0, self._kept_usage() - size)))
 
     def _kept_usage(self) -> int:
         try:
@@ -315,7 +315,7 @@ class NodeCache:
         living = set()
         folder = self.root / "partial"
         for need in folder.glob("*.need"):
-            if _is_locked(need):
+            if is_locked(need):
                 living.add(need.stem)
                 with contextlib.suppress(FileNotFoundError, ValueError):
                     size += int(need.read_text())
@@ -332,20 +332,6 @@ class NodeCache:
             f"{entry.path!r} was removed from the cache at {self.root} as often as it was fetched: "
             "the cache is too small for what runs on this node. Raise its bound."
         )
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
 
 
 def _fetch_verified(backend: Backend, wanted: StoredFile, to: Path, count: CountBytes) -> str:
@@ -368,9 +354,3 @@ def _last_use(path: Path) -> float:
         return path.with_name(path.name + ".seal").stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f"{path.name}.{secrets.token_hex(6)}.seal")
-    draft.write_text(text)
-    draft.replace(path)

@@ -38,13 +38,13 @@ from rayjobs.datastore.errors import (
 from rayjobs.datastore.inputs import DataInput
 from rayjobs.datastore.looks import Look, Seen, etag_of, look_at, look_below
 from rayjobs.datastore.manifest import FileEntry, Manifest
-from rayjobs.datastore.processes import ProcessIdentity
 from rayjobs.datastore.progress import Meter, ProgressCallback
 from rayjobs.datastore.protection import Protection
 from rayjobs.datastore.reading import Version, checked, command_word
 from rayjobs.datastore.refs import check_mode
 from rayjobs.datastore.sources import Source, record_for, resolve
 from rayjobs.datastore.transfer import for_each
+from rayjobs.injob.identity import Identity
 
 MODES = ("mount", "download", "direct")
 MOST_CLOSED = 1024
@@ -120,7 +120,7 @@ def materialise(
     into: Path,
     working_directory: Path | None = None,
     cache_bytes: int | None = None,
-    owner: ProcessIdentity | None = None,
+    owner: Identity | None = None,
     progress: ProgressCallback | None = None,
     protection: Protection = protections.NONE,
 ) -> Materialised:
@@ -170,7 +170,7 @@ def release(materialised: Materialised) -> None:
         mounts.release(Path(materialised.mount_folder), materialised.mount_token)
 
 
-def hold(materialised: Materialised, owner: ProcessIdentity, part: str) -> None:
+def hold(materialised: Materialised, owner: Identity, part: str) -> None:
     """Let one more process answer for the input's mount, until `release`.
 
     `part` names what the process is, so that a later one of the same part takes its place.
@@ -198,7 +198,7 @@ class _Job:
     node_root: Path
     records: Mapping[str, Any]
     cache_bytes: int | None
-    owner: ProcessIdentity | None
+    owner: Identity | None
     progress: ProgressCallback | None
     protection: Protection
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import shutil
 import subprocess
 import time
@@ -26,8 +25,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.files import write_atomic
 from rayjobs.datastore.catalogue import DatastoreRecord
-from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.injob.identity import Identity, is_alive
 
 UNMOUNT_LIMIT_S = 30.0
 
@@ -39,8 +39,8 @@ class MountRecord:
     records: tuple[DatastoreRecord, ...]
     cache_root: str
     cache_bytes: int | None
-    keeper: ProcessIdentity | None = None
-    server: ProcessIdentity | None = None
+    keeper: Identity | None = None
+    server: Identity | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the record as a JSON object."""
@@ -52,7 +52,7 @@ class MountRecord:
     def from_json(cls, values: dict[str, Any]) -> MountRecord:
         """Return the record that `to_json` wrote."""
         processes = {
-            name: ProcessIdentity.from_json(values[name]) if values[name] else None
+            name: Identity.from_json(values[name]) if values[name] else None
             for name in ("keeper", "server")
         }
         return cls(
@@ -98,15 +98,13 @@ class MountFolder:
 
     def write(self, record: MountRecord) -> None:
         """Replace the record."""
-        draft = self.folder / f"mount.json.{secrets.token_hex(4)}"
-        draft.write_text(json.dumps(record.to_json()))
-        draft.replace(self.folder / "mount.json")
+        write_atomic(self.folder / "mount.json", json.dumps(record.to_json()))
 
-    def add_user(self, token: str, owner: ProcessIdentity) -> None:
+    def add_user(self, token: str, owner: Identity) -> None:
         """Count a user for which process `owner` answers."""
-        draft = self.folder / f"user.{secrets.token_hex(4)}"
-        draft.write_text(json.dumps(owner.to_json()))
-        draft.replace(self.folder / "users" / token)
+        # Keepers that an earlier version started read the key `boot`.
+        text = json.dumps({**owner.to_json(), "boot": owner.boot_id})
+        write_atomic(self.folder / "users" / token, text)
 
     def drop_user(self, token: str) -> None:
         """Count a user no more."""
@@ -116,15 +114,15 @@ class MountFolder:
         """Return the users whose process lives; the others are struck off."""
         living = []
         try:
-            files = sorted((self.folder / "users").iterdir())
+            files = sorted((self.folder / "users").glob("[!.]*"))
         except FileNotFoundError:
             return []
         for file in files:
             try:
-                owner = ProcessIdentity.from_json(json.loads(file.read_text()))
-            except (OSError, ValueError, KeyError):
+                owner = Identity.from_json(json.loads(file.read_text()))
+            except (OSError, ValueError):
                 continue
-            if owner.is_alive():
+            if is_alive(owner):
                 living.append(file.name)
             else:
                 file.unlink(missing_ok=True)

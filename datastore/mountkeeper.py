@@ -14,9 +14,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from rayjobs.datastore.locks import locked
+from rayjobs.core.files import locked
 from rayjobs.datastore.mountfiles import MountFolder, unmount
-from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.injob.identity import Identity, identity_of, own_identity
 
 LOOK_S = 0.25
 """How often a keeper looks after its mount and its users."""
@@ -30,7 +30,7 @@ def keep(folder: MountFolder) -> None:
         stdin=subprocess.DEVNULL,
         cwd="/",
     )
-    _note(folder, ProcessIdentity.current(), ProcessIdentity.of(server.pid))
+    _note(folder, own_identity(), identity_of(server.pid))
     told = False
     while True:
         status = server.poll()
@@ -38,7 +38,7 @@ def keep(folder: MountFolder) -> None:
             told = True
             how = f"signal {-status}" if status < 0 else f"exit code {status}"
             folder.say_trouble("MountLost", f"the process behind the mount ended with {how}")
-            _note(folder, ProcessIdentity.current(), None)
+            _note(folder, own_identity(), None)
         if not folder.users():
             # Looked at again under the lock: a new user may be coming in this moment.
             with locked(folder.lock):
@@ -58,9 +58,7 @@ def _end(folder: MountFolder, server: subprocess.Popen[bytes]) -> None:
     folder.remove()
 
 
-def _note(
-    folder: MountFolder, keeper: ProcessIdentity | None, server: ProcessIdentity | None
-) -> None:
+def _note(folder: MountFolder, keeper: Identity | None, server: Identity | None) -> None:
     record = folder.read()
     if record is None:
         return

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from rayjobs.core.files import locked
 from rayjobs.datastore import credentials, errors
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import digest_of_text
 from rayjobs.datastore.errors import MountLost, MountUnavailable
-from rayjobs.datastore.locks import locked
 from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.mountfiles import (
     MountFolder,
@@ -29,7 +29,7 @@ from rayjobs.datastore.mountfiles import (
     is_mounted,
     unmount,
 )
-from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.injob.identity import Identity, is_alive, own_identity
 
 UP_LIMIT_S = 60.0
 READ_AHEAD_KIB = 1024
@@ -72,7 +72,7 @@ def acquire(
     *,
     cache_root: Path,
     cache_bytes: int | None = None,
-    owner: ProcessIdentity | None = None,
+    owner: Identity | None = None,
 ) -> Mount:
     """Mount the files of `manifest`, or join those who have them mounted on this node.
 
@@ -81,7 +81,7 @@ def acquire(
     Raises:
         MountUnavailable: the mount did not come up; the message holds what its process said.
     """
-    owner = owner or ProcessIdentity.current()
+    owner = owner or own_identity()
     names = "\n".join(str(records[name].to_json()) for name in sorted(records))
     key = digest_of_text(f"{manifest.digest}\n{names}\n{cache_root}")[7:23]
     mount = mounts_root / key
@@ -110,7 +110,7 @@ def acquire(
     return Mount(folder.point, folder.folder, token)
 
 
-def hold(folder: Path, token: str, owner: ProcessIdentity) -> None:
+def hold(folder: Path, token: str, owner: Identity) -> None:
     """Count one more user of a mount that is there; nothing happens for one that is gone."""
     mount = MountFolder(folder)
     if not folder.is_dir():
@@ -175,7 +175,7 @@ def reap(mounts_root: Path) -> list[Path]:
 def is_good(folder: MountFolder) -> bool:
     """Tell whether a mount is there and its process can answer; never touches the mount itself."""
     record = folder.read()
-    if record is None or record.server is None or not record.server.is_alive():
+    if record is None or record.server is None or not is_alive(record.server):
         return False
     return is_mounted(folder.point) and not _is_stopped(record.server.pid)
 
@@ -254,7 +254,7 @@ def _clear(folder: MountFolder) -> None:
     record = folder.read()
     unmount(folder.point)
     server = record.server if record else None
-    if server is not None and server.is_alive():
+    if server is not None and is_alive(server):
         try:
             os.kill(server.pid, signal.SIGKILL)  # it holds nothing: what is cached is whole
         except ProcessLookupError:

@@ -26,7 +26,7 @@ import asyncio, json, sys
 from rayjobs.launch import hostclient
 plan, env = sys.argv[1], json.loads(sys.argv[2])
 host = asyncio.run(hostclient.start_cold(plan, reason="asked for", env=env, secrets={}))
-print(json.dumps(host.as_dict()))
+print(json.dumps(host.to_json()))
 """
 
 
@@ -59,7 +59,7 @@ class Machine:
     def start(self, attempt: Attempt) -> Attempt:
         """Start a cold host there."""
         said = self.run(sys.executable, "-c", START, attempt.write_plan(), json.dumps(base_env()))
-        attempt.identity = Identity.from_dict(json.loads(said))
+        attempt.identity = Identity.from_json(json.loads(said))
         return attempt
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core import ids
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.files import write_atomic
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths, short_socket
 from rayjobs.core.version import __version__
@@ -247,10 +248,8 @@ async def _warm_up(engine: Engine) -> None:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Write a small file atomically; a full disk is logged, not fatal."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        fresh.write_text(json.dumps(data))
-        fresh.replace(path)
+        write_atomic(path, json.dumps(data))
     except OSError as error:
         log.warning("%s was not written: %s", path, error)
 

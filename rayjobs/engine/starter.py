@@ -329,7 +329,7 @@ def _identities(folder: Path) -> dict[str, dict[str, Any]]:
         name = stat.comm
         while name in found:
             name += "+"
-        found[name] = identity.as_dict()
+        found[name] = identity.to_json()
     return found
 
 

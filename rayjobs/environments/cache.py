@@ -8,19 +8,16 @@ kernel on ``<key>.lock`` says that somebody builds or removes it: it ends with i
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.durable import sync_folder
+from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
 
@@ -77,13 +74,7 @@ class Cache:
 
     def keep_resolved(self, digest: str, lock: str) -> None:
         """Note what a request was resolved to."""
-        draft = self.requests / f".{digest}.{os.getpid()}"
-        with draft.open("w") as file:
-            file.write(lock)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self.requests / f"{digest}.txt")
-        sync_folder(self.requests)
+        write_atomic(self.requests / f"{digest}.txt", lock, durable=True)
 
     def begin(self, key: str) -> Path:
         """Return a new folder to build in; what earlier builds left goes. Hold the lock."""
@@ -116,24 +107,6 @@ class Cache:
             except (OSError, ValueError, KeyError, TypeError):
                 continue  # it uses none
         return found
-
-
-@contextmanager
-def taken(path: Path) -> Iterator[bool]:
-    """Hold a lock file for the time of the block; gives False when another holds it.
-
-    The lock goes with this process, however it ends.
-    """
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
-    finally:
-        os.close(handle)
 
 
 def key_of_build(name: str) -> str | None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
-from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build, taken
+from rayjobs.environments.cache import KEY, RECORD, Cache, key_of_build
 
 FOLDER = "environments"
 _REQUEST = re.compile(r"[0-9a-f]{64}\.txt")
@@ -49,7 +50,7 @@ def unused(root: Path, folder: OwnFolder, cutoff: float) -> Iterator[Unused]:
     for name, info in folder.entries(f"{FOLDER}/building"):
         key = key_of_build(name)
         if key is not None and info.st_mtime < cutoff:
-            with taken(cache.lock_of(key)) as alone:
+            with locked_if_free(cache.lock_of(key)) as alone:
                 stays = "" if alone else "it is being built"
             yield Unused(f"{FOLDER}/building/{name}", "its build has died", stays)
     for name, info in folder.entries(f"{FOLDER}/requests"):
@@ -65,7 +66,7 @@ def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
     key = last if KEY.fullmatch(last) else key_of_build(last)
     if key is None:
         return folder.remove(name, only_if=lambda info: info.st_mtime < cutoff)
-    with taken(cache.lock_of(key)) as alone:
+    with locked_if_free(cache.lock_of(key)) as alone:
         if not alone or (last == key and cache.used_by().get(key)):
             removed.spared += 1
             return removed

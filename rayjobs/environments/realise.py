@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore import credentials
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments import settings
 from rayjobs.environments.building import BuildLog, Control, run
-from rayjobs.environments.cache import Cache, taken
+from rayjobs.environments.cache import Cache
 from rayjobs.environments.interpreter import Interpreter
 from rayjobs.environments.request import Request
 from rayjobs.spec import requirements
@@ -224,7 +225,7 @@ class Environments:
         while True:
             work.control.check()
             with ExitStack() as stack:
-                if stack.enter_context(taken(self._cache.lock_of(name))):
+                if stack.enter_context(locked_if_free(self._cache.lock_of(name))):
                     yield
                     return
             if not work.has_waited:
@@ -258,9 +259,7 @@ async def _found_by_uv(version: str, work: Work) -> str:
 def _note_use(paths: AttemptPaths, found: Realised) -> None:
     """Write which environment an attempt uses, so that it stays as long as the attempt's folder."""
     paths.environment_lock.write_text(found.lock)
-    draft = paths.environment.with_suffix(".new")
-    draft.write_text(json.dumps({"key": found.key, "python": found.python}))
-    draft.replace(paths.environment)
+    write_atomic(paths.environment, json.dumps({"key": found.key, "python": found.python}))
 
 
 @contextmanager

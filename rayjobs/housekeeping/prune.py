@@ -7,9 +7,7 @@ may be about to refer to them (`BlobStore.exists`).
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed, original_name
 from rayjobs.core.units import verb
 from rayjobs.resume.resuming import PACKED
@@ -124,17 +123,10 @@ def pruning(workspace: OpenWorkspace) -> Iterator[None]:
     Raises:
         UsageError: one is at work.
     """
-    handle = os.open(workspace.path / "prune.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another prune of {workspace.path} is at work; wait for its end"
-            ) from error
+    with locked_if_free(workspace.path / "prune.lock") as is_mine:
+        if not is_mine:
+            raise UsageError(f"another prune of {workspace.path} is at work; wait for its end")
         yield
-    finally:
-        os.close(handle)
 
 
 def plan(

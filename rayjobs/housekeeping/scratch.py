@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import time
@@ -13,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.core.files import locked, locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
 from rayjobs.environments import prune as environments
 from rayjobs.injob import cgroups, recordfiles
@@ -137,7 +137,7 @@ def is_running(attempt: Path, markers: Mapping[str, list[int]]) -> bool:
     for file in ("host.json", "plan.json"):
         values = _read(attempt / file)
         try:
-            if file == "host.json" and is_alive(Identity.from_dict(values)):
+            if file == "host.json" and is_alive(Identity.from_json(values)):
                 return True
         except (KeyError, TypeError, ValueError):
             pass  # torn, or not there yet: the marker decides
@@ -274,20 +274,16 @@ def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
     removed = Removed()
     found = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
     assert found is not None
-    lock = folder.root / "snapshots" / f"{found[1]}.lock"
-    handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The note goes first: without it nobody takes the rest for a whole snapshot.
+    with locked_if_free(folder.root / "snapshots" / f"{found[1]}.lock") as is_mine:
+        if not is_mine:
+            removed.spared += 1
+            return removed
+        # The note goes first: without it the rest is not a whole snapshot.
         removed.add(
             folder.remove(f"snapshots/{found[1]}.json", only_if=lambda info: info.st_mtime < cutoff)
         )
         if not removed.spared:
             removed.add(folder.remove(name))
-    except BlockingIOError:
-        removed.spared += 1
-    finally:
-        os.close(handle)
     return removed
 
 
@@ -324,8 +320,6 @@ def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None
     items = [item for item in made.items if item.kind == "data"]
     if not items:
         return
-    from rayjobs.datastore.locks import locked  # the package's import is worth it only here
-
     cache = made.root / _DATA_CACHE
     with locked(cache / "usage.lock"):
         for item in items:

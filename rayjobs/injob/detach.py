@@ -53,7 +53,7 @@ def report(values: Mapping[str, object] | None = None) -> None:
     if _report_to is None:
         return
     descriptor, _report_to = _report_to, None
-    answer = {"ok": True, **own_identity().as_dict()} if values is None else dict(values)
+    answer = {"ok": True, **own_identity().to_json()} if values is None else dict(values)
     try:
         os.write(descriptor, encode(answer))
     except OSError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
+from rayjobs.injob.files import write_atomic
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndReason, Outcome, reason_of_sentence
 
@@ -237,21 +238,7 @@ def write_file(path: str, values: Mapping[str, Any]) -> None:
     Raises:
         OSError: the disk is full or broken; an older file of that name is untouched.
     """
-    temporary = f"{path}.new-{os.getpid()}"
-    try:
-        with recordfiles.create_file(temporary) as file:
-            file.write(json.dumps(values).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        _remove(temporary)
-        raise
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    write_atomic(path, json.dumps(values) + "\n", durable=True, mode=0o600)
 
 
 def write(root: str, record: ExitRecord) -> None:

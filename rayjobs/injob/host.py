@@ -89,7 +89,7 @@ class Host:
     def _description(self) -> dict[str, Any]:
         return {
             "version": 1,
-            **own_identity().as_dict(),
+            **own_identity().to_json(),
             "job": self.plan.job,
             "attempt": self.plan.attempt,
             "node": self.plan.node,

@@ -37,19 +37,10 @@ class Identity(Message):
     start_time: int
     boot_id: str
 
-    def as_dict(self) -> dict[str, Any]:
-        """The identity as it stands in records and answers."""
-        return {"pid": self.pid, "start_time": self.start_time, "boot_id": self.boot_id}
-
-    @staticmethod
-    def from_dict(values: Mapping[str, Any]) -> Identity:
-        """The identity in a record.
-
-        Raises:
-            KeyError: a field is missing.
-            ValueError: a field is not a number.
-        """
-        return Identity(int(values["pid"]), int(values["start_time"]), str(values["boot_id"]))
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` with the boot id under its present key; mounts had it as ``boot``."""
+        return {"boot_id": values["boot"], **values} if "boot" in values else values
 
 
 def boot_id() -> str:

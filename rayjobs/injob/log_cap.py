@@ -7,7 +7,8 @@ import os
 import stat
 from typing import Any
 
-from rayjobs.injob import kernel, recordfiles
+from rayjobs.injob import kernel
+from rayjobs.injob.files import write_atomic
 
 _BLOCK_BYTES = 4096
 
@@ -77,11 +78,8 @@ class LogCap:
 
     def _write_note(self) -> None:
         name = self.path[: -len(".log")] if self.path.endswith(".log") else self.path
-        temporary = name + ".holes.json.new"
         try:
-            with recordfiles.create_file(temporary) as file:
-                file.write(json.dumps(self.as_note()).encode())
-            os.replace(temporary, name + ".holes.json")
+            write_atomic(name + ".holes.json", json.dumps(self.as_note()), mode=0o600)
         except OSError:
             # A full disk: the hole about to be made gives room, and the next call notes it again.
             return

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from rayjobs.injob import cgroups, kernel
+from rayjobs.injob.files import write_atomic
 from rayjobs.injob.memory import proportional_bytes
 
 if TYPE_CHECKING:
@@ -212,11 +213,7 @@ class Usage:
 
     def _write(self) -> None:
         record = {"node": self._host.plan.node, **self.as_record()}
-        path = os.path.join(self._host.plan.root, FILE)
-        temporary = path + ".new"
-        with open(temporary, "w", encoding="utf-8") as file:
-            json.dump(record, file)
-        os.replace(temporary, path)
+        write_atomic(os.path.join(self._host.plan.root, FILE), json.dumps(record))
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import fcntl
 import gc
 import importlib
 import json
@@ -19,6 +18,7 @@ from typing import Any, Mapping
 from rayjobs.injob import coldhost, control, detach, kernel, leaving, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
+from rayjobs.injob.files import try_lock
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
@@ -119,7 +119,7 @@ class Warm:
         if raylet is None:
             self._is_for_good = True
         else:
-            identity = Identity.from_dict(raylet)
+            identity = Identity.from_json(raylet)
             self._raylets[identity.pid] = identity
 
     def _answer(self, request: Mapping[str, Any], stream: socket.socket) -> dict[str, Any] | Forked:
@@ -129,7 +129,7 @@ class Warm:
                 self._note_user(request["raylet"])
             return {
                 "ok": True,
-                **own_identity().as_dict(),
+                **own_identity().to_json(),
                 "preloaded": self._loaded,
                 "not_preloaded": self._failed,
                 "import_s": self._import_s,
@@ -208,13 +208,11 @@ def _only_one(path: str) -> int | None:
     gone: whoever waits can tell one that is still importing from one that does not answer.
     """
     descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not try_lock(descriptor):
         os.close(descriptor)
         return None
     os.ftruncate(descriptor, 0)
-    os.write(descriptor, control.encode(own_identity().as_dict()))
+    os.write(descriptor, control.encode(own_identity().to_json()))
     try:
         os.unlink(path)
     except FileNotFoundError:

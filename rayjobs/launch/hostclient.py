@@ -95,7 +95,7 @@ class HostConnection:
         except FileNotFoundError:
             return None
         try:
-            return HostConnection(str(values["socket"]), root, Identity.from_dict(values))
+            return HostConnection(str(values["socket"]), root, Identity.from_json(values))
         except (KeyError, TypeError) as error:
             raise ValueError(f"{root}/host.json names no host: {error!r}") from error
 

@@ -97,7 +97,7 @@ async def ping_warm(
         answer = await ask(socket, {"op": "ping", **(user or {})}, timeout_s=timeout_s)
         return WarmInterpreter(
             socket,
-            Identity.from_dict(answer),
+            Identity.from_json(answer),
             tuple(answer["preloaded"]),
             dict(answer["not_preloaded"]),
             float(answer["import_s"]),
@@ -167,7 +167,7 @@ async def ensure_warm(
 def _is_importing(socket: str) -> bool:
     """Whether the holder of the lock lives and does not listen yet."""
     try:
-        holder = Identity.from_dict(json.loads(Path(socket + ".lock").read_bytes()))
+        holder = Identity.from_json(json.loads(Path(socket + ".lock").read_bytes()))
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return is_alive(holder) and not Path(socket).exists()
@@ -203,7 +203,7 @@ async def fork(
         return ForkAnswer(None, str(answer["cold"]))
     if not answer.get("ok"):
         raise WarmError(f"the attempt host could not be forked: {answer.get('error')}")
-    return ForkAnswer(Identity.from_dict(answer), None)
+    return ForkAnswer(Identity.from_json(answer), None)
 
 
 async def start_cold(
@@ -231,7 +231,7 @@ async def start_cold(
     answer = await _start(arguments, full_env, line, timeout_s=timeout_s)
     if not answer.get("ok"):
         raise WarmError(f"the attempt host could not be started cold: {answer.get('error')}")
-    return Identity.from_dict(answer)
+    return Identity.from_json(answer)
 
 
 async def _start(

@@ -23,11 +23,11 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.data import pins
 from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
-from rayjobs.datastore.processes import ProcessIdentity, boot_id
 from rayjobs.datastore.progress import Progress, human_bytes, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
+from rayjobs.injob.identity import Identity, boot_id, own_identity
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.node import data_record
@@ -261,14 +261,14 @@ class NodeData:
         from rayjobs.datastore.materialise import hold
 
         for held in self._held(root):
-            hold(held, ProcessIdentity(pid, start_time, boot_id()), "host")
+            hold(held, Identity(pid, start_time, boot_id()), "host")
 
     def take_over(self, root: Path) -> None:
         """Hold the mounts of an attempt that an earlier agent prepared."""
         from rayjobs.datastore.materialise import hold
 
         for held in self._held(root):
-            hold(held, ProcessIdentity.current(), "agent")
+            hold(held, own_identity(), "agent")
 
     def credentials(self, root: Path) -> dict[str, str]:
         """Return what a script needs to read its direct inputs; kept nowhere."""

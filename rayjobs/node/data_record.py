@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.files import write_atomic
 from rayjobs.injob import recordfiles
 from rayjobs.protocol.attempts import AttemptOnNode
 
@@ -39,10 +39,7 @@ def read_what_is_left(path: Path) -> dict[str, Any]:
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Write the record, whole or not at all."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with recordfiles.create_file(str(draft)) as file:
-        file.write(json.dumps(record).encode())
-    draft.replace(path)
+    write_atomic(path, json.dumps(record), mode=0o600)
 
 
 def sentence_of(error: Exception) -> str:

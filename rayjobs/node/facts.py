@@ -7,14 +7,12 @@ an attempt; what cannot be found out is said under ``why``.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import platform
 import re
-import secrets
 import shutil
 import subprocess
 import threading
@@ -24,6 +22,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+from rayjobs.core.files import write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -117,15 +117,11 @@ class NodeFacts:
             return found
 
     def _keep(self, path: Path, found: Mapping[str, Any]) -> None:
-        temporary = path.with_suffix(f".{secrets.token_hex(4)}")
         try:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"format": FORMAT, **found}))
-            temporary.replace(path)
+            write_atomic(path, json.dumps({"format": FORMAT, **found}))
         except OSError as error:
             log.info("a list of packages is not kept: %s", error)
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     # -- GPUs -------------------------------------------------------------------------------------
     def _all_gpus(self) -> tuple[list[dict[str, Any]], str]:

@@ -8,11 +8,11 @@ history with what is known, and never fails the job.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.files import write_atomic
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
 
 NAMED = 5
@@ -37,10 +37,7 @@ class InputChanges:
                 ``why_open``: why its files are not read-only for the attempt, or "".
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._file_of(root)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(json.dumps(inputs))
-        draft.replace(path)
+        write_atomic(self._file_of(root), json.dumps(inputs))
 
     def compare(
         self, root: Path, looking: Looking = lambda _path, _size_bytes: None

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
-from rayjobs.core import ids
 from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.core.files import replacing
 from rayjobs.datastore.errors import DatastoreError
 from rayjobs.protocol.names import CHUNK_BYTES
 from rayjobs.store.base import Store
@@ -197,18 +197,14 @@ class RemoteBlobs:
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
-        target = Path(path)
-        part = target.with_name(f".{target.name}-{ids.token(4)}")
         try:
-            with part.open("wb") as stream:
-                blob = self._fetch(key, stream)
-            if digest is not None and blob.digest != digest:
-                raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
-            part.replace(target)
+            with replacing(path) as draft:
+                with open(draft, "wb") as stream:
+                    blob = self._fetch(key, stream)
+                if digest is not None and blob.digest != digest:
+                    raise StoreError(f"{key} is damaged: it has {blob.digest}, not {digest}")
         except OSError as error:
             raise StoreError(f"{path} cannot be written: {error.strerror}") from error
-        finally:
-            part.unlink(missing_ok=True)
         return blob
 
     def exists(self, key: str) -> bool:

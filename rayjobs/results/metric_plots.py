@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.files import replacing
 from rayjobs.results.metrics import Series, number_text, thin
 
 MOST_POINTS = 2000
@@ -71,12 +72,8 @@ def _draw(drawable: Sequence[Sequence[tuple[str, Series]]], path: Path, *, title
     for index, panel in enumerate(shown):
         axes = figure.add_subplot(rows, columns, index + 1)
         _panel(axes, panel)
-    temporary = path.with_name(f".{path.stem}.part{path.suffix}")
-    try:
-        figure.savefig(temporary, dpi=120)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as draft:
+        figure.savefig(draft, dpi=120)
     return path
 
 

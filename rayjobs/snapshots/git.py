@@ -14,7 +14,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import selectors
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from rayjobs.core.files import write_atomic
 from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sensitive_word
 
@@ -227,13 +227,8 @@ class LastLook:
         if not self._key or facts.dirty is None or facts.untracked is None:
             return
         data = {"key": self._key, "snapshot": snapshot, "facts": asdict(facts)}
-        temporary = self._path.with_suffix(f".{secrets.token_hex(4)}")
-        try:
-            temporary.write_text(json.dumps(data))
-            temporary.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            write_atomic(self._path, json.dumps(data))
 
 
 class GitLook:

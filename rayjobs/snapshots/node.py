@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
 import os
 import re
-import secrets
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rayjobs.core.errors import PrepareError, SnapshotError
+from rayjobs.core.files import locked, write_atomic
 from rayjobs.injob import openfiles
+from rayjobs.injob.identity import boot_id
 from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class NodeSnapshots:
         if self._is_whole(key):
             return tree
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked(key, fcntl.LOCK_EX):
+        with locked(self.root / f"{key}.lock"):
             if self._is_whole(key):
                 return tree
             self._discard(key)
@@ -94,7 +93,7 @@ class NodeSnapshots:
         if any(work_dir.iterdir()):
             raise SnapshotError(f"{work_dir} is not empty; an attempt starts in a new folder")
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked(key, fcntl.LOCK_SH):
+        with locked(self.root / f"{key}.lock", shared=True):
             if not self._is_whole(key):
                 raise SnapshotError(f"the snapshot {digest} is not unpacked on this node")
             try:
@@ -112,38 +111,27 @@ class NodeSnapshots:
         try:
             os.utime(note)  # `rayjobs prune` leaves what was used lately
             noted = json.loads(note.read_bytes())
-            return bool(noted["boot_id"] == _boot_id()) and (self.root / key).is_dir()
+            return bool(noted["boot_id"] == boot_id()) and (self.root / key).is_dir()
         except (OSError, ValueError, KeyError, TypeError) as error:
             if openfiles.is_exhausted(error):
                 raise  # it may be whole: nothing is known
             return False  # not there, or torn by a crash: unpack it again
 
     def _note(self, key: str) -> None:
-        temporary = self.root / f"tmp-{key}-{secrets.token_hex(4)}.json"
-        temporary.write_text(json.dumps({"boot_id": _boot_id()}))
-        temporary.replace(self.root / f"{key}.json")
+        write_atomic(self.root / f"{key}.json", json.dumps({"boot_id": boot_id()}))
 
     def _discard(self, key: str) -> None:
         """Remove what an unpacker that died left; only with the lock held."""
         (self.root / f"{key}.json").unlink(missing_ok=True)
-        for leftover in [*self.root.glob(f"tmp-{key}-*"), self.root / key]:
+        for leftover in [
+            *self.root.glob(f"tmp-{key}-*"),
+            *self.root.glob(f".*.{key}.json"),
+            self.root / key,
+        ]:
             if leftover.is_dir() and not leftover.is_symlink():
                 shutil.rmtree(leftover)
             else:
                 leftover.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _locked(self, key: str, kind: int) -> Iterator[None]:
-        # Opened anew by each caller: the lock then also holds between threads. The kernel
-        # lets go of it when its holder dies.
-        descriptor = os.open(
-            self.root / f"{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
-        )
-        try:
-            fcntl.flock(descriptor, kind)
-            yield
-        finally:
-            os.close(descriptor)
 
 
 def _key(digest: str) -> str:
@@ -151,13 +139,6 @@ def _key(digest: str) -> str:
     if found is None:
         raise SnapshotError(f"{digest!r} is not a snapshot's digest (sha256: and 64 hex digits)")
     return found[1]
-
-
-def _boot_id() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return "unknown"
 
 
 class _Copier:

@@ -7,13 +7,14 @@ coarse times it could change again and look the same.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rayjobs.core.files import write_atomic
 from rayjobs.snapshots.scan import Scan
 
 FORMAT = 1
@@ -69,12 +70,8 @@ class StatCache:
 
     def save(self, remembered: Remembered) -> None:
         """Remember; a failure costs the next submit time and nothing else."""
-        temporary = self._path.with_suffix(f".{secrets.token_hex(4)}")
-        try:
-            temporary.write_text(json.dumps({"format": FORMAT, **asdict(remembered)}))
-            temporary.replace(self._path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            write_atomic(self._path, json.dumps({"format": FORMAT, **asdict(remembered)}))
 
     @staticmethod
     def is_settled(found: Scan, began_ns: int) -> bool:

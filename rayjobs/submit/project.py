@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
+from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
 
 FILE = "rayjobs.yaml"
@@ -138,9 +139,7 @@ def use_target(name: str) -> None:
         path.unlink(missing_ok=True)
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(f"{name}\n", encoding="utf-8")
-    fresh.replace(path)
+    write_atomic(path, f"{name}\n")
 
 
 def with_defaults(data: Mapping[str, Any], project: Project) -> dict[str, Any]:

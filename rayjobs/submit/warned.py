@@ -6,9 +6,10 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
+
+from rayjobs.core.files import write_atomic
 
 
 def unseen(workspace: Path, source: str | Path, warnings: Sequence[str]) -> tuple[str, ...]:
@@ -40,11 +41,6 @@ def _read(path: Path) -> set[str]:
 
 
 def _write(path: Path, digests: Sequence[str]) -> None:
-    temporary = path.with_suffix(f".{secrets.token_hex(4)}")
-    try:
+    with contextlib.suppress(OSError):  # then all warnings are shown again
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps({"shown": list(digests)}))
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        write_atomic(path, json.dumps({"shown": list(digests)}))

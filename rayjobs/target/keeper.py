@@ -1,6 +1,7 @@
 """The keeper: a small process outside Ray that starts, watches and stops one target's head.
 
 Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` forks itself away
+from rayjobs.core.files import locked_if_free
 from its caller; whatever needs Ray is done by the starter (`engine.starter`), a child that ends.
 The keeper holds `keeper.lock` for life, so there is one per target whoever starts it, and holding
 the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
@@ -16,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -27,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import TargetPaths
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
 from rayjobs.target import local_head, stop_record, stopping, wake_client
-from rayjobs.target.keeping import is_kept, lock, lock_path
+from rayjobs.target.keeping import is_kept, lock_path
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress, read
 from rayjobs.target.stopping import Place
@@ -70,14 +71,13 @@ def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool
         patience_s: How long to try: those who only look hold it for an instant.
     """
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(lock_path(paths), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     deadline = time.monotonic() + patience_s
-    try:
-        while not (mine := lock(descriptor, fcntl.LOCK_EX)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        yield mine
-    finally:
-        os.close(descriptor)
+    while True:
+        with locked_if_free(lock_path(paths)) as is_mine:
+            if is_mine or time.monotonic() >= deadline:
+                yield is_mine
+                return
+        time.sleep(0.01)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def pause_of(paths: TargetPaths) -> Pause | None:
     values = local_head.read_json(pause_path(paths)) or {}
     try:
         pause = Pause(int(values["failures"]), str(values["reason"]), str(values["next_at"]))
-        owner = Identity.from_dict(values)
+        owner = Identity.from_json(values)
     except (KeyError, TypeError, ValueError):
         return None
     return pause if is_alive(owner) else None
@@ -122,7 +122,7 @@ def give_up_pause(paths: TargetPaths) -> None:
     """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
     values = local_head.read_json(pause_path(paths))
     if values is not None and pause_of(paths) is not None:
-        send_signal(Identity.from_dict(values), signal.SIGTERM)
+        send_signal(Identity.from_json(values), signal.SIGTERM)
 
 
 class LateError(TargetError):
@@ -196,7 +196,7 @@ class Keeper:
         pause = {"failures": self._failures, "reason": reason, "next_at": next_at}
         self._say(f"trying again in {pause_s:g} s")
         with contextlib.suppress(OSError):  # a full disk must not end the keeper
-            own = own_identity().as_dict()
+            own = own_identity().to_json()
             local_head.write_private(self.paths.root / "keeper.json", json.dumps(own))
             local_head.write_private(pause_path(self.paths), json.dumps({**pause, **own}))
 
@@ -455,7 +455,7 @@ def keeper_of(paths: TargetPaths) -> Identity | None:
     """Return the identity of the living keeper, or None."""
     values = local_head.read_json(paths.root / "keeper.json")
     try:
-        identity = Identity.from_dict(values or {})
+        identity = Identity.from_json(values or {})
     except (KeyError, TypeError, ValueError):
         return None
     return identity if is_alive(identity) else None
@@ -476,7 +476,7 @@ def main(argv: list[str] | None = None) -> int:
             return 0  # there is one already
         _leave_caller()
         local_head.write_private(
-            place.paths.root / "keeper.json", json.dumps(own_identity().as_dict())
+            place.paths.root / "keeper.json", json.dumps(own_identity().to_json())
         )
         openfiles.raise_limit()  # what the keeper starts has it, too
         keeper = Keeper(place, options.start, is_patient=options.patient)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from pathlib import Path
 
+from rayjobs.core.files import is_locked
 from rayjobs.core.paths import TargetPaths
 
 
@@ -17,19 +16,6 @@ def lock_path(paths: TargetPaths) -> Path:
 def is_kept(paths: TargetPaths) -> bool:
     """Whether a keeper lives."""
     try:
-        descriptor = os.open(lock_path(paths), os.O_RDONLY | os.O_CLOEXEC)
+        return is_locked(lock_path(paths))
     except OSError:
         return False
-    try:
-        return not lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def lock(descriptor: int, kind: int) -> bool:
-    """Take a lock on an open file; False when another process has it."""
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

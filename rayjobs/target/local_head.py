@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import PACKAGE, TargetPaths, runtime_dir
 from rayjobs.injob.identity import Identity, identity_of, is_alive, stat_of
 from rayjobs.injob.processes import all_pids, descendants
@@ -91,7 +92,7 @@ class HeadRecord:
     def identity(self, name: str) -> Identity | None:
         """Return who was `name` ("gcs_server", "raylet", …) of this head."""
         values = self.processes.get(name)
-        return None if values is None else Identity.from_dict(values)
+        return None if values is None else Identity.from_json(values)
 
     @property
     def is_running(self) -> bool:
@@ -110,23 +111,13 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Replace a small file at once, readable by its owner alone (0600).
+    """Replace a small file at once, readable by its owner alone (0600); makes its folder.
 
     Raises:
-        OSError: it could not be written; it names the file also where the disk is full.
+        OSError: It cannot be written.
     """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        beside.replace(path)
-    except BaseException as exc:
-        beside.unlink(missing_ok=True)
-        if isinstance(exc, OSError) and exc.filename is None:  # so it is where a write fails
-            raise OSError(exc.errno, exc.strerror, str(path)) from exc
-        raise
+    write_atomic(path, text, mode=0o600)
 
 
 def load_record(paths: TargetPaths) -> HeadRecord | None:

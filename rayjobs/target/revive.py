@@ -144,7 +144,7 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
 def started(place: Place) -> int:
     """Record that this process brings the target up; return how often that has failed before."""
     failures = int(_read(place).get("failures", 0))
-    _write(place, {"failures": failures, **own_identity().as_dict()})
+    _write(place, {"failures": failures, **own_identity().to_json()})
     return failures
 
 
@@ -169,7 +169,7 @@ def _is_at_work(values: dict[str, Any]) -> bool:
     if _is_of_this_boot(values) and 0 <= _now_s() - spawned_at_s < SPAWNED_WITHIN_S:
         return True
     try:
-        return is_alive(Identity.from_dict(values))
+        return is_alive(Identity.from_json(values))
     except (KeyError, TypeError, ValueError):
         return False
 

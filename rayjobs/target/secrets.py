@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.datastore.credentials import AWS_KEYS
-from rayjobs.datastore.locks import locked
 from rayjobs.target.local_head import write_private
 
 FILE = "secrets.json"

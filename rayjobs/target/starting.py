@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import TargetError
+from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
 from rayjobs.target import keeper, local_head, stop_record, wake_client
@@ -297,12 +297,8 @@ def _check_room(place: Place) -> None:
 def start_lock(paths: TargetPaths) -> Iterator[None]:
     """Let one client at a time start or replace what runs a target."""
     paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with locked(paths.lock):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _start_local(

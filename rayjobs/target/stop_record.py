@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from rayjobs.core import ids
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.paths import TargetPaths
-from rayjobs.target import keeping, local_head
+from rayjobs.target import local_head
 from rayjobs.target.reach import UnreachedError
 from rayjobs.target.stopping import StopRefusedError
 
@@ -78,12 +77,9 @@ def lift_if_free(paths: TargetPaths, stop_id: str) -> None:
     """
     if not last(paths).is_in_force:
         return
-    descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        if keeping.lock(descriptor, fcntl.LOCK_EX) and last(paths).id == stop_id:
+    with locked_if_free(paths.lock) as is_mine:
+        if is_mine and last(paths).id == stop_id:
             lift(paths)
-    finally:
-        os.close(descriptor)
 
 
 def lift(paths: TargetPaths) -> None:

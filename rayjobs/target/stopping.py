@@ -288,7 +288,7 @@ def _living_hosts(place: Place) -> Iterator[tuple[dict[str, Any], Identity]]:
             continue
         values = local_head.read_json(path) or {}
         try:
-            identity = Identity.from_dict(values)
+            identity = Identity.from_json(values)
         except (KeyError, TypeError, ValueError):
             continue  # torn by a crash: its host never began
         if is_alive(identity):

@@ -22,6 +22,7 @@ from rayjobs.core.errors import (
     StoreError,
     UsageError,
 )
+from rayjobs.core.files import replacing
 from rayjobs.core.ids import token
 
 CHUNK_BYTES = 1 << 20
@@ -204,16 +205,10 @@ class FolderBlobs:
 
     def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
         """See `BlobStore.get_to`."""
-        target = Path(path)
-        temporary = target.with_name(f".{token(4)}.part")
-        with self.open(key) as source, _storage_errors(target):
-            try:
-                with temporary.open("xb") as sink:
-                    size, found = _copy(source, sink)
-                _check(digest, found, f"the blob {key!r} of {self.root}")
-                temporary.replace(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+        with self.open(key) as source, _storage_errors(Path(path)), replacing(path) as draft:
+            with open(draft, "xb") as sink:
+                size, found = _copy(source, sink)
+            _check(digest, found, f"the blob {key!r} of {self.root}")
         return Blob(key, size, found)
 
     def exists(self, key: str) -> bool:

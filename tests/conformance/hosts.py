@@ -250,7 +250,7 @@ def run_as_nobody(attempt: Attempt, folder: Path, way: str) -> dict[str, Any]:
             check=True,
         )
         if way == "cold":
-            attempt.identity = Identity.from_dict(json.loads(started.stdout))
+            attempt.identity = Identity.from_json(json.loads(started.stdout))
         else:
             attempt.identity = asyncio.run(
                 hostclient.fork(socket, str(attempt.root / "plan.json"))

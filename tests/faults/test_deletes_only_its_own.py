@@ -104,7 +104,7 @@ def test_old_scratch_goes_and_young_living_or_linked_stays(node: Node, precious:
         if job == "living":
             me = identity_of(os.getpid())
             assert me is not None
-            paths.host.write_text(json.dumps({"socket": "/nowhere", **me.as_dict()}))
+            paths.host.write_text(json.dumps({"socket": "/nowhere", **me.to_json()}))
         if job == "odd":
             paths.plan.unlink()
         if job != "young":

@@ -109,7 +109,7 @@ def living_attempt(attempts: Path, marker: str, gpus: str) -> Path:
     (root / "plan.json").write_text(json.dumps(plan))
     me = identity_of(os.getpid())
     assert me is not None
-    (root / "host.json").write_text(json.dumps({"socket": "", **me.as_dict()}))
+    (root / "host.json").write_text(json.dumps({"socket": "", **me.to_json()}))
     return root
 
 

@@ -228,7 +228,9 @@ def test_a_spoilt_record_of_the_host_is_none(attempt: Attempt, name: str, harm: 
 
 
 def test_the_exit_record_is_written_over_whatever_was_put_in_its_way(attempt: Attempt) -> None:
-    os.mkfifo(attempt.paths.root / f"exit.json.new-{os.getpid()}")
+    path = attempt.paths.root / "exit.json"
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
     exitrecord.write(str(attempt.paths.root), ENDED)
     assert record_of(str(attempt.paths.root)) == ENDED
 

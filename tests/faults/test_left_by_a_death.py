@@ -58,7 +58,7 @@ def test_only_what_is_stored_or_never_ran_may_be_cleaned_up(node: Node) -> None:
     node.attempt("prepared_3/a1", launched=False, stored=False)
     node.attempt("refused_4/a1", stored=False)
     running = node.attempt("running_5/a1")
-    running.host.write_text(json.dumps({**own_identity().as_dict(), "socket": "s"}))
+    running.host.write_text(json.dumps({**own_identity().to_json(), "socket": "s"}))
     assert _names(node) == [("done_1", 1), ("done_2", 2), ("prepared_3", 1)]
 
 

@@ -91,7 +91,7 @@ def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_p
     jobs, told = own_jobs, tmp_path / "history"
     job = submit(jobs, told)
     jobs.wait(job, JobState.RUNNING)
-    host = Identity.from_dict(jobs.host(job))
+    host = Identity.from_json(jobs.host(job))
     record = local_head.load_record(TargetPaths.of("local", under=home()))
     assert record is not None
     killed = list(local_head.processes_of(Path(record.temp_dir)))

@@ -156,7 +156,7 @@ def test_a_host_whose_lease_is_not_renewed_ends_its_ranks(
 def test_a_host_whose_raylet_has_ended_does_not_wait_for_its_lease(
     short_path: Path, warm: str
 ) -> None:
-    gone = {**own_identity().as_dict(), "start_time": 1}  # the pid is now somebody else's
+    gone = {**own_identity().to_json(), "start_time": 1}  # the pid is now somebody else's
     record = Attempt.make(short_path, GOES_ON, lease_s=600.0, raylet=gone).start(warm).wait()
     assert record["outcome"] == "lease_lost" and "raylet" in record["reason"]
 

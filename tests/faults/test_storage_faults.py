@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs import datastore
+from rayjobs.core.files import locked
 from rayjobs.datastore import DataInput, Datastore, MemoryCatalogue
 from rayjobs.datastore.backends.s3 import DIGEST_FIELD, S3Backend
 from rayjobs.datastore.cache import NodeCache
@@ -23,10 +24,10 @@ from rayjobs.datastore.errors import (
     MountLost,
 )
 from rayjobs.datastore.inputs import resolve_input
-from rayjobs.datastore.locks import locked
 from rayjobs.datastore.manifest import FileEntry
 from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
 from rayjobs.datastore.mountfiles import MountFolder, MountRecord, is_mounted
+from rayjobs.injob.identity import identity_of, is_alive
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import BUCKET, S3Server, s3_server
@@ -321,7 +322,7 @@ def test_a_killed_keeper_does_not_take_the_mount_away(
     assert record.keeper is not None
     os.kill(record.keeper.pid, signal.SIGKILL)
     keeper = record.keeper
-    wait_for(lambda: not keeper.is_alive(), "the keeper's end")
+    wait_for(lambda: not is_alive(keeper), "the keeper's end")
     assert (Path(done.path) / "file").read_bytes() == CONTENT
     release(done)
     assert not is_mounted(Path(done.mount_folder) / "files")
@@ -332,7 +333,7 @@ def test_a_mount_left_behind_is_taken_away_at_the_next_start(
     source: DataInput, node: Path, tmp_path: Path, server_too: bool
 ) -> None:
     owner = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
-    identity = datastore.processes.ProcessIdentity.of(owner.pid)
+    identity = identity_of(owner.pid)
     done = materialise(source, None, node, into=tmp_path / "in", owner=identity)
     folder = MountFolder(Path(done.mount_folder))
     record = folder.read()
@@ -351,7 +352,7 @@ def _kill_all(record: MountRecord, server_too: bool) -> None:
     for process in processes:
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
-        wait_for(lambda process=process: not process.is_alive(), "the end")  # type: ignore[misc]
+        wait_for(lambda process=process: not is_alive(process), "the end")  # type: ignore[misc]
 
 
 def test_a_mount_that_does_not_come_up_downloads_and_says_why(

@@ -111,7 +111,7 @@ def test_one_that_a_dead_cluster_used_ends_soon(short_path: Path, node: Node) ->
         for one in (raylet, other):
             identity = identity_of(one.pid)
             assert identity is not None
-            user = {"raylet": identity.as_dict()}
+            user = {"raylet": identity.to_json()}
             assert asyncio.run(hostclient.ping_warm(node.socket, user=user)) is not None
         raylet.kill()
         raylet.wait()
@@ -174,13 +174,13 @@ def test_a_name_that_somebody_else_holds_is_said_and_not_waited_for(
 def test_one_that_is_importing_is_waited_for(short_path: Path, node: Node) -> None:
     """Off switch: take a holder of the lock that does not listen yet for one that is stuck."""
     lock = Path(node.socket + ".lock")
-    lock.write_text(json.dumps(own_identity().as_dict()))
+    lock.write_text(json.dumps(own_identity().to_json()))
     assert hoststart._is_importing(node.socket)
     Path(node.socket).write_text("")
     assert not hoststart._is_importing(node.socket)
     Path(node.socket).unlink()
     gone = node.warm()
-    assert Identity.from_dict(json.loads(lock.read_bytes())) == gone
+    assert Identity.from_json(json.loads(lock.read_bytes())) == gone
     send_signal(gone, signal.SIGKILL)
     until(lambda: not hostclient.is_alive(gone), "the end of the warm interpreter")
     assert not hoststart._is_importing(node.socket)

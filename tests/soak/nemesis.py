@@ -140,7 +140,7 @@ class Nemesis:
         host = self._store.attempts(job.id)[-1].hosts[0]
         if "pid" not in host:
             raise LookupError("no host yet")
-        send_signal(Identity.from_dict(host), signal.SIGKILL)
+        send_signal(Identity.from_json(host), signal.SIGKILL)
         return self._until(lambda: self._has_moved(job))
 
     def _kill_rank(self) -> float | None:

@@ -113,7 +113,7 @@ class Scene:
             ACTOR: _known(actor_pid(target)),
             AGENT: _known(until(lambda: only_agent(target), "the agent is found")[0]),
             WARM: until(lambda: warm_interpreters(target), "the warm interpreter answers")[0],
-            HOST: Identity.from_dict(jobs.host(self.job)),
+            HOST: Identity.from_json(jobs.host(self.job)),
             RANK: _known(rank_pid(jobs.root(self.job))),
             **{
                 role: until(lambda text=text: _sleeping(text), f"{role} runs")  # type: ignore[misc]

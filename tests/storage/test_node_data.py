@@ -112,7 +112,7 @@ def test_without_fuse_the_jobs_history_says_so(
 PREPARES = """
 import json, sys
 from pathlib import Path
-from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.injob.identity import Identity
 from rayjobs.node.data import NodeData
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.protocol.attempts import LaunchRequest
@@ -121,7 +121,7 @@ node, workspace, asked, pid = sys.argv[1:]
 data = NodeData(Path(node))
 told = LaunchRequest.from_json(json.loads(asked))
 data.bring(told, open_workspace(workspace), note=lambda *what: None)
-started = ProcessIdentity.of(int(pid)).start_time
+started = identity_of(int(pid)).start_time
 data.share_with_host(Path(told.on.root), pid=int(pid), start_time=started)
 print("ready", flush=True)
 sys.stdin.read()

@@ -24,8 +24,8 @@ from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, mounts_root, release, start_node, trouble
 from rayjobs.datastore.mountfiles import is_mounted
 from rayjobs.datastore.mounts import fuse_missing
-from rayjobs.datastore.processes import ProcessIdentity
 from rayjobs.datastore.protection import Protection
+from rayjobs.injob.identity import identity_of
 from tests.storage.node import node_folder, wait_for
 from tests.storage.proxy import Proxy
 from tests.storage.server import S3Server
@@ -356,7 +356,7 @@ def test_a_mount_stays_for_the_owner_that_was_named(
     owner = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1)
     try:
         source = resolve_input(store.path("data", "d"), catalogue)
-        identity = ProcessIdentity.of(owner.pid)
+        identity = identity_of(owner.pid)
         done = materialise(source, None, node, into=tmp_path / "in", owner=identity)
         assert start_node(node) == []
         assert contents(done.path) == TREE

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import subprocess
@@ -16,6 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import locked, locked_if_free, write_atomic
 from rayjobs.environments.horovod import builds, needs, recipe
 from rayjobs.environments.settings import find_uv
 
@@ -117,12 +117,13 @@ def _kept(folder: Path) -> Path | None:
 
 @contextmanager
 def _only_one(folder: Path, say: Say) -> Iterator[None]:
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("another process builds it; waiting")
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    lock = folder / ".lock"
+    with locked_if_free(lock) as is_free:
+        if is_free:
+            yield
+            return
+    say("another process builds it; waiting")
+    with locked(lock):
         yield
 
 
@@ -158,10 +159,8 @@ def _build(
         )  # fmt: skip
         (made,) = (work / "made").glob("horovod-*.whl")
         # Whole or not at all: it may come from another file system.
-        partial = folder / f".{made.name}.{os.getpid()}"
-        partial.write_bytes(made.read_bytes())
         kept = folder / made.name
-        partial.replace(kept)
+        write_atomic(kept, made.read_bytes())
     return kept
 
 

@@ -115,7 +115,7 @@ def processes(place: Place) -> Iterator[Finding]:
             if marker:
                 ours[marker] = folder
             try:
-                if file == "host.json" and is_alive(Identity.from_dict(values)):
+                if file == "host.json" and is_alive(Identity.from_json(values)):
                     hosted.add(marker)
             except (KeyError, TypeError, ValueError):
                 continue  # torn, or no host yet

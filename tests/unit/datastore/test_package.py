@@ -15,9 +15,8 @@ from rayjobs.datastore.backends.s3_settings import S3Settings
 from rayjobs.datastore.catalogue import DatastoreRecord, parse_version
 from rayjobs.datastore.digests import digest_of, digest_of_file, hex_of
 from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference
-from rayjobs.datastore.locks import locked
 from rayjobs.datastore.mountfiles import is_mounted, mount_points
-from rayjobs.datastore.processes import ProcessIdentity
+from rayjobs.injob.identity import Identity, identity_of, is_alive, own_identity
 
 HEAVY = ("botocore", "s3fs", "fsspec", "pyarrow", "pandas", "mfusepy", "numpy", "ray", "torch")
 
@@ -43,7 +42,10 @@ def test_importing_brings_nothing_heavy_and_nothing_of_jobs() -> None:
     )
     assert {name for name in loaded if name.split(".")[0] in HEAVY} == set()
     ours = {name for name in loaded if name.split(".")[0] == "rayjobs"}
-    assert {name for name in ours if not name.startswith("rayjobs.datastore")} == {"rayjobs"}
+    others = {name for name in ours if not name.startswith("rayjobs.datastore")}
+    words = {"files", "identity", "messages", "openfiles"}
+    below = {f"rayjobs.injob.{name}" for name in words} | {"rayjobs.core.files"}
+    assert others == {"rayjobs", "rayjobs.core", "rayjobs.injob", *below}
 
 
 def test_every_public_name_is_there() -> None:
@@ -135,36 +137,15 @@ def test_versions(text: str | int | None, number: int | None) -> None:
 
 
 def test_a_process_is_known_beyond_its_number() -> None:
-    me = ProcessIdentity.current()
-    assert me.is_alive()
-    assert not ProcessIdentity(me.pid, me.start_time + 1, me.boot).is_alive()
-    assert not ProcessIdentity(me.pid, me.start_time, "another boot").is_alive()
-    assert ProcessIdentity.from_json(me.to_json()) == me
+    me = own_identity()
+    assert is_alive(me)
+    assert not is_alive(Identity(me.pid, me.start_time + 1, me.boot_id))
+    assert not is_alive(Identity(me.pid, me.start_time, "another boot"))
+    assert Identity.from_json(me.to_json()) == me
     child = subprocess.Popen([sys.executable, "-c", "pass"])
-    identity = ProcessIdentity.of(child.pid)
+    identity = identity_of(child.pid)
     child.wait()
-    assert identity is None or not identity.is_alive()
-
-
-def test_a_lock_is_free_after_its_holder_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, time\nfrom pathlib import Path\nfrom rayjobs.datastore.locks import locked\n"
-        f"with locked(Path({str(tmp_path / 'lock')!r})):\n"
-        "    print('held', flush=True)\n    sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(datastore.__file__).parents[2],
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == b"held\n"
-    holder.kill()
-    holder.communicate()
-    with locked(tmp_path / "lock", remove=True):
-        pass
-    assert not (tmp_path / "lock").exists()
+    assert identity is None or not is_alive(identity)
 
 
 def test_mount_points_are_known_without_touching_them(tmp_path: Path) -> None:

@@ -13,8 +13,9 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
+from rayjobs.core.files import locked_if_free
 from rayjobs.environments import building, interpreter, settings, tied
-from rayjobs.environments.cache import RECORD, Cache, taken
+from rayjobs.environments.cache import RECORD, Cache
 from rayjobs.housekeeping import scratch
 from rayjobs.housekeeping.doctor.findings import Place
 from rayjobs.housekeeping.doctor.leftovers import environments as look
@@ -227,7 +228,7 @@ def test_an_environment_goes_when_nobody_has_used_it_for_long(builder: Builder) 
     assert made.bytes > 0
     (finding,) = look(Place(home, None))
     assert finding.data["environments"] == 1
-    with taken(cache.lock_of(found.key)):
+    with locked_if_free(cache.lock_of(found.key)):
         assert scratch.apply(made).spared == 1
         assert cache.is_whole(found.key)
     builder.build()  # used again, after the look
@@ -250,7 +251,7 @@ def test_what_died_builds_left_goes_and_a_living_build_stays(builder: Builder) -
     torn.mkdir()
     (torn / "file").write_text("half")
     set_back(torn)
-    with taken(cache.lock_of(found.key)):
+    with locked_if_free(cache.lock_of(found.key)):
         assert plan(home).kept == [f"environments/building/{torn.name}: it is being built"]
     made = plan(home)
     assert [item.why for item in made.items] == ["its build has died"]

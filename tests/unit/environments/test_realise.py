@@ -12,7 +12,8 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
-from rayjobs.environments.cache import RECORD, Cache, taken
+from rayjobs.core.files import locked_if_free
+from rayjobs.environments.cache import RECORD, Cache
 from tests.unit.environments.conftest import Builder
 from tests.wheels import make_wheel
 
@@ -157,7 +158,7 @@ def test_a_stop_ends_a_wait(builder: Builder, wheels: Path) -> None:
     wish = builder.wish()
 
     async def stopped() -> None:
-        with taken(cache.lock_of(found.key)) as alone:
+        with locked_if_free(cache.lock_of(found.key)) as alone:
             assert alone
             wanted = {"pip": lines(wheels, "tiny-tool")}
             waiting = asyncio.ensure_future(builder.environments().realise(wanted, wish.work))

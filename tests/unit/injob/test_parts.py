@@ -49,7 +49,7 @@ def test_module_needs_only_the_standard_library_of_python_3_8(name: str) -> None
 def test_own_identity_is_alive_and_survives_a_record() -> None:
     own = own_identity()
     assert is_alive(own) and own.pid == os.getpid()
-    assert Identity.from_dict(json.loads(json.dumps(own.as_dict()))) == own
+    assert Identity.from_json(json.loads(json.dumps(own.to_json()))) == own
 
 
 def test_zombie_is_dead() -> None:

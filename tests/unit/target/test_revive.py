@@ -54,7 +54,7 @@ def _look(place: Place, workspace: Path, *, answers: bool = False) -> Condition:
 
 def _head(place: Place) -> None:
     """Record a head whose processes live."""
-    own = own_identity().as_dict()
+    own = own_identity().to_json()
     record = local_head.HeadRecord(
         **dict.fromkeys(("instance", "node_ip", "gcs_address", "dashboard_url", "temp_dir"), ""),
         **dict.fromkeys(("node_id", "token_path", "ray_version", "rayjobs_version"), ""),
@@ -111,7 +111,7 @@ def test_a_living_keeper_is_left_to_its_work(
         assert _look(place, workspace).standing is Standing.STARTING
         pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
         local_head.write_private(
-            keeper.pause_path(place.paths), json.dumps({**pause, **own_identity().as_dict()})
+            keeper.pause_path(place.paths), json.dumps({**pause, **own_identity().to_json()})
         )
         condition = _look(place, workspace)
     assert condition.standing is Standing.FAILING

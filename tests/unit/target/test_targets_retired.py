@@ -439,9 +439,9 @@ def test_a_full_disk_is_told_with_its_path_and_what_helps(
     if is_registered:
         starting.register_workspace(place.paths, tmp_path)
 
-    def on_a_full_disk(descriptor: int, *_: Any, **__: Any) -> IO[str]:
+    def on_a_full_disk(descriptor: int, *_: Any, **__: Any) -> IO[bytes]:
         os.close(descriptor)
-        return open("/dev/full", "w", encoding="ascii")
+        return open("/dev/full", "wb")
 
     monkeypatch.setattr(os, "fdopen", on_a_full_disk)
     with pytest.raises(TargetError) as caught:
