@@ -16,14 +16,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from rayjobs.core.errors import RayjobsError
 
 ASIDE = ".removing-"
 _ASIDE_NAME = re.compile(r"\.removing-[0-9a-f]{16}-(.+)", re.DOTALL)
-# Folders held open at once; what lies deeper is moved up, so that no depth needs more of them.
-_MOST_OPEN = 64
+# How deep `measure` looks: it holds a folder open for each level.
+_DEEPEST = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
@@ -96,12 +95,7 @@ class OwnFolder:
     def __enter__(self) -> OwnFolder:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         os.close(self._handle)
 
     def entries(self, relative: str = "") -> list[tuple[str, os.stat_result]]:
@@ -239,7 +233,7 @@ class OwnFolder:
                     found.count(info)
                     continue
                 found.folders += 1
-                if depth < _MOST_OPEN:
+                if depth < _DEEPEST:
                     try:
                         below = os.open(name, _FOLDER, dir_fd=handle)
                     except OSError:
@@ -249,51 +243,31 @@ class OwnFolder:
             os.close(handle)
 
     def _delete(self, parent: int, name: str, relative: str, removed: Removed) -> None:
-        """Delete what stands as `name` in `parent`; deep folders are first moved up to `parent`."""
-        waiting = [name]
-        while waiting:
-            current = waiting[-1]
-            if _unlink_unless_folder(parent, current, removed):
-                waiting.pop()
-                continue
-            handle = self._open_to_empty(parent, current, relative)
-            try:
-                moved = self._empty(handle, parent, relative, removed, 0)
-            finally:
-                os.close(handle)
-            if moved:
-                waiting += moved
-                continue
-            os.rmdir(current, dir_fd=parent)
-            removed.folders += 1
-            waiting.pop()
+        """Delete what is at `name` in `parent`.
 
-    def _empty(
-        self, handle: int, top: int, relative: str, removed: Removed, depth: int
-    ) -> list[str]:
-        """Delete what is in an open folder; return the names of deep folders moved up to `top`."""
-        moved: list[str] = []
-        for name, _info in _entries(handle):
-            if _unlink_unless_folder(handle, name, removed):
-                continue
-            if depth >= _MOST_OPEN:
-                fresh = _aside_name("deep")
-                os.close(self._open_to_empty(handle, name, relative))  # for the right to move it
-                os.rename(name, fresh, src_dir_fd=handle, dst_dir_fd=top)
-                moved.append(fresh)
-                continue
-            below = self._open_to_empty(handle, name, relative)
-            try:
-                deeper = self._empty(below, top, relative, removed, depth + 1)
-            finally:
-                os.close(below)
-            moved += deeper
-            os.rmdir(name, dir_fd=handle)
-            removed.folders += 1
-        return moved
+        Each folder below is moved up into the victim itself before it is emptied: no depth needs
+        more than a few open folders, and a process that is killed leaves one name in `parent`.
+        """
+        if _unlink_unless_folder(parent, name, removed):
+            return
+        with self._to_empty(parent, name, relative) as top:
+            waiting = _unlink_files(top, removed)
+            while waiting:
+                folder = waiting.pop()
+                with self._to_empty(top, folder, relative) as handle:
+                    for below in _unlink_files(handle, removed):
+                        with self._to_empty(handle, below, relative):
+                            pass  # a folder can be moved only by who may write to it
+                        waiting.append(_aside_name("deep"))
+                        os.rename(below, waiting[-1], src_dir_fd=handle, dst_dir_fd=top)
+                os.rmdir(folder, dir_fd=top)
+                removed.folders += 1
+        os.rmdir(name, dir_fd=parent)
+        removed.folders += 1
 
-    def _open_to_empty(self, parent: int, name: str, relative: str) -> int:
-        """Open a folder to delete what is in it; its rights are changed where they forbid that."""
+    @contextmanager
+    def _to_empty(self, parent: int, name: str, relative: str) -> Iterator[int]:
+        """Open a folder to delete what is in it; change its rights where they forbid that."""
         try:
             by_name = os.open(name, _NAME_ONLY, dir_fd=parent)
         except OSError as error:
@@ -312,9 +286,13 @@ class OwnFolder:
                 # By handle: a name could have become a link since.
                 Path(f"/proc/self/fd/{by_name}").chmod(0o700)
             # "." of an open folder is that folder, whatever its name means by now.
-            return os.open(".", _FOLDER, dir_fd=by_name)
+            handle = os.open(".", _FOLDER, dir_fd=by_name)
         finally:
             os.close(by_name)
+        try:
+            yield handle
+        finally:
+            os.close(handle)
 
 
 def original_name(name: str) -> str | None:
@@ -368,6 +346,13 @@ def _unlink_unless_folder(parent: int, name: str, removed: Removed) -> bool:
         return False
     removed.count(info)
     return True
+
+
+def _unlink_files(handle: int, removed: Removed) -> list[str]:
+    """Remove the files and links in an open folder; return the names of its folders."""
+    return [
+        name for name, _ in _entries(handle) if not _unlink_unless_folder(handle, name, removed)
+    ]
 
 
 def _mount_of(handle: int) -> str:
