@@ -1,7 +1,6 @@
 """The keeper: a small process outside Ray that starts, watches and stops one target's head.
 
 Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` forks itself away
-from rayjobs.core.files import locked_if_free
 from its caller; whatever needs Ray is done by the starter (`engine.starter`), a child that ends.
 The keeper holds `keeper.lock` for life, so there is one per target whoever starts it, and holding
 the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
