@@ -102,6 +102,31 @@ class TargetPaths:
         return self.root / "head.json"
 
     @property
+    def keeper(self) -> Path:
+        """The keeper's identity (JSON)."""
+        return self.root / "keeper.json"
+
+    @property
+    def keeper_lock(self) -> Path:
+        """Held by the keeper for life."""
+        return self.root / "keeper.lock"
+
+    @property
+    def pause(self) -> Path:
+        """What a keeper that pauses waits for (JSON)."""
+        return self.root / "pause.json"
+
+    @property
+    def stop_request(self) -> Path:
+        """What a `target stop` wants of the keeper (JSON)."""
+        return self.root / "stop.json"
+
+    @property
+    def stop_answer(self) -> Path:
+        """How that stop went (JSON)."""
+        return self.root / "stopped.json"
+
+    @property
     def progress(self) -> Path:
         """Stage lines of a start in progress, read by waiting clients."""
         return self.root / "starting.log"

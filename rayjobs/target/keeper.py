@@ -21,22 +21,17 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
-from rayjobs.core.files import locked_if_free
-from rayjobs.core.paths import TargetPaths
 from rayjobs.injob import openfiles
-from rayjobs.injob.identity import Identity, is_alive, own_identity, send_signal
+from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, wake_client
-from rayjobs.target.keeping import is_kept, lock_path
+from rayjobs.target.keeping import keeper_lock
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.progress import Progress, read
 from rayjobs.target.stopping import Place
-
-__all__ = ["Keeper", "is_kept", "keeper_lock", "keeper_of", "lock_path"]
 
 START_LIMIT_S = 300.0  # of one try; Ray alone took 31 s on a busy machine
 START_TRIES = 3
@@ -50,78 +45,6 @@ FIRST_PAUSE_S = 10.0
 LONGEST_PAUSE_S = 600.0
 LOG_LIMIT_BYTES = 4 * 2**20
 _WAKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD)
-
-
-def request_path(paths: TargetPaths) -> Path:
-    """Return where `target stop` writes what it wants; the keeper answers beside it."""
-    return paths.root / "stop.json"
-
-
-def answer_path(paths: TargetPaths) -> Path:
-    """Return where the keeper says how the stop went."""
-    return paths.root / "stopped.json"
-
-
-@contextlib.contextmanager
-def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool]:
-    """Take the keeper's lock for the block; gives False when a keeper has it.
-
-    Args:
-        patience_s: How long to try: those who only look hold it for an instant.
-    """
-    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    deadline = time.monotonic() + patience_s
-    while True:
-        with locked_if_free(lock_path(paths)) as is_mine:
-            if is_mine or time.monotonic() >= deadline:
-                yield is_mine
-                return
-        time.sleep(0.01)
-
-
-@dataclass(frozen=True)
-class Pause:
-    """What a keeper waits for before it tries again.
-
-    Attributes:
-        failures: How many tries in a row have failed.
-        reason: Why the last one did.
-        next_at: When the next one is, in words.
-    """
-
-    failures: int
-    reason: str
-    next_at: str
-
-    def sentence(self, name: str) -> str:
-        """Return what users read: the reason, when it is tried again, and how to do it now."""
-        return (
-            f"{self.reason.rstrip('.')}. It is tried again at {self.next_at}; "
-            f"`rayjobs target start {name}` does it now"
-        )
-
-
-def pause_path(paths: TargetPaths) -> Path:
-    """Return where a keeper that pauses says so."""
-    return paths.root / "pause.json"
-
-
-def pause_of(paths: TargetPaths) -> Pause | None:
-    """Return what the living keeper waits for; None while it does its work."""
-    values = local_head.read_json(pause_path(paths)) or {}
-    try:
-        pause = Pause(int(values["failures"]), str(values["reason"]), str(values["next_at"]))
-        owner = Identity.from_json(values)
-    except (KeyError, TypeError, ValueError):
-        return None
-    return pause if is_alive(owner) else None
-
-
-def give_up_pause(paths: TargetPaths) -> None:
-    """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
-    values = local_head.read_json(pause_path(paths))
-    if values is not None and pause_of(paths) is not None:
-        send_signal(Identity.from_json(values), signal.SIGTERM)
 
 
 class LateError(TargetError):
@@ -149,14 +72,14 @@ class Keeper:
 
     def run(self) -> int:
         """Start what is not there, watch it, and stop it in the end; return the exit code."""
-        pause_path(self.paths).unlink(missing_ok=True)
+        self.paths.pause.unlink(missing_ok=True)
         if not self._tries(self._bring_up):
             return 1
         while True:
             number = signal.sigtimedwait(_WAKING, WATCH_EVERY_S)
             _reap()
             ending = number is not None and number.si_signo in (signal.SIGTERM, signal.SIGINT)
-            if ending and not request_path(self.paths).exists():
+            if ending and not self.paths.stop_request.exists():
                 return 0  # only the keeper is to end; the next client brings another
             if self._stop_if_asked():
                 return 0
@@ -181,7 +104,7 @@ class Keeper:
             work()
         except RayjobsError as exc:
             self._say(exc.message)
-            if not self._is_wanted or request_path(self.paths).exists():
+            if not self._is_wanted or self.paths.stop_request.exists():
                 return False
             self._pause(exc.message)
         return True
@@ -196,13 +119,13 @@ class Keeper:
         self._say(f"trying again in {pause_s:g} s")
         with contextlib.suppress(OSError):  # a full disk must not end the keeper
             own = own_identity().to_json()
-            local_head.write_private(self.paths.root / "keeper.json", json.dumps(own))
-            local_head.write_private(pause_path(self.paths), json.dumps({**pause, **own}))
+            local_head.write_private(self.paths.keeper, json.dumps(own))
+            local_head.write_private(self.paths.pause, json.dumps({**pause, **own}))
 
     def _end_pause(self) -> None:
         self._paused_until_s = None
         self.paths.progress.unlink(missing_ok=True)  # clients follow the new try
-        pause_path(self.paths).unlink(missing_ok=True)
+        self.paths.pause.unlink(missing_ok=True)
 
     def _has_jobs(self) -> bool:
         """Whether a job waits for the target: by now all may be canceled. True if unknown.
@@ -241,7 +164,7 @@ class Keeper:
                 return
             except RayjobsError as exc:
                 stopping.clear_ray(self.place)
-                stop_is_wanted = request_path(self.paths).exists()
+                stop_is_wanted = self.paths.stop_request.exists()
                 if isinstance(exc, LateError) and number < START_TRIES and not stop_is_wanted:
                     self._say(exc.message)
                     self.progress.stage(
@@ -355,10 +278,10 @@ class Keeper:
     # --- stopping ---------------------------------------------------------------------------------
 
     def _stop_if_asked(self) -> bool:
-        asked = local_head.read_json(request_path(self.paths))
+        asked = local_head.read_json(self.paths.stop_request)
         if asked is None:
             return False
-        request_path(self.paths).unlink(missing_ok=True)
+        self.paths.stop_request.unlink(missing_ok=True)
         return self._stop(force=bool(asked.get("force")), request=str(asked.get("id", "")))
 
     def _stop_if_idle(self) -> bool:
@@ -395,7 +318,7 @@ class Keeper:
     def _answer(self, request: str, *, error: str, is_refused: bool = False) -> None:
         if request != "idle":
             said = {"id": request, "error": error, "is_refused": is_refused}
-            local_head.write_private(answer_path(self.paths), json.dumps(said))
+            local_head.write_private(self.paths.stop_answer, json.dumps(said))
 
     def _say(self, text: str) -> None:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -450,16 +373,6 @@ def _leave_caller() -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _WAKING)
 
 
-def keeper_of(paths: TargetPaths) -> Identity | None:
-    """Return the identity of the living keeper, or None."""
-    values = local_head.read_json(paths.root / "keeper.json")
-    try:
-        identity = Identity.from_json(values or {})
-    except (KeyError, TypeError, ValueError):
-        return None
-    return identity if is_alive(identity) else None
-
-
 def main(argv: list[str] | None = None) -> int:
     """Detach from the caller and keep the target."""
     parser = argparse.ArgumentParser(prog="rayjobs.target.keeper")
@@ -474,16 +387,14 @@ def main(argv: list[str] | None = None) -> int:
         if not mine:
             return 0  # there is one already
         _leave_caller()
-        local_head.write_private(
-            place.paths.root / "keeper.json", json.dumps(own_identity().to_json())
-        )
+        local_head.write_private(place.paths.keeper, json.dumps(own_identity().to_json()))
         openfiles.raise_limit()  # what the keeper starts has it, too
         keeper = Keeper(place, options.start, is_patient=options.patient)
         try:
             return keeper.run()
         finally:
-            (place.paths.root / "keeper.json").unlink(missing_ok=True)
-            pause_path(place.paths).unlink(missing_ok=True)
+            place.paths.keeper.unlink(missing_ok=True)
+            place.paths.pause.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -1,21 +1,97 @@
-"""Whether a local target's keeper lives: it holds a lock for life. Standard library only."""
+"""What a local target's keeper and its clients share: whether it lives, and what it waits for.
+
+Standard library only.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-from rayjobs.core.files import is_locked
+from rayjobs.core.files import is_locked, locked_if_free
 from rayjobs.core.paths import TargetPaths
-
-
-def lock_path(paths: TargetPaths) -> Path:
-    """Return the file whose lock says that a keeper lives."""
-    return paths.root / "keeper.lock"
+from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.target import local_head
 
 
 def is_kept(paths: TargetPaths) -> bool:
-    """Whether a keeper lives."""
+    """Whether a keeper lives: it holds its lock for life."""
     try:
-        return is_locked(lock_path(paths))
+        return is_locked(paths.keeper_lock)
     except OSError:
         return False
+
+
+@contextlib.contextmanager
+def keeper_lock(paths: TargetPaths, *, patience_s: float = 0.0) -> Iterator[bool]:
+    """Take the keeper's lock for the block; gives False when a keeper has it.
+
+    Args:
+        patience_s: How long to try: those who only look hold it for an instant.
+    """
+    paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    deadline = time.monotonic() + patience_s
+    while True:
+        with locked_if_free(paths.keeper_lock) as is_mine:
+            if is_mine or time.monotonic() >= deadline:
+                yield is_mine
+                return
+        time.sleep(0.01)
+
+
+def keeper_of(paths: TargetPaths) -> Identity | None:
+    """Return the identity of the living keeper, or None."""
+    try:
+        identity = Identity.from_json(local_head.read_json(paths.keeper))
+    except ValueError:
+        return None
+    return identity if is_alive(identity) else None
+
+
+@dataclass(frozen=True)
+class Pause:
+    """What a keeper waits for before it tries again.
+
+    Attributes:
+        keeper: The keeper.
+        failures: How many tries in a row have failed.
+        reason: Why the last one did.
+        next_at: When the next one is, in words.
+    """
+
+    keeper: Identity
+    failures: int
+    reason: str
+    next_at: str
+
+    def sentence(self, name: str) -> str:
+        """Return what users read: the reason, when it is tried again, and how to do it now."""
+        return (
+            f"{self.reason.rstrip('.')}. It is tried again at {self.next_at}; "
+            f"`rayjobs target start {name}` does it now"
+        )
+
+
+def pause_of(paths: TargetPaths) -> Pause | None:
+    """Return what the living keeper waits for; None while it does its work."""
+    values = local_head.read_json(paths.pause) or {}
+    try:
+        pause = Pause(
+            keeper=Identity.from_json(values),
+            failures=int(values["failures"]),
+            reason=str(values["reason"]),
+            next_at=str(values["next_at"]),
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
+    return pause if is_alive(pause.keeper) else None
+
+
+def give_up_pause(paths: TargetPaths) -> None:
+    """End a keeper that only waits, so that another one tries at once, as its caller is set up."""
+    pause = pause_of(paths)
+    if pause is not None:
+        send_signal(pause.keeper, signal.SIGTERM)

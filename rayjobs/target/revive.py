@@ -18,7 +18,7 @@ from typing import Any
 
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.identity import Identity, is_alive, own_identity
-from rayjobs.target import keeper, local_head, reach, starting, stop_record, wake_client
+from rayjobs.target import keeping, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import load_target
 from rayjobs.target.stopping import Place
 
@@ -89,8 +89,8 @@ def look_after(
             may_run_on=stop.is_unreached,
         )
     starts = Condition(Standing.STARTING, f"target {name!r} is being started")
-    if record.is_local and keeper.is_kept(place.paths):
-        pause = keeper.pause_of(place.paths)
+    if record.is_local and keeping.is_kept(place.paths):
+        pause = keeping.pause_of(place.paths)
         return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
     if not starting.is_registered(place.paths, workspace):  # no job here was ever to start it
         return Condition(

@@ -17,7 +17,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
-from rayjobs.target import keeper, local_head, stop_record, wake_client
+from rayjobs.target import keeping, local_head, stop_record, wake_client
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
@@ -100,9 +100,8 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
     except BeingStoppedError:
         return False
     if answer is not None and registers:
-        stop_record.lift_if_free(
-            place.paths, stop_seen
-        )  # of a stop that did not happen, and was not taken back
+        # Of a stop that did not happen, and was not taken back.
+        stop_record.lift_if_free(place.paths, stop_seen)
     return answer is not None and not must_replace(str(answer.get("version", "")), __version__)
 
 
@@ -138,93 +137,24 @@ def ensure_target(
     """
     place = Place(name, home)
     with _files_written(place):
-        if stop_seen is None:
-            stop_seen = stop_record.last(place.paths).id
-        manner = _Manner(is_patient, revives, stop_seen)
-        return _ensure(name, home, workspace, on_stage, timeout_s, manner)
-
-
-@dataclass(frozen=True)
-class _Manner:
-    """How a start is made; see `ensure_target`."""
-
-    is_patient: bool
-    revives: bool
-    stop_seen: str
-
-
-def _ensure(
-    name: str,
-    home: Path,
-    workspace: Path | str | None,
-    on_stage: Callable[[str], None],
-    timeout_s: float,
-    manner: _Manner,
-) -> TargetStatus:
-    record = load_target(name, home=home)
-    place = Place(name, home)
-    if workspace is not None:
-        register_workspace(place.paths, workspace)
-    deadline = time.monotonic() + timeout_s
-    answer = _patient_answer(place, workspace, deadline, on_stage)
-    was_started = answer is None
-    if answer is not None and not manner.revives:
-        stop_record.lift_if_free(place.paths, manner.stop_seen)
-    if answer is None:
-        with start_lock(place.paths):  # a user's stop holds it until nothing of the target is left
-            _check_stop(place, manner)
-        if record.is_local:
-            answer = _start_local(place, workspace, on_stage, timeout_s, manner)
-        else:
-            answer = _start_attached(place, workspace, on_stage, timeout_s, manner)
-    elif must_replace(str(answer.get("version", "")), __version__):
-        answer = _replace(place, workspace, on_stage, timeout_s, manner)
-        was_started = True
-    elif record.is_local and lost_its_keeper(place):
-        with start_lock(place.paths):  # a stop may have ended the head since
-            _check_stop(place, manner)
-            if lost_its_keeper(place):
-                spawn(place, ids.token(4), is_patient=True)
-    place.paths.revival.unlink(missing_ok=True)
-    check_client(str(answer.get("version", "")), __version__)
-    return TargetStatus(
-        name=name,
-        version=str(answer.get("version", "")),
-        epoch=str(answer.get("epoch", "")),
-        served=answer.get("served"),
-        was_started=was_started,
-    )
+        start = _Start(
+            place=place,
+            workspace=workspace,
+            on_stage=on_stage,
+            timeout_s=timeout_s,
+            is_patient=is_patient,
+            revives=revives,
+            stop_seen=stop_record.last(place.paths).id if stop_seen is None else stop_seen,
+        )
+        return start.ensure()
 
 
 def lost_its_keeper(place: Place) -> bool:
     """Whether a head runs without a keeper, which was killed: a new one has to take over."""
-    if keeper.is_kept(place.paths):
+    if keeping.is_kept(place.paths):
         return False
     head = local_head.load_record(place.paths)
     return head is not None and head.is_running
-
-
-def _check_stop(place: Place, manner: _Manner) -> None:
-    """Lift the record of a user's stop that this start comes after; the caller holds `start_lock`.
-
-    Each section that starts something checks it for itself: a stop may come between two of them.
-
-    Raises:
-        TargetError: the stop is newer than this start, or it only brings a dead target back.
-    """
-    stop = stop_record.last(place.paths)
-    if not stop.is_in_force:
-        return
-    if manner.revives:
-        raise TargetError(
-            f"target {place.name!r} was stopped. Start it with `rayjobs target start {place.name}`."
-        )
-    if stop.id != manner.stop_seen:
-        raise TargetError(
-            f"target {place.name!r} was stopped while it was starting. Start it again with "
-            f"`rayjobs target start {place.name}`."
-        )
-    stop_record.lift(place.paths)
 
 
 def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
@@ -241,34 +171,6 @@ def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[
     if answer is not None and answer.get("stopping"):
         raise BeingStoppedError(f"target {place.name!r} is being stopped")
     return answer if answer is not None and answer.get("ok") else None
-
-
-def _patient_answer(
-    place: Place,
-    workspace: Path | str | None,
-    deadline: float,
-    on_stage: Callable[[str], None] = lambda _text: None,
-) -> dict[str, Any] | None:
-    """Ask until there is an answer or nobody listens: a busy machine makes an actor slow.
-
-    One that is being stopped is waited for until it is gone, or serves again.
-    """
-    is_told = False
-    while True:
-        try:
-            return _answer(place, workspace, PATIENT_ANSWER_S)
-        except BeingStoppedError as exc:
-            if not is_told:
-                on_stage(f"{exc.message}; waiting for that, then starting it again")
-            is_told = True
-            if time.monotonic() >= deadline:
-                raise
-            time.sleep(STOPPING_POLL_S)
-        except TimeoutError as exc:
-            if time.monotonic() >= deadline:
-                raise TargetError(
-                    f"target {place.name!r} runs but does not answer: {exc}. See {place.paths.log}."
-                ) from exc
 
 
 @contextlib.contextmanager
@@ -301,96 +203,176 @@ def start_lock(paths: TargetPaths) -> Iterator[None]:
         yield
 
 
-def _start_local(
-    place: Place,
-    workspace: Path | str | None,
-    on_stage: Callable[[str], None],
-    timeout_s: float,
-    manner: _Manner,
-) -> dict[str, Any]:
-    """Bring up a keeper if there is none, and follow its start until the target answers."""
-    # A wrong setting is this caller's to correct, and told at once.
-    LocalSettings.read()
-    NodeSettings.read(local_head.LOCAL)
-    local_head.ray_folder(place.home)
-    follower = Follower(place, on_stage)
-    deadline = time.monotonic() + timeout_s
-    spawned = 0
-    while time.monotonic() < deadline:
-        answer = _patient_answer(place, workspace, deadline)
-        if answer is not None:
-            follower.look()
-            return answer
-        kept = keeper.is_kept(place.paths)
-        if kept and (pause := keeper.pause_of(place.paths)) is not None:
-            if spawned or manner.revives:  # the try that this call asked for has failed
-                raise TargetError(pause.sentence(place.name))
-            keeper.give_up_pause(place.paths)
-            time.sleep(POLL_S)
-            continue
-        if kept or spawned:  # without a keeper the lines are those of an earlier start
-            follower.look()
-        if not kept:
-            # The keeper cleans up before it ends, so a failure is told when nothing is left.
-            if spawned and follower.failure:
-                raise TargetError(follower.failure)
-            with start_lock(place.paths):
-                _check_stop(place, manner)
-                if not keeper.is_kept(place.paths):
-                    if spawned >= SPAWN_LIMIT:
-                        raise TargetError(
-                            f"the keeper of target {place.name!r} ended again and again. See "
-                            f"{place.paths.log}."
-                        )
-                    place.paths.progress.unlink(missing_ok=True)
-                    _check_room(place)
-                    spawn(place, ids.token(4), is_patient=manner.is_patient)
-                spawned += 1
-        time.sleep(POLL_S)
-    raise TargetError(
-        f"target {place.name!r} did not answer within {timeout_s:g} s; it may still come up. "
-        f"See {place.paths.log}."
-    )
+@dataclass(frozen=True)
+class _Start:
+    """One call of `ensure_target`, which describes the fields."""
 
+    place: Place
+    workspace: Path | str | None
+    on_stage: Callable[[str], None]
+    timeout_s: float
+    is_patient: bool
+    revives: bool
+    stop_seen: str
 
-def _start_attached(
-    place: Place,
-    workspace: Path | str | None,
-    on_stage: Callable[[str], None],
-    timeout_s: float,
-    manner: _Manner,
-) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    with start_lock(place.paths):
-        _check_stop(place, manner)
-        answer = _patient_answer(place, workspace, deadline)
+    def ensure(self) -> TargetStatus:
+        """Return once the target answers; start or replace what has to be."""
+        place = self.place
+        record = load_target(place.name, home=place.home)
+        if self.workspace is not None:
+            register_workspace(place.paths, self.workspace)
+        answer = self._patient_answer(self._deadline(), self.on_stage)
+        was_started = answer is None
+        if answer is not None and not self.revives:
+            stop_record.lift_if_free(place.paths, self.stop_seen)
         if answer is None:
-            run_starter(place, "actor", on_stage=on_stage, timeout_s=timeout_s)
-            answer = _patient_answer(place, workspace, deadline)
-    if answer is None:
-        raise TargetError(
-            f"the actor of target {place.name!r} runs, but not on this machine. A workspace in a "
-            f"SQLite file serves targets of its own machine only; run this on the cluster's node."
+            with self._alone():  # a stop holds the lock until nothing of the target is left
+                pass
+            answer = self._start_local() if record.is_local else self._start_attached()
+        elif must_replace(str(answer.get("version", "")), __version__):
+            answer = self._replace()
+            was_started = True
+        elif record.is_local and lost_its_keeper(place):
+            with self._alone():  # a stop may have ended the head since
+                if lost_its_keeper(place):
+                    spawn(place, ids.token(4), is_patient=True)
+        place.paths.revival.unlink(missing_ok=True)
+        check_client(str(answer.get("version", "")), __version__)
+        return TargetStatus(
+            name=place.name,
+            version=str(answer.get("version", "")),
+            epoch=str(answer.get("epoch", "")),
+            served=answer.get("served"),
+            was_started=was_started,
         )
-    return answer
 
+    def _deadline(self) -> float:
+        return time.monotonic() + self.timeout_s
 
-def _replace(
-    place: Place,
-    workspace: Path | str | None,
-    on_stage: Callable[[str], None],
-    timeout_s: float,
-    manner: _Manner,
-) -> dict[str, Any]:
-    deadline = time.monotonic() + timeout_s
-    with start_lock(place.paths):
-        _check_stop(place, manner)
-        answer = _patient_answer(place, workspace, deadline)
-        old = str(answer.get("version", "")) if answer else ""
-        if answer is None or must_replace(old, __version__):
-            on_stage(f"replacing the target ({old or 'gone'} → {__version__})")
-            run_starter(place, "replace", on_stage=on_stage, timeout_s=timeout_s)
-            answer = _patient_answer(place, workspace, deadline)
-    if answer is None:
-        raise TargetError(f"target {place.name!r} was replaced and does not answer. See its log.")
-    return answer
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the start lock for a section that starts something.
+
+        Each such section lifts the record of a user's stop that this start comes after: a stop
+        may come between two of them.
+
+        Raises:
+            TargetError: the stop is newer than this start, or it only brings a dead target back.
+        """
+        name, paths = self.place.name, self.place.paths
+        with start_lock(paths):
+            stop = stop_record.last(paths)
+            if stop.is_in_force:
+                if self.revives:
+                    raise TargetError(
+                        f"target {name!r} was stopped. Start it with `rayjobs target start {name}`."
+                    )
+                if stop.id != self.stop_seen:
+                    raise TargetError(
+                        f"target {name!r} was stopped while it was starting. Start it again with "
+                        f"`rayjobs target start {name}`."
+                    )
+                stop_record.lift(paths)
+            yield
+
+    def _patient_answer(
+        self, deadline: float, on_stage: Callable[[str], None] = lambda _text: None
+    ) -> dict[str, Any] | None:
+        """Ask until the target answers or does not listen: a busy machine makes an actor slow.
+
+        Waits for a target that is being stopped until it is gone, or serves again.
+        """
+        is_reported = False
+        while True:
+            try:
+                return _answer(self.place, self.workspace, PATIENT_ANSWER_S)
+            except BeingStoppedError as exc:
+                if not is_reported:
+                    on_stage(f"{exc.message}; waiting for that, then starting it again")
+                is_reported = True
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(STOPPING_POLL_S)
+            except TimeoutError as exc:
+                if time.monotonic() >= deadline:
+                    raise TargetError(
+                        f"target {self.place.name!r} runs but does not answer: {exc}. "
+                        f"See {self.place.paths.log}."
+                    ) from exc
+
+    def _start_local(self) -> dict[str, Any]:
+        """Bring up a keeper if there is none, and follow its start until the target answers."""
+        place, paths = self.place, self.place.paths
+        # A wrong setting is this caller's to correct, and reported at once.
+        LocalSettings.read()
+        NodeSettings.read(local_head.LOCAL)
+        local_head.ray_folder(place.home)
+        follower = Follower(place, self.on_stage)
+        deadline = self._deadline()
+        spawned = 0
+        while time.monotonic() < deadline:
+            answer = self._patient_answer(deadline)
+            if answer is not None:
+                follower.look()
+                return answer
+            kept = keeping.is_kept(paths)
+            if kept and (pause := keeping.pause_of(paths)) is not None:
+                if spawned or self.revives:  # the try that this call asked for has failed
+                    raise TargetError(pause.sentence(place.name))
+                keeping.give_up_pause(paths)
+                time.sleep(POLL_S)
+                continue
+            if kept or spawned:  # without a keeper the lines are those of an earlier start
+                follower.look()
+            if not kept:
+                # The keeper cleans up before it ends: it reports a failure when nothing is left.
+                if spawned and follower.failure:
+                    raise TargetError(follower.failure)
+                with self._alone():
+                    if not keeping.is_kept(paths):
+                        if spawned >= SPAWN_LIMIT:
+                            raise TargetError(
+                                f"the keeper of target {place.name!r} ended again and again. See "
+                                f"{paths.log}."
+                            )
+                        paths.progress.unlink(missing_ok=True)
+                        _check_room(place)
+                        spawn(place, ids.token(4), is_patient=self.is_patient)
+                    spawned += 1
+            time.sleep(POLL_S)
+        raise TargetError(
+            f"target {place.name!r} did not answer within {self.timeout_s:g} s; it may still come "
+            f"up. See {paths.log}."
+        )
+
+    def _start_attached(self) -> dict[str, Any]:
+        deadline = self._deadline()
+        with self._alone():
+            answer = self._patient_answer(deadline)
+            if answer is None:
+                answer = self._run_starter("actor", deadline)
+        if answer is None:
+            raise TargetError(
+                f"the actor of target {self.place.name!r} runs, but not on this machine. A "
+                f"workspace in a SQLite file serves targets of its own machine only; run this on "
+                f"the cluster's node."
+            )
+        return answer
+
+    def _replace(self) -> dict[str, Any]:
+        deadline = self._deadline()
+        with self._alone():
+            answer = self._patient_answer(deadline)
+            old = str(answer.get("version", "")) if answer else ""
+            if answer is None or must_replace(old, __version__):
+                self.on_stage(f"replacing the target ({old or 'gone'} → {__version__})")
+                answer = self._run_starter("replace", deadline)
+        if answer is None:
+            raise TargetError(
+                f"target {self.place.name!r} was replaced and does not answer. See its log."
+            )
+        return answer
+
+    def _run_starter(self, what: str, deadline: float) -> dict[str, Any] | None:
+        run_starter(self.place, what, on_stage=self.on_stage, timeout_s=self.timeout_s)
+        return self._patient_answer(deadline)

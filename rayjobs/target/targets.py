@@ -18,7 +18,7 @@ from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file
 from rayjobs.target import (
-    keeper,
+    keeping,
     local_head,
     reach,
     starters,
@@ -219,7 +219,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     head = local_head.load_record(place.paths) if record.is_local else None
     answer, is_there = _ask(place, "status" if ask else "ping")
     activity = local_head.read_json(place.activity) or {}
-    kept = keeper.is_kept(place.paths) if record.is_local else False
+    kept = keeping.is_kept(place.paths) if record.is_local else False
     if is_there:
         state = "running"
     elif head is not None and head.is_running:
@@ -227,12 +227,12 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
     else:
         state = "starting" if kept else "stopped"
     problem = ""
-    if kept and not is_there and (pause := keeper.pause_of(place.paths)) is not None:
+    if kept and not is_there and (pause := keeping.pause_of(place.paths)) is not None:
         state, problem = "failing", pause.sentence(name)
     elif not is_there:
         state, problem = _why_not(record, place, state)
     running = state in ("running", "lost")
-    keeping = keeper.keeper_of(place.paths)
+    owner = keeping.keeper_of(place.paths)
     return TargetView(
         name=name,
         without_token=record.without_token,
@@ -245,7 +245,7 @@ def target_status(name: str, *, home: Path | None = None, ask: bool = False) -> 
         nodes=tuple(
             (local_head.read_json(place.paths.root / "capacity.json") or {}).get("nodes", [])
         ),
-        keeper_pid=keeping.pid if keeping else None,
+        keeper_pid=owner.pid if owner else None,
         detail=answer if ask and answer else None,
         problem=problem,
     )
@@ -303,7 +303,7 @@ def stop_target(
         if record.address is not None:
             return _stop_attached(place, record.address, force, on_stage)
         while True:
-            with keeper.keeper_lock(place.paths) as no_keeper:
+            with keeping.keeper_lock(place.paths) as no_keeper:
                 if no_keeper:
                     return _stop_here(place, force, on_stage)
             if _stop_by_keeper(place, force, on_stage):
@@ -313,7 +313,7 @@ def stop_target(
 def was_stopped(name: str, *, home: Path | None = None) -> bool:
     """Whether a user has stopped a target already, and nothing of it runs."""
     place = Place(name, home or default_home())
-    is_there = wake_client.is_listening(place.socket) or keeper.is_kept(place.paths)
+    is_there = wake_client.is_listening(place.socket) or keeping.is_kept(place.paths)
     return stop_record.last(place.paths).is_in_force and not is_there
 
 
@@ -332,18 +332,18 @@ def _stop_here(place: Place, force: bool, on_stage: Stages) -> bool:
 def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
     """Ask the keeper; False when it ended without an answer (it was killed)."""
     request = ids.token(4)
-    answer = keeper.answer_path(place.paths)
+    answer = place.paths.stop_answer
     answer.unlink(missing_ok=True)
     wanted = json.dumps({"id": request, "force": force})
-    local_head.write_private(keeper.request_path(place.paths), wanted)
+    local_head.write_private(place.paths.stop_request, wanted)
     on_stage(f"stopping target {place.name}")
     deadline = time.monotonic() + STOP_TIMEOUT_S
     signaled: Identity | None = None
     while time.monotonic() < deadline:
-        owner = keeper.keeper_of(place.paths)
+        owner = keeping.keeper_of(place.paths)
         if owner is not None and owner != signaled:
             if signaled is not None:  # that one died with the request in its hands
-                local_head.write_private(keeper.request_path(place.paths), wanted)
+                local_head.write_private(place.paths.stop_request, wanted)
             send_signal(owner, SIGUSR1)  # it would look within a second anyway
             signaled = owner
         said = local_head.read_json(answer)
@@ -352,14 +352,14 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
                 answer.unlink(missing_ok=True)
                 kind = stopping.StopRefusedError if said.get("is_refused") else TargetError
                 raise kind(str(said["error"]))
-            if not keeper.is_kept(place.paths):
+            if not keeping.is_kept(place.paths):
                 answer.unlink(missing_ok=True)
                 return True
-        elif not keeper.is_kept(place.paths):
-            keeper.request_path(place.paths).unlink(missing_ok=True)
+        elif not keeping.is_kept(place.paths):
+            place.paths.stop_request.unlink(missing_ok=True)
             return False
         time.sleep(POLL_S)
-    keeper.request_path(place.paths).unlink(missing_ok=True)
+    place.paths.stop_request.unlink(missing_ok=True)
     raise TargetError(
         f"the keeper of target {place.name!r} did not stop it within {STOP_TIMEOUT_S:g} s. "
         f"See {place.paths.log / 'keeper.log'}."

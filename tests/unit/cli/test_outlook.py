@@ -9,7 +9,6 @@ import pytest
 
 from rayjobs.cli import outlook
 from rayjobs.core.paths import TargetPaths, home
-from rayjobs.target.keeper import lock_path
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
@@ -46,7 +45,7 @@ def test_a_target_that_is_slow_is_not_gone(
 
 def test_a_target_on_its_way_up_is_told(queue: Queue, terminal: Terminal) -> None:
     job = queue.submit()
-    lock = lock_path(TargetPaths.of("local", under=home()))
+    lock = TargetPaths.of("local", under=home()).keeper_lock
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

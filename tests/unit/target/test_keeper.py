@@ -13,7 +13,7 @@ import pytest
 
 from rayjobs.core.paths import TargetPaths, runtime_dir
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeper, local_head, progress, stopping
+from rayjobs.target import keeping, local_head, progress, stopping
 from rayjobs.target.progress import Line, Progress
 from rayjobs.target.stopping import Place
 
@@ -42,17 +42,17 @@ def stubborn() -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_target_has_one_keeper_at_a_time(paths: TargetPaths) -> None:
-    assert not keeper.is_kept(paths)
-    with keeper.keeper_lock(paths) as first:
+    assert not keeping.is_kept(paths)
+    with keeping.keeper_lock(paths) as first:
         assert first
-        assert keeper.is_kept(paths)
-        with keeper.keeper_lock(paths) as second:
+        assert keeping.is_kept(paths)
+        with keeping.keeper_lock(paths) as second:
             assert not second
-    assert not keeper.is_kept(paths)
+    assert not keeping.is_kept(paths)
 
 
 def test_a_keeper_of_a_kept_target_ends_at_once(paths: TargetPaths, short_path: Path) -> None:
-    with keeper.keeper_lock(paths):
+    with keeping.keeper_lock(paths):
         done = subprocess.run(
             [
                 *(sys.executable, "-P", "-m", "rayjobs.target.keeper"),
@@ -71,7 +71,7 @@ def test_a_file_that_names_a_reused_pid_is_no_keeper(paths: TargetPaths) -> None
         paths.root / "keeper.json",
         f'{{"pid": 1, "start_time": {own.start_time + 1}, "boot_id": "{own.boot_id}"}}',
     )
-    assert keeper.keeper_of(paths) is None
+    assert keeping.keeper_of(paths) is None
 
 
 def test_stage_lines_are_read_as_they_were_written(paths: TargetPaths) -> None:

@@ -14,7 +14,7 @@ import pytest
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine import starter as raylaunch
 from rayjobs.injob.identity import identity_of, is_alive
-from rayjobs.target import keeper, local_head, progress, stopping
+from rayjobs.target import keeper, keeping, local_head, progress, stopping
 from rayjobs.target.keeper import Keeper
 from rayjobs.target.stopping import Place
 
@@ -103,7 +103,7 @@ def test_what_ray_refuses_is_not_tried_again(place: Place, start: FakeStarter) -
 
 
 def test_a_stop_ends_the_tries(place: Place, start: FakeStarter) -> None:
-    local_head.write_private(keeper.request_path(place.paths), '{"id": "r1", "force": true}')
+    local_head.write_private(place.paths.stop_request, '{"id": "r1", "force": true}')
     with pytest.raises(RayjobsError):
         start(failures=99)
     assert [kind for kind, _ in _said(place)] == ["late", "failed"]
@@ -122,7 +122,7 @@ def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
     for failures, pause_s in enumerate((10.0, 20.0, 40.0), start=1):
         assert kept._tries(_fails)
         assert kept._paused_until_s == now_s + pause_s
-        pause = keeper.pause_of(place.paths)
+        pause = keeping.pause_of(place.paths)
         assert pause is not None and pause.failures == failures
         assert "Ray does not start. It is tried again at " in pause.sentence("local")
         assert "`rayjobs target start local` does it now" in pause.sentence("local")
@@ -130,12 +130,12 @@ def test_a_keeper_with_work_tries_again_after_pauses_that_grow(
     kept._pause("again")
     assert kept._paused_until_s == now_s + 600.0
     kept._end_pause()
-    assert keeper.pause_of(place.paths) is None
+    assert keeping.pause_of(place.paths) is None
 
 
 def test_a_keeper_without_work_ends_when_a_start_fails(place: Place) -> None:
     assert not Keeper(place, "s1")._tries(_fails)
-    assert keeper.pause_of(place.paths) is None
+    assert keeping.pause_of(place.paths) is None
 
 
 def test_the_fourth_death_within_ten_minutes_is_the_first_with_a_pause(

@@ -12,8 +12,6 @@ import pytest
 from rayjobs.core.errors import TargetError
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import (
-    keeper,
-    keeping,
     local_head,
     reach,
     revive,
@@ -106,12 +104,12 @@ def test_a_target_that_never_served_these_jobs_is_not_started(
 def test_a_living_keeper_is_left_to_its_work(
     place: Place, workspace: Path, begun: list[str]
 ) -> None:
-    with keeping.lock_path(place.paths).open("w") as held:
+    with place.paths.keeper_lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         assert _look(place, workspace).standing is Standing.STARTING
         pause = {"failures": 4, "reason": "Ray ended 4 times", "next_at": "14:05:10"}
         local_head.write_private(
-            keeper.pause_path(place.paths), json.dumps({**pause, **own_identity().to_json()})
+            place.paths.pause, json.dumps({**pause, **own_identity().to_json()})
         )
         condition = _look(place, workspace)
     assert condition.standing is Standing.FAILING

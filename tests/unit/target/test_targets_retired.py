@@ -23,6 +23,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.target import (
     background_start,
     keeper,
+    keeping,
     local_head,
     reach,
     revive,
@@ -152,7 +153,7 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
 ) -> None:
     """The first keeper takes the request and dies; the second one finishes the stop."""
     keepers = [Identity(pid=number, start_time=1, boot_id="b") for number in (1, 2)]
-    request, answer = keeper.request_path(place.paths), keeper.answer_path(place.paths)
+    request, answer = place.paths.stop_request, place.paths.stop_answer
     asked: list[str] = []
 
     def signal_keeper(owner: Identity, _number: int) -> bool:
@@ -163,8 +164,8 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
             answer.write_text(json.dumps({"id": asked[-1], "error": ""}))
         return True
 
-    monkeypatch.setattr(keeper, "keeper_of", lambda _paths: keepers[0] if keepers else None)
-    monkeypatch.setattr(keeper, "is_kept", lambda _paths: bool(keepers))
+    monkeypatch.setattr(keeping, "keeper_of", lambda _paths: keepers[0] if keepers else None)
+    monkeypatch.setattr(keeping, "is_kept", lambda _paths: bool(keepers))
     monkeypatch.setattr(targets, "send_signal", signal_keeper)
     assert targets._stop_by_keeper(place, False, lambda _stage: None)
     assert len(asked) == 2
@@ -178,7 +179,7 @@ def test_a_stop_is_asked_again_of_the_keeper_that_took_over(
 def kept(place: Place) -> Iterator[None]:
     """A keeper lives; nothing of it answers."""
     place.paths.root.mkdir(mode=0o700, parents=True)
-    with keeper.keeper_lock(place.paths) as mine:
+    with keeping.keeper_lock(place.paths) as mine:
         assert mine
         yield
 
@@ -208,9 +209,9 @@ def test_only_a_refusal_takes_the_record_of_a_stop_back(
     """What failed in another way may have ended half of the target."""
 
     def answer(_seconds: float) -> None:
-        asked = json.loads(keeper.request_path(place.paths).read_text())
+        asked = json.loads(place.paths.stop_request.read_text())
         said = {"id": asked["id"], "error": "that did not work", "is_refused": is_refused}
-        keeper.answer_path(place.paths).write_text(json.dumps(said))
+        place.paths.stop_answer.write_text(json.dumps(said))
 
     monkeypatch.setattr(targets.time, "sleep", answer)
     with pytest.raises(TargetError, match="that did not work"):
@@ -370,7 +371,7 @@ def test_a_keeper_that_refuses_a_stop_takes_back_what_a_killed_client_recorded(
         # The client lives: it takes the record back by itself.
         assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
         assert stop_record.last(place.paths).is_in_force
-    assert json.loads(keeper.answer_path(place.paths).read_text())["is_refused"]
+    assert json.loads(place.paths.stop_answer.read_text())["is_refused"]
     assert not keeper.Keeper(place, "s1")._stop(force=False, request="r1")
     assert not stop_record.last(place.paths).is_in_force
 
@@ -413,7 +414,7 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 ) -> None:
     stages: list[str] = []
 
-    def start(_place: Place, *_: Any) -> dict[str, Any]:
+    def start(_start: starting._Start) -> dict[str, Any]:
         stages.append("started")
         return SERVING
 
@@ -422,7 +423,7 @@ def test_a_client_starts_a_target_again_once_its_stop_is_over(
 
     answers = iter([STOPPING, STOPPING, None])
     monkeypatch.setattr(wake_client, "ask", ask)
-    monkeypatch.setattr(starting, "_start_local", start)
+    monkeypatch.setattr(starting._Start, "_start_local", start)
     status = starting.ensure_target("local", home=place.home, on_stage=stages.append)
     assert status.was_started
     assert stages[-1] == "started"

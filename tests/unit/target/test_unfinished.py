@@ -144,7 +144,7 @@ def test_a_submit_that_starts_the_target_says_which_older_jobs_start_with_it(
     assert "2 older jobs of target 'local' start with it, the oldest 3 days old" in note
     assert old.id in note
     assert begun == ["local", "local"]
-    with keeping.lock_path(place.paths).open("w") as held:  # somebody is starting it already
+    with place.paths.keeper_lock.open("w") as held:  # somebody is starting it already
         fcntl.flock(held, fcntl.LOCK_EX)
         assert not any("older job" in note for note in submit(workspace, spec).notes)
 
@@ -216,7 +216,7 @@ def test_a_keeper_gives_up_once_no_job_waits_for_its_target(
     assert keeper.Keeper(place, "s1", is_patient=True).run() == 0
     assert len(tries) == 2
     assert "no job waits" in (place.paths.log / "keeper.log").read_text()
-    assert keeper.pause_of(place.paths) is None
+    assert keeping.pause_of(place.paths) is None
 
 
 def test_a_store_that_cannot_be_read_may_have_jobs(workspace: OpenWorkspace, place: Place) -> None:
