@@ -1,4 +1,9 @@
-"""Starting an attempt host, warm (forked) or cold, up to the moment it has taken over."""
+"""Starting an attempt host, warm (forked) or cold, up to the moment it has taken over.
+
+As a program, `python coldhost.py PLAN [--cold-reason TEXT]`, it is the cold host: it detaches
+itself, reads one JSON line of secrets from its standard input, and prints one line with its
+identity.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,11 @@ import os
 import sys
 import traceback
 from typing import Mapping
+
+if __name__ == "__main__":
+    # Run by its path, so that the working directory is not on the module path; neither must be
+    # this folder, whose module names are general words.
+    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 from rayjobs.injob import detach, kernel
 from rayjobs.injob import plan as plans
@@ -63,3 +73,13 @@ def start(path: str, reason: str | None) -> int:
     take_over(plan, secrets, warm=None, reason=reason or plan.cold or "started cold")
     sys.stdout.flush()
     return 0
+
+
+def main(arguments: list[str]) -> int:
+    """Start the cold host of a plan; 0 when it has taken the attempt over."""
+    reason = arguments[2] if arguments[1:2] == ["--cold-reason"] else None
+    return start(arguments[0], reason)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

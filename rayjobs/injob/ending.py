@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Iterable, Optional
+from typing import Any, Callable, Iterable, Mapping, Optional, Sequence, Tuple
 
-from rayjobs.injob.exitrecord import ExitRecord, Leftovers
+from rayjobs.injob.exitrecord import ExitRecord, Leftovers, PidsLimit, RankStack
 from rayjobs.injob.identity import ProcessStat, send_signal
-from rayjobs.injob.memory import remove_cgroups_of
+from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.outcomes import EndReason, Outcome
-from rayjobs.injob.tree import as_remaining
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
-    from rayjobs.injob.ranks import Rank
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.ranks import Rank
+from rayjobs.injob.tree import Tree, as_remaining
 
 # Helpers such as the multiprocessing resource tracker end by themselves after their parent.
 _ALONE_S = 0.25
@@ -32,8 +30,30 @@ class Ending:
     that is left is killed.
     """
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        ranks: Sequence[Rank],
+        *,
+        tree: Tree,
+        memory: MemoryLimit,
+        is_leaving: Callable[[], bool],
+        keep_outcome: Callable[[], None],
+    ) -> None:
+        """End what is in `tree`.
+
+        Args:
+            ranks: Those forked so far; the list grows.
+            is_leaving: Whether, now that all ranks have ended, what served them still has time to
+                end by itself.
+            keep_outcome: Called once the ranks have ended and what they left is about to be ended.
+        """
+        self._plan = plan
+        self._ranks = ranks
+        self._tree = tree
+        self._memory = memory
+        self._is_leaving = is_leaving
+        self._keep_outcome = keep_outcome
         self.outcome: Optional[Outcome] = None
         self.reason = ""
         self.end_reason: Optional[EndReason] = None
@@ -61,7 +81,7 @@ class Ending:
         end_reason: Optional[EndReason] = None,
     ) -> None:
         """Begin the end, or, when it has begun, only shorten its grace. Idempotent."""
-        grace = self._host.plan.grace_s if grace_s is None else max(grace_s, 0.0)
+        grace = self._plan.grace_s if grace_s is None else max(grace_s, 0.0)
         kill_at = time.monotonic() + grace
         if self.has_begun:
             if grace_s is not None:
@@ -71,7 +91,7 @@ class Ending:
         self.end_reason = end_reason
         if grace <= 0:
             return  # killed at once: a SIGTERM just before would be heard by some, by chance
-        for rank in self._host.ranks:
+        for rank in self._ranks:
             if not rank.has_ended:
                 self._ask_rank(rank)
 
@@ -94,7 +114,7 @@ class Ending:
 
     def begin_over_memory(self) -> None:
         """Begin the end because our own watch has killed a process of the tree."""
-        victim = self._host.memory.killed_by_watch
+        victim = self._memory.killed_by_watch
         rank = self._rank_of(victim) if victim is not None else None
         if rank is not None:
             rank.out_of_memory = True
@@ -102,7 +122,7 @@ class Ending:
         self.begin(Outcome.OUT_OF_MEMORY, self._memory_text(self.first_failed))
 
     def _rank_of(self, pid: int) -> Rank | None:
-        ranks = self._host.ranks
+        ranks = self._ranks
         for rank in ranks:
             if rank.identity.pid == pid:
                 return rank
@@ -111,12 +131,12 @@ class Ending:
     def _was_over_memory(self, rank: Rank) -> bool:
         # SIGKILL alone proves nothing: only a kill that our own limit has counted does. A rank
         # that failed because a helper of its was killed that way is out of memory too.
-        return self._host.memory.was_exceeded() and (
-            rank.signal == signal.SIGKILL or len(self._host.ranks) == 1
+        return self._memory.was_exceeded() and (
+            rank.signal == signal.SIGKILL or len(self._ranks) == 1
         )
 
     def _memory_text(self, rank: int | None) -> str:
-        limit = memory_text(self._host.plan.memory_bytes or 0)
+        limit = memory_text(self._plan.memory_bytes or 0)
         who = "a process of the attempt" if rank is None else f"rank {rank}"
         return (
             f"{who} was killed: the attempt exceeded the job's memory limit of {limit}; "
@@ -132,106 +152,110 @@ class Ending:
             text = f"rank {rank.plan.rank} was killed by {name}"
         else:
             text = f"rank {rank.plan.rank} ended with exit code {rank.exit_code}"
-        if _is_full(self._host.plan.root):
+        if _is_full(self._plan.root):
             text += "; the disk that holds the attempt's files is full (ENOSPC)"
         return text
 
     def _ask_rank(self, rank: Rank) -> None:
         send_signal(rank.identity, signal.SIGTERM)
-        if self._host.plan.kind == "command":
+        if self._plan.kind == "command":
             # The shell's children do not hear what the shell is told; a terminal tells them all.
             children = [
                 stat
-                for stat in self._host.tree.members()
+                for stat in self._tree.members()
                 if stat.session == rank.identity.pid and stat.pid != rank.identity.pid
             ]
-            self._host.tree.signal(children, signal.SIGTERM)
+            self._tree.signal(children, signal.SIGTERM)
 
     def advance(self) -> None:
         """Do what is due now; `is_over` once nothing is left, or it cannot be ended."""
         now = time.monotonic()
-        if any(not rank.has_ended for rank in self._host.ranks) and now < self._kill_at:
+        if any(not rank.has_ended for rank in self._ranks) and now < self._kill_at:
             return
-        if self._host.is_leaving():
+        if self._is_leaving():
             return
         if self._leftovers_until is None:
             if self._is_empty():
                 return
             if self._alone_until is None:
                 self._alone_until = now + _ALONE_S
-                self._host.keep_outcome()
+                self._keep_outcome()
             if now < min(self._alone_until, self._kill_at):
                 return
             self._leftovers_until = min(self._kill_at, now + _LEFTOVER_GRACE_S)
             self._note(self._ask_leftovers())
         if now < self._leftovers_until:
-            if self._host.tree.is_empty_quickly():
+            if self._tree.is_empty_quickly():
                 self._is_empty()
             return
         if self._proof_until is None:
             self._proof_until = now + _PROOF_S
-        self._note(self._host.tree.kill())
+        self._note(self._tree.kill())
         if not self._is_empty() and now > self._proof_until:
-            self._remaining = self._host.tree.members()
+            self._remaining = self._tree.members()
             self.is_over = True
 
     def _ask_leftovers(self) -> list[ProcessStat]:
-        members = self._host.tree.members()
-        ranks = {rank.identity.pid for rank in self._host.ranks}
+        members = self._tree.members()
+        ranks = {rank.identity.pid for rank in self._ranks}
         leftovers = [stat for stat in members if stat.pid not in ranks]
-        self._host.tree.signal(leftovers, signal.SIGTERM)
+        self._tree.signal(leftovers, signal.SIGTERM)
         return leftovers
 
     def _note(self, members: Iterable[ProcessStat]) -> None:
-        ranks = {rank.identity.pid for rank in self._host.ranks}
+        ranks = {rank.identity.pid for rank in self._ranks}
         self._killed.update(stat.pid for stat in members if stat.pid not in ranks)
 
     def _is_empty(self) -> bool:
-        if any(not rank.has_ended for rank in self._host.ranks):
+        if any(not rank.has_ended for rank in self._ranks):
             return False
-        if not self._host.tree.is_empty_quickly() or self._host.tree.members():
+        if not self._tree.is_empty_quickly() or self._tree.members():
             return False
         self.is_over = True
         return True
 
-    def make_record(self, started_at: float, cold_reason: str | None) -> ExitRecord:
-        """The exit record; removes the cgroups of the tree."""
-        for rank in self._host.ranks:
-            rank.log.enforce(at_end=True)
-        self._host.usage.stop()
-        record = self.as_record(started_at, cold_reason)
+    def remove_cgroups(self) -> None:
+        """Remove the cgroups of the tree, unless processes remain in them."""
         if not self._remaining:
-            remove_cgroups_of(self._host.plan.marker)
-        return record
+            remove_cgroups_of(self._plan.marker)
 
-    def as_record(self, started_at: float, cold_reason: str | None) -> ExitRecord:
-        """What the exit record would say now; nothing is changed."""
-        host = self._host
+    def as_record(
+        self,
+        *,
+        started_at: float,
+        duration_s: float,
+        processes: PidsLimit,
+        cold: str | None,
+        usage: Mapping[str, Any] | None,
+        stacks: Tuple[RankStack, ...],
+    ) -> ExitRecord:
+        """Return what the exit record would say now; nothing is changed."""
+        plan = self._plan
         return ExitRecord(
-            job=host.plan.job,
-            attempt=host.plan.attempt,
-            node=host.plan.node,
-            marker=host.plan.marker,
+            job=plan.job,
+            attempt=plan.attempt,
+            node=plan.node,
+            marker=plan.marker,
             started_at=started_at,
             ended_at=time.time(),
-            duration_s=host.duration_s(),
+            duration_s=duration_s,
             outcome=self.outcome or Outcome.HOST_ERROR,
             reason=self.reason,
             end_reason=self.end_reason,
             is_consequence=self.is_consequence,
-            ranks=tuple(rank.as_record() for rank in host.ranks),
+            ranks=tuple(rank.as_record() for rank in self._ranks),
             first_failed_rank=self.first_failed,
             leftovers=Leftovers(
                 killed=len(self._killed),
                 proven_dead=not self._remaining,
                 remaining=as_remaining(self._remaining),
             ),
-            tree=host.tree.kind,
-            memory=host.memory.as_record(),
-            pids=host.processes.as_record(),
-            cold=cold_reason,
-            usage=host.usage.as_record(),
-            stacks=host.watch.found,
+            tree=self._tree.kind,
+            memory=self._memory.as_record(),
+            pids=processes,
+            cold=cold,
+            usage=usage,
+            stacks=stacks,
         )
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
-    from rayjobs.injob.ranks import Program
+from rayjobs.injob.ranks import Program
 
 MPI = "mpi"
 HOROVOD_GLOO = "horovod-gloo"
 HEAD_START = "head-start"
 
 
-class Beside:
-    """Nothing: the host forks all ranks of its plan at once, and looks for their ends itself."""
+class HostExtras:
+    """Nothing more: the host forks all ranks of its plan at once, and watches for their ends."""
 
     # Whether it forks the ranks by and by, in `turn`, and knows when the last one has ended.
     starts_ranks = False
@@ -54,32 +50,3 @@ class Beside:
 
     def close(self) -> None:
         """Close all sockets, once the exit record is written."""
-
-
-def make(host: Host) -> Beside:
-    """What the plan of `host` asks for.
-
-    Raises:
-        OSError: a socket or a folder cannot be made.
-        ValueError: it is of a kind that this version does not know.
-    """
-    settings: dict[str, Any] = dict(host.plan.beside or {})
-    kind = settings.get("kind")
-    if kind is None:
-        return Beside()
-    if kind == MPI:
-        from rayjobs.injob.mpi import MpiStarter
-
-        return MpiStarter(host, settings)
-    if kind == HOROVOD_GLOO:
-        from rayjobs.injob.glooranks import GlooHelper
-
-        return GlooHelper(host, settings)
-    if kind == HEAD_START:
-        from rayjobs.injob.rank0_first import HeadStart
-
-        return HeadStart(host, settings)
-    raise ValueError(
-        f"the plan requests {kind!r}, which this version does not support; use the "
-        f"same rayjobs on every node"
-    )

@@ -1,6 +1,6 @@
 """Ranks of Horovod's Gloo controller: forked as those of torch.distributed.
 
-Beside them, node 0 runs the server where they find each other (`injob.gloo_rendezvous`).
+Node 0 also runs the server where they find each other (`injob.gloo_rendezvous`).
 """
 
 from __future__ import annotations
@@ -9,23 +9,21 @@ import os
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 from rayjobs.injob import gloo_rendezvous, helpers
-from rayjobs.injob.extras import Beside
+from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
+from rayjobs.injob.starter import Starter
 
 _NAME = "the meeting point of Horovod's ranks"
 
 
-class GlooHelper(Beside):
+class GlooHelper(HostExtras):
     """What a host does besides forking the ranks of Horovod's Gloo controller."""
 
-    def __init__(self, host: Host, settings: Mapping[str, Any]) -> None:
-        self._host = host
+    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
+        self._starter = starter
         self._settings = settings
         self._server: helpers.Helper | None = None
 
@@ -47,10 +45,10 @@ class GlooHelper(Beside):
             self._server = helpers.start(
                 _NAME,
                 [sys.executable, "-S", "-E", os.path.abspath(gloo_rendezvous.__file__)],
-                dict(self._host.plan.env, RAYJOBS_MARKER=self._host.plan.marker),
+                dict(self._starter.plan.env, RAYJOBS_MARKER=self._starter.plan.marker),
                 folder="/",
-                log=os.path.join(self._host.plan.root, "host.log"),
-                host=self._host,
+                log=os.path.join(self._starter.plan.root, "host.log"),
+                starter=self._starter,
                 give=listener.fileno(),
             )
         finally:
@@ -64,7 +62,7 @@ class GlooHelper(Beside):
     def look_for_an_end(self) -> None:
         """Begin the attempt's end when the server has died: who has not met never will."""
         if self._server is not None and self._server.has_ended:
-            self._host.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
+            self._starter.ending.begin(Outcome.HOST_ERROR, f"{_NAME} {self._server.end_in_words()}")
 
     def is_leaving(self) -> bool:
         """End the server, once the ranks have ended."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Mapping, Sequence
+from typing import Mapping, Sequence
 
 from rayjobs.injob import detach, kernel, startup
 from rayjobs.injob.identity import Identity, identity_of, send_signal
+from rayjobs.injob.starter import Starter
 from rayjobs.injob.waitstatus import WaitStatus
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
 
 _NOT_STARTED = 127
 
@@ -53,14 +51,14 @@ def start(
     *,
     folder: str,
     log: str,
-    host: Host,
+    starter: Starter,
     give: int | None = None,
 ) -> Helper:
     """Start a program that dies with this process; what it prints is appended to `log`.
 
     Args:
         arguments: The program, looked up in the PATH of `env`, and its arguments.
-        host: the calling process, which then holds it as a process of the attempt.
+        starter: Takes it among the attempt's processes.
         give: a descriptor that the program gets as its standard input; else it reads nothing.
 
     Raises:
@@ -79,22 +77,22 @@ def start(
         identity = identity_of(pid)
         if identity is None:
             raise OSError(f"the new process of {name} cannot be seen in /proc")
-        host.hold(pid)
+        starter.hold(pid)
         return Helper(name, identity)
     try:
         startup.restore_signals(as_python=False)
         kernel.die_with_parent(signal.SIGKILL)
-        host.tree.enter()
+        starter.tree.enter()
         if os.getppid() not in (parent, 0):  # 0: the host is outside of the PID namespace
             os._exit(1)
         os.setsid()
         given = None if give is None else os.dup(give)
-        host.abandon()
+        starter.abandon()
         detach.point_output(log)
         if given is not None:
             os.dup2(given, 0)
         os.chdir(folder)
-        os.umask(host.plan.umask)
+        os.umask(starter.plan.umask)
         startup.close_descriptors(keep=())
         os.execvpe(arguments[0], list(arguments), dict(env))
     except OSError as error:

@@ -1,34 +1,26 @@
-"""The attempt host: starts the ranks of one attempt on one node, watches, ends, and records them.
-
-As a program, `python host.py PLAN [--cold-reason TEXT]`, it is the cold host: it detaches itself,
-reads one JSON line of secrets from its standard input, and prints one line with its identity.
-"""
+"""The attempt host: starts, watches, ends and records the ranks of one attempt on one node."""
 
 from __future__ import annotations
 
 import os
 import selectors
-import sys
 import time
 import traceback
-from typing import Any, Iterable, Mapping
-
-if __name__ == "__main__":
-    # Run by its path, so that the working directory is not on the module path; neither must be
-    # this folder, whose module names are general words.
-    sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from typing import Any, Mapping
 
 from rayjobs.injob import control, detach, exitrecord, extras, kernel, masterport
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.logtimes import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
 from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
-from rayjobs.injob.plan import LaunchPlan, RankPlan
-from rayjobs.injob.ranks import Program, Rank, WarmState, fork_rank
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.ranks import Program, Rank, WarmState
+from rayjobs.injob.starter import Starter
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.usage import Usage
 from rayjobs.injob.views import Views
@@ -60,8 +52,6 @@ class Host:
             OSError: the attempt's directory or its socket cannot be used.
         """
         self.plan = plan
-        self._secrets = secrets
-        self._warm = warm
         self._cold_reason = cold_reason
         self.ranks: list[Rank] = []
         self.record: ExitRecord | None = None
@@ -77,13 +67,32 @@ class Host:
         self.tree = Tree.make(plan.marker, plan.hold, use_cgroups=use_cgroups)
         self.memory = MemoryLimit(plan.memory_bytes, self.tree, use_cgroups=use_cgroups)
         self.processes = ProcessLimit(plan.pids_max, self.tree, use_cgroups=use_cgroups)
-        self.ending = Ending(self)
-        self.watch = Watch(self)
-        self.usage = Usage(self)
+        self.ending = Ending(
+            plan,
+            self.ranks,
+            tree=self.tree,
+            memory=self.memory,
+            is_leaving=self._is_leaving,
+            keep_outcome=self._keep_outcome,
+        )
+        self.watch = Watch(plan, self.ranks, self.ending)
+        self.usage = Usage(plan, self.tree)
+        self._starter = Starter(
+            plan,
+            secrets,
+            warm,
+            selector=self._selector,
+            tree=self.tree,
+            memory=self.memory,
+            processes=self.processes,
+            ending=self.ending,
+            abandon=self._abandon,
+            ranks=self.ranks,
+        )
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
-        self._beside = extras.make(self)
+        self._extras = _extras_of(plan, self._starter)
         exitrecord.write_file(os.path.join(plan.root, "host.json"), self._description())
 
     def _description(self) -> dict[str, Any]:
@@ -132,7 +141,7 @@ class Host:
                 program = self._turn()
             if program is not None:
                 return program
-            self._finish(self.ending.make_record(self._started_at, self._cold_reason))
+            self._finish(self._close())
         except Exception:
             detach.note(traceback.format_exc())
             self._give_up(traceback.format_exc())
@@ -153,15 +162,15 @@ class Host:
             )
             return None
         try:
-            self._beside.start()
+            self._extras.start()
         except OSError as error:
             self.ending.begin(Outcome.HOST_ERROR, f"what the ranks need cannot be started: {error}")
             return None
-        if not self._beside.starts_ranks:
-            program = self.fork(self.plan.ranks)
+        if not self._extras.starts_ranks:
+            program = self._starter.fork(self.plan.ranks)
             if program is not None:
                 return program
-            self.let_go(self._beside.go_first([item.rank for item in self.plan.ranks]))
+            self._starter.let_go(self._extras.go_first([item.rank for item in self.plan.ranks]))
         self._started_s = boot_clock_s()
         self.usage.start()
         return None
@@ -172,75 +181,11 @@ class Host:
         has_own_users = namespace is not None and namespace.own_users
         Views.of(self.plan.views).enter(has_own_users=has_own_users)
 
-    def fork(self, items: Iterable[RankPlan]) -> Program | None:
-        """Fork ranks, which then wait to be let go; in such a rank, return its program."""
-        for item in items:
-            try:
-                rank = fork_rank(
-                    self.plan,
-                    item,
-                    self._secrets,
-                    self._warm,
-                    abandon=self.abandon,
-                    tree=self.tree,
-                )
-            except OSError as error:
-                self.ending.begin(
-                    Outcome.HOST_ERROR, f"rank {item.rank} cannot be started: {error}"
-                )
-                return None
-            if isinstance(rank, Program):
-                return rank
-            self.ranks.append(rank)
-            self.hold(rank.identity.pid)
-            os.set_blocking(rank.setup, False)
-            self._selector.register(rank.setup, selectors.EVENT_READ, self._setup_reader(rank))
-        return None
-
-    def hold(self, pid: int) -> None:
-        """Take a new child, which has no children yet, among the attempt's processes."""
-        for holder in (self.tree, self.memory, self.processes):
-            holder.add(pid)
-
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Close all sockets in a forked process."""
         self.usage.abandon()
-        self._beside.abandon()
+        self._extras.abandon()
         self._server.abandon()
-
-    @property
-    def selector(self) -> selectors.BaseSelector:
-        """What the host's loop waits with."""
-        return self._selector
-
-    def let_go(self, numbers: Iterable[int]) -> None:
-        """Let forked ranks run, unless the attempt is being ended."""
-        if self.ending.has_begun:
-            return
-        chosen = set(numbers)
-        for rank in self.ranks:
-            if rank.plan.rank not in chosen:
-                continue
-            rank.started_at = time.time()
-            try:
-                os.write(rank.go, b"g")
-            except BrokenPipeError:
-                continue  # it died meanwhile, which the loop will see
-            finally:
-                os.close(rank.go)
-
-    def _setup_reader(self, rank: Rank) -> Any:
-        return lambda _: self._read_setup(rank)
-
-    def _read_setup(self, rank: Rank) -> None:
-        while rank.setup >= 0:
-            before = len(rank.setup_error)
-            if rank.read_setup():
-                self._selector.unregister(rank.setup)
-                os.close(rank.setup)
-                rank.setup = -1
-            elif len(rank.setup_error) == before:
-                return
 
     @property
     def state(self) -> str:
@@ -263,8 +208,8 @@ class Host:
 
     def _turn(self) -> Program | None:
         timeout = _ENDING_TICK_S if self.ending.has_begun else _TICK_S
-        if self._beside.pause_s is not None:
-            timeout = min(timeout, self._beside.pause_s)
+        if self._extras.pause_s is not None:
+            timeout = min(timeout, self._extras.pause_s)
         left = self.deadline_in_s()
         if left is not None and not self.ending.has_begun:
             timeout = min(timeout, max(left, 0.0))
@@ -282,27 +227,45 @@ class Host:
             self.usage.stop()
         else:
             self.usage.turn()
-        program = self._beside.turn()
+        program = self._extras.turn()
         if program is None and self.ending.has_begun:
             self.ending.advance()
         return program
 
-    def keep_outcome(self) -> None:
+    def _keep_outcome(self) -> None:
         """Keep how the attempt ended while what it left behind is being ended.
 
         This process may be killed meanwhile: then the ranks' own end must not be forgotten.
         """
         if all(rank.has_ended for rank in self.ranks):
-            record = self.ending.as_record(self._started_at, self._cold_reason)
-            exitrecord.write_outcome(self.plan.root, record)
+            exitrecord.write_outcome(self.plan.root, self._as_record())
+
+    def _as_record(self) -> ExitRecord:
+        """Return what the exit record would say now."""
+        return self.ending.as_record(
+            started_at=self._started_at,
+            duration_s=self.duration_s(),
+            processes=self.processes.as_record(),
+            cold=self._cold_reason,
+            usage=self.usage.as_record(),
+            stacks=self.watch.found,
+        )
+
+    def _close(self) -> ExitRecord:
+        """Cut the logs to their limit, end the measuring, and return the exit record."""
+        for rank in self.ranks:
+            rank.log.enforce(at_end=True)
+        self.usage.stop()
+        record = self._as_record()
+        self.ending.remove_cgroups()
+        return record
 
     def _note_times(self, *, at_end: bool = False) -> None:
         sizes = {rank.plan.rank: rank.log.size for rank in self.ranks}
         self._times.look(sizes, time.time(), at_end=at_end)
 
-    def is_leaving(self) -> bool:
-        """Whether, now that all ranks have ended, what served them still has time to end."""
-        return self._beside.is_leaving()
+    def _is_leaving(self) -> bool:
+        return self._extras.is_leaving()
 
     def _serve(self, timeout_s: float) -> None:
         for key, events in self._selector.select(timeout_s):
@@ -331,11 +294,11 @@ class Host:
                 return False
             if pid == 0:
                 return True
-            self._beside.child_ended(pid, status, now)
+            self._extras.child_ended(pid, status, now)
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)
-                    self._read_setup(rank)
+                    self._starter.read_setup(rank)
 
     def _look_for_an_end(self) -> None:
         failed = [rank for rank in self.ranks if rank.has_failed]
@@ -346,10 +309,10 @@ class Host:
         elif failed:
             self.ending.begin_with_failure(failed)
         else:
-            self._beside.look_for_an_end()
+            self._extras.look_for_an_end()
         if self.ending.has_begun:
             return
-        if not self._beside.starts_ranks and all(rank.has_ended for rank in self.ranks):
+        if not self._extras.starts_ranks and all(rank.has_ended for rank in self.ranks):
             self.ending.begin(Outcome.COMPLETED, "")
         elif left is not None and left <= 0:
             limit = self.plan.max_duration_s
@@ -381,7 +344,7 @@ class Host:
             return self.record.to_json() if self.record is not None else None
         answer = self.watch.answer(request)
         if answer is not None:
-            return answer
+            return {**answer, "state": self.state} if operation == "stalled" else answer
         return {"ok": False, "error": f"unknown operation {operation!r}"}
 
     def _status(self) -> dict[str, Any]:
@@ -405,7 +368,7 @@ class Host:
         self._reap()
         self.ending.outcome = None
         self.ending.begin(Outcome.HOST_ERROR, f"the attempt host failed: {why}")
-        self._finish(self.ending.make_record(self._started_at, self._cold_reason))
+        self._finish(self._close())
 
     def _finish(self, record: ExitRecord) -> None:
         """Record first, report second; while the disk refuses, waiters get it from memory."""
@@ -436,17 +399,34 @@ class Host:
             os.unlink(self.plan.socket)
         except FileNotFoundError:
             pass  # somebody tidied up
-        self._beside.close()
+        self._extras.close()
         self._server.close()
 
 
-def main(arguments: list[str]) -> int:
-    """Start the cold host of a plan; 0 when it has taken the attempt over."""
-    from rayjobs.injob.coldhost import start
+def _extras_of(plan: LaunchPlan, starter: Starter) -> HostExtras:
+    """Return what a plan asks for besides its ranks.
 
-    reason = arguments[2] if arguments[1:2] == ["--cold-reason"] else None
-    return start(arguments[0], reason)
+    Raises:
+        OSError: a socket or a folder cannot be made.
+        ValueError: it is of a kind that this version does not know.
+    """
+    settings: dict[str, Any] = dict(plan.beside or {})
+    kind = settings.get("kind")
+    if kind is None:
+        return HostExtras()
+    if kind == extras.MPI:
+        from rayjobs.injob.mpi import MpiStarter
 
+        return MpiStarter(starter, settings)
+    if kind == extras.HOROVOD_GLOO:
+        from rayjobs.injob.glooranks import GlooHelper
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+        return GlooHelper(starter, settings)
+    if kind == extras.HEAD_START:
+        from rayjobs.injob.rank0_first import HeadStart
+
+        return HeadStart(starter, settings)
+    raise ValueError(
+        f"the plan requests {kind!r}, which this version does not support; use the "
+        f"same rayjobs on every node"
+    )

@@ -14,18 +14,16 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
 from rayjobs.injob import helpers, kernel, mpistub
-from rayjobs.injob.extras import Beside
+from rayjobs.injob.extras import HostExtras
 from rayjobs.injob.interfaces import interface_of
 from rayjobs.injob.lines import Asker, LineServer
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import RankPlan
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
-    from rayjobs.injob.ranks import Program, Rank
+from rayjobs.injob.ranks import Program, Rank
+from rayjobs.injob.starter import Starter
 
 LOG_NAME = "mpi.log"
 REMOTE = "remote"  # the program that mpirun takes for ssh, in the folder it runs in
@@ -51,27 +49,27 @@ _INTERFACES = ("OMPI_MCA_oob_tcp_if_include", "OMPI_MCA_btl_tcp_if_include")
 _NO_RANK = RankPlan(-1, -1, {})
 
 
-class MpiStarter(Beside):
+class MpiStarter(HostExtras):
     """Starts the ranks of one node as mpirun (node 0) or orted (the others) asks for them."""
 
     starts_ranks = True
 
-    def __init__(self, host: Host, settings: Mapping[str, Any]) -> None:
+    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
         """Listen for the stubs.
 
         Raises:
             OSError: the socket or the folder cannot be made.
         """
-        self._host = host
+        self._starter = starter
         self._settings = settings
         self._socket = str(settings["socket"])
-        self._folder = os.path.join(host.plan.root, "mpi")
+        self._folder = os.path.join(starter.plan.root, "mpi")
         os.makedirs(self._folder, exist_ok=True)
         with open(os.path.join(self._folder, REMOTE), "w", encoding="utf-8") as file:
             file.write(_REMOTE_TEXT)
-        self._log = os.path.join(host.plan.root, "log", LOG_NAME)
+        self._log = os.path.join(starter.plan.root, "log", LOG_NAME)
         self._server = LineServer(
-            self._socket, host.selector, asked=self._asked, gone=self._stub_gone
+            self._socket, starter.selector, asked=self._asked, gone=self._stub_gone
         )
         self._launcher: helpers.Helper | None = None
         self._waiting: list[tuple[Asker, RankPlan]] = []
@@ -103,7 +101,7 @@ class MpiStarter(Beside):
         Ranks of two nodes that have one host name take each other for neighbours, and crash: seen
         with Open MPI 4.1 and two ranks on each of two nodes.
         """
-        name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._host.plan.node}"
+        name = f"{socket.gethostname()[:_LONGEST_NAME]}-n{self._starter.plan.node}"
         try:
             kernel.unshare(_CLONE_NEWUTS)
             socket.sethostname(name)
@@ -121,11 +119,11 @@ class MpiStarter(Beside):
             self._environment(),
             folder=self._folder,
             log=self._log,
-            host=self._host,
+            starter=self._starter,
         )
 
     def _environment(self) -> dict[str, str]:
-        env = self._host.plan.rank_env(_NO_RANK, {})
+        env = self._starter.plan.rank_env(_NO_RANK, {})
         for variable, value in {**self._of_this_node(), **_SETTINGS}.items():
             env.setdefault(variable, value)
         # The others learn it from their own host: names and folders differ between nodes.
@@ -139,7 +137,7 @@ class MpiStarter(Beside):
 
     def _of_this_node(self) -> dict[str, str]:
         """The settings that differ between nodes, as far as the job has none of its own."""
-        plan = self._host.plan
+        plan = self._starter.plan
         # In /dev/shm its files would outlive ranks that are killed, and jobs whose mpirun has the
         # same pid, each in a PID namespace of its own, would take each other's.
         found = {"OMPI_MCA_btl_vader_backing_directory": plan.rank_env(_NO_RANK, {})["TMPDIR"]}
@@ -153,18 +151,18 @@ class MpiStarter(Beside):
         """Fork the ranks that were asked for; in such a rank, return its program."""
         while self._waiting:
             asker, item = self._waiting.pop(0)
-            if self._host.ending.has_begun:
+            if self._starter.ending.has_begun:
                 self._server.answer(asker, {"error": "the attempt is being ended"})
                 continue
             self._stubs[item.rank] = asker
-            program = self._host.fork([item])
+            program = self._starter.fork([item])
             if program is not None:
                 return program
-            self._host.let_go([item.rank])
-        for rank in self._host.ranks:
+            self._starter.let_go([item.rank])
+        for rank in self._starter.ranks:
             # While an attempt is being ended its ranks have a grace, of which mpirun would take
             # away the rest: it ends all as soon as it hears of one failure.
-            if rank.has_ended and (not self._host.ending.has_begun or self._all_have_ended()):
+            if rank.has_ended and (not self._starter.ending.has_begun or self._all_have_ended()):
                 self._tell(rank)
         return None
 
@@ -194,9 +192,9 @@ class MpiStarter(Beside):
 
     def _rank_asked(self, asker: Asker, env: Mapping[str, Any]) -> None:
         number = str(env.get("OMPI_COMM_WORLD_RANK"))
-        for item in self._host.plan.ranks:
+        for item in self._starter.plan.ranks:
             if str(item.rank) == number and all(
-                rank.plan.rank != item.rank for rank in self._host.ranks
+                rank.plan.rank != item.rank for rank in self._starter.ranks
             ):
                 told = {str(name): str(value) for name, value in env.items()}
                 told.update(self._of_this_node())  # mpirun passes on those of its own
@@ -205,7 +203,8 @@ class MpiStarter(Beside):
                 )
                 return
         self._server.answer(
-            asker, {"error": f"rank {number} is not one that node {self._host.plan.node} may start"}
+            asker,
+            {"error": f"rank {number} is not one that node {self._starter.plan.node} may start"},
         )
 
     def _remote_asked(self, asker: Asker, node: str, command: str) -> None:
@@ -234,12 +233,12 @@ class MpiStarter(Beside):
     def _daemon(self, command: str) -> dict[str, Any]:
         if self._launcher is not None:
             return {"ok": True}  # relayed twice: after the relay was replaced
-        if self._host.ending.has_begun:
-            return {"error": f"node {self._host.plan.node} is being ended"}
+        if self._starter.ending.has_begun:
+            return {"error": f"node {self._starter.plan.node} is being ended"}
         try:
             self._launch("orted", shlex.split(command))
         except (OSError, ValueError) as error:
-            return {"error": f"orted cannot be started on node {self._host.plan.node}: {error}"}
+            return {"error": f"orted cannot be started on node {self._starter.plan.node}: {error}"}
         return {"ok": True}
 
     def _stub_gone(self, asker: Asker) -> None:
@@ -258,30 +257,30 @@ class MpiStarter(Beside):
             self._lost_at = self._lost_at or time.monotonic()
 
     def _all_have_ended(self) -> bool:
-        ranks = self._host.ranks
-        return len(ranks) == len(self._host.plan.ranks) and all(rank.has_ended for rank in ranks)
+        ranks = self._starter.ranks
+        return len(ranks) == len(self._starter.plan.ranks) and all(rank.has_ended for rank in ranks)
 
     def look_for_an_end(self) -> None:
         """Begin the attempt's end where MPI has come to its own; failed ranks come before."""
         launcher = self._launcher
         if launcher is not None and launcher.signal is not None:
-            self._host.ending.begin(
+            self._starter.ending.begin(
                 Outcome.HOST_ERROR,
-                f"{launcher.name}, which starts the ranks of node {self._host.plan.node}, "
+                f"{launcher.name}, which starts the ranks of node {self._starter.plan.node}, "
                 f"{launcher.end_in_words()}",
             )
         elif launcher is not None and launcher.exit_code == 0 and self._all_have_ended():
-            self._host.ending.begin(Outcome.COMPLETED, "")
+            self._starter.ending.begin(Outcome.COMPLETED, "")
         elif self._lost_at is not None and time.monotonic() > self._lost_at + _PULL_S:
             who = "MPI"
             if launcher is not None and launcher.has_ended:
                 who = f"{launcher.name} {launcher.end_in_words()} and"
             said = self._last_said()
             # What MPI ends for a reason on another node must not be taken for the cause.
-            self._host.ending.is_consequence = True
-            self._host.ending.begin(
+            self._starter.ending.is_consequence = True
+            self._starter.ending.begin(
                 Outcome.HOST_ERROR,
-                f"{who} gave up the ranks of node {self._host.plan.node}"
+                f"{who} gave up the ranks of node {self._starter.plan.node}"
                 f"{': ' + said if said else ''}",
             )
 
@@ -304,7 +303,7 @@ class MpiStarter(Beside):
         """
         if self._leave_until is None:
             self._leave_until = time.monotonic() + _LEAVE_S
-            for rank in self._host.ranks:
+            for rank in self._starter.ranks:
                 self._tell(rank)
             if self._launcher is not None:
                 self._launcher.send(signal.SIGKILL)

@@ -91,7 +91,7 @@ class LaunchPlan(Message):
         lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
         stall_timeout_s: Seconds without a word from any rank that end the attempt.
-        beside: What the host does besides, see `extras.make`.
+        beside: What the host does besides, see `rayjobs.injob.extras`.
         umask: Of the ranks and of what they start.
         soft_files: The ranks' soft limit of open files; None: as their host has it.
         hold: What may hold the attempt's processes, see `tree.LEVELS`.

@@ -10,42 +10,40 @@ from __future__ import annotations
 import errno
 import socket
 import time
-from typing import TYPE_CHECKING, Any, Mapping
+from typing import Any, Mapping
 
-from rayjobs.injob.extras import Beside
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
+from rayjobs.injob.extras import HostExtras
+from rayjobs.injob.starter import Starter
 
 LOOK_S = 0.002
 
 
-class HeadStart(Beside):
+class HeadStart(HostExtras):
     """Lets rank 0 run first, and the others when it listens, or after a moment."""
 
-    def __init__(self, host: Host, settings: Mapping[str, Any]) -> None:
+    def __init__(self, starter: Starter, settings: Mapping[str, Any]) -> None:
         """Take from the plan how long the others wait at most, and for which port of this node."""
-        self._host = host
+        self._starter = starter
         self._port: int | None = settings.get("port")
         self._until_s: float | None = time.monotonic() + float(settings["most_s"])
 
     def go_first(self, ranks: list[int]) -> list[int]:
-        """See `Beside.go_first`."""
+        """See `HostExtras.go_first`."""
         return [rank for rank in ranks if rank == 0]
 
     @property
     def pause_s(self) -> float | None:
-        """See `Beside.pause_s`."""
+        """See `HostExtras.pause_s`."""
         return None if self._until_s is None else LOOK_S
 
     def turn(self) -> None:
-        """See `Beside.turn`."""
+        """See `HostExtras.turn`."""
         if self._until_s is None:
             return
         listens = self._port is not None and somebody_listens(self._port)
-        if listens or time.monotonic() >= self._until_s or self._host.ending.has_begun:
+        if listens or time.monotonic() >= self._until_s or self._starter.ending.has_begun:
             self._until_s = None
-            self._host.let_go([item.rank for item in self._host.plan.ranks if item.rank != 0])
+            self._starter.let_go([item.rank for item in self._starter.plan.ranks if item.rank != 0])
 
 
 def somebody_listens(port: int) -> bool:

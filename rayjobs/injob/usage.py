@@ -13,14 +13,13 @@ import signal
 import stat
 import subprocess
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from rayjobs.injob import cgroups, kernel
 from rayjobs.injob.files import write_atomic
 from rayjobs.injob.memory import proportional_bytes
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.tree import Tree
 
 POINTS = 240
 EVERY_S = 1.0
@@ -35,9 +34,10 @@ _GPU_QUERY = "index,uuid,utilization.gpu,memory.used"
 class Usage:
     """The samples of one attempt on one node."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, plan: LaunchPlan, tree: Tree) -> None:
         """Begin with no sample; `turn` takes them."""
-        self._host = host
+        self._plan = plan
+        self._tree = tree
         self._every_s = EVERY_S
         self._began_s = time.monotonic()
         self._next_s = self._began_s + EVERY_S
@@ -56,7 +56,7 @@ class Usage:
 
     def start(self) -> None:
         """Start the program that watches the attempt's GPUs, where it has any."""
-        devices = self._host.plan.env.get("CUDA_VISIBLE_DEVICES", "")
+        devices = self._plan.env.get("CUDA_VISIBLE_DEVICES", "")
         if not devices.strip():
             return
         words = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
@@ -77,7 +77,7 @@ class Usage:
             return  # no driver program here: GPUs are not watched
         assert self._gpu.stdout is not None
         os.set_blocking(self._gpu.stdout.fileno(), False)
-        self._host.tree.helpers.add(self._gpu.pid)
+        self._tree.helpers.add(self._gpu.pid)
 
     def abandon(self) -> None:
         """Close what a forked process must not keep."""
@@ -127,14 +127,14 @@ class Usage:
 
     # -- CPU and memory ---------------------------------------------------------------------------
     def _cpu_seconds(self) -> float:
-        folder = self._host.tree.cgroup
+        folder = self._tree.cgroup
         if folder is not None:
             used = cgroups.value(folder, "cpu.stat", "usage_usec")
             if used is not None:
                 self._cpu_s = used / 1e6
                 return self._cpu_s
         seen: Dict[int, Tuple[int, float]] = {}
-        for one in self._host.tree.held():
+        for one in self._tree.held():
             spent_s = _cpu_of(one.pid)
             start, before_s = self._seen.get(one.pid, (one.start_time, 0.0))
             if start != one.start_time:
@@ -145,7 +145,7 @@ class Usage:
         return self._cpu_s
 
     def _memory_bytes(self) -> int:
-        folder = self._host.tree.cgroup
+        folder = self._tree.cgroup
         if folder is not None:
             text = cgroups.read(folder, "memory.current")
             if text is not None and text.strip().isdigit():
@@ -155,7 +155,7 @@ class Usage:
                 return max(0, int(text) - idle)
         # Shared pages are divided among their users: ranks share the interpreter they come from.
         self._how = "proportional"
-        return sum(proportional_bytes(one.pid) for one in self._host.tree.held())
+        return sum(proportional_bytes(one.pid) for one in self._tree.held())
 
     # -- GPUs -------------------------------------------------------------------------------------
     def _read_gpus(self) -> None:
@@ -212,8 +212,8 @@ class Usage:
         }
 
     def _write(self) -> None:
-        record = {"node": self._host.plan.node, **self.as_record()}
-        write_atomic(os.path.join(self._host.plan.root, FILE), json.dumps(record))
+        record = {"node": self._plan.node, **self.as_record()}
+        write_atomic(os.path.join(self._plan.root, FILE), json.dumps(record))
 
 
 def read(root: str) -> Optional[Dict[str, Any]]:

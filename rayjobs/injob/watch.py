@@ -5,25 +5,26 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, List, Mapping, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Sequence, Tuple
 
 from rayjobs.injob import stacks
+from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.ranks import Rank
 from rayjobs.injob.stall import StallWatch
-
-if TYPE_CHECKING:
-    from rayjobs.injob.host import Host
 
 
 class Watch:
     """The clocks of one attempt on one node that its host keeps by itself."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, plan: LaunchPlan, ranks: Sequence[Rank], ending: Ending) -> None:
         """Start the lease's clock; `found` will say where the ranks were that have stalled."""
-        plan = host.plan
-        self._host = host
+        self._plan = plan
+        self._ranks = ranks
+        self._ending = ending
         self.lease = Lease.of(plan.lease_s, plan.raylet, plan.lease_since_s)
         self.stall: Optional[StallWatch] = None
         if plan.stall_timeout_s is not None:
@@ -34,18 +35,16 @@ class Watch:
         """Begin the attempt's end if its lease is over, or hurry one that has begun."""
         why = self.lease.why_over()
         if why is not None:
-            grace_s = self.lease.end_grace_s(self._host.plan.grace_s)
-            self._host.ending.begin(Outcome.LEASE_LOST, why, grace_s=grace_s)
+            grace_s = self.lease.end_grace_s(self._plan.grace_s)
+            self._ending.begin(Outcome.LEASE_LOST, why, grace_s=grace_s)
 
     def look(self) -> None:
         """Begin the attempt's end if it has stalled."""
         if self.stall is None:
             return
-        for rank in self._host.ranks:
+        for rank in self._ranks:
             if not rank.has_ended:
-                metrics = os.path.join(
-                    self._host.plan.root, "metrics", f"rank-{rank.plan.rank}.jsonl"
-                )
+                metrics = os.path.join(self._plan.root, "metrics", f"rank-{rank.plan.rank}.jsonl")
                 self.stall.add(rank.plan.rank, rank.identity, rank.log.path, metrics)
         self.stall.look()
         why = self.stall.why_stalled()
@@ -54,27 +53,27 @@ class Watch:
 
     def end_stalled(self, why: str) -> None:
         """Dump the stacks of every rank, then begin the end of the attempt. Idempotent."""
-        if self._host.ending.has_begun:
+        if self._ending.has_begun:
             return
         self.found = tuple(one.as_record() for one in self._dump_all())
         odd, how = stacks.odd_ones(self.found)
-        if odd and self._host.plan.node_count == 1:
+        if odd and self._plan.node_count == 1:
             why += f"; {stacks.named(odd, how)}"
-        self._host.ending.begin(Outcome.STALLED, why)
+        self._ending.begin(Outcome.STALLED, why)
 
     def _dump_all(self) -> List[stacks.Dump]:
         """Dump every living rank, also into the attempt's logs; a full disk keeps none there."""
         dumps = []
-        for rank in self._host.ranks:
+        for rank in self._ranks:
             if rank.has_ended:
                 continue
             if self.lease.why_over() is not None:
                 break  # each may take ten seconds, and the ranks have to end in time
-            file = self._host.plan.stacks_of(rank.plan.rank)
+            file = self._plan.stacks_of(rank.plan.rank)
             dump = stacks.dump(rank.plan.rank, rank.identity, file)
             if dump is not None:
                 dumps.append(dump)
-        folder = os.path.join(self._host.plan.work, "logs", "stacks")
+        folder = os.path.join(self._plan.work, "logs", "stacks")
         at = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
         for dump in dumps:
             try:
@@ -103,5 +102,5 @@ class Watch:
             }
         if operation == "stalled":
             self.end_stalled(str(request.get("reason") or "the attempt has stalled"))
-            return {"ok": True, "state": self._host.state}
+            return {"ok": True}
         return None

@@ -225,7 +225,7 @@ async def start_cold(
     Raises:
         WarmError: the host could not start.
     """
-    arguments = [python, str(_INJOB / "host.py"), plan, "--cold-reason", reason]
+    arguments = [python, str(_INJOB / "coldhost.py"), plan, "--cold-reason", reason]
     full_env = {**env, MARKER_VARIABLE: "-" * MARKER_PAD}
     line = json.dumps(dict(secrets or {})).encode() + b"\n"
     answer = await _start(arguments, full_env, line, timeout_s=timeout_s)

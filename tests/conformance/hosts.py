@@ -229,7 +229,7 @@ def run_as_nobody(attempt: Attempt, folder: Path, way: str) -> dict[str, Any]:
     injob = Path(plans.__file__).parent
     socket = str(folder / "w.sock")
     begin = {
-        "cold": ["host.py", attempt.write_plan()],
+        "cold": ["coldhost.py", attempt.write_plan()],
         "warm": ["warm.py", "--socket", socket, "--log", str(folder / "warm.log")],
     }[way]
     for path in (folder, *folder.rglob("*")):

@@ -23,7 +23,7 @@ SMI = "#!/bin/sh\necho '0, GPU-a, 37, 1024'\necho '1, GPU-b, [N/A], 2'\nexec sle
 
 
 def host(root: Path, pids: list[int] | None = None, devices: str = "") -> Any:
-    """A host with nothing but what the samples need: a plan, and a tree of real processes."""
+    """Return what the samples need: a plan, and a tree of real processes."""
 
     def held() -> list[ProcessStat]:
         found = [stat_of(pid) for pid in pids or ()]
@@ -31,7 +31,7 @@ def host(root: Path, pids: list[int] | None = None, devices: str = "") -> Any:
 
     plan = SimpleNamespace(root=str(root), node=0, env={"CUDA_VISIBLE_DEVICES": devices})
     tree = SimpleNamespace(cgroup=None, held=held, helpers=set())
-    return SimpleNamespace(plan=plan, tree=tree)
+    return plan, tree
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def busy() -> Iterator[int]:
 
 
 def test_cpu_and_memory_of_a_busy_process(tmp_path: Path, busy: int) -> None:
-    samples = Usage(host(tmp_path, [busy]))
+    samples = Usage(*host(tmp_path, [busy]))
     deadline = time.monotonic() + 30
     while samples.as_record()["cpu_s"] < 0.05:
         samples._next_s = 0.0
@@ -59,7 +59,7 @@ def test_cpu_and_memory_of_a_busy_process(tmp_path: Path, busy: int) -> None:
 
 
 def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> None:
-    samples = Usage(host(tmp_path))
+    samples = Usage(*host(tmp_path))
     samples._memory_bytes = lambda: 1  # type: ignore[method-assign]
     for second in range(100_000):
         samples._sample(samples._began_s + second)
@@ -72,7 +72,7 @@ def test_any_length_of_run_keeps_a_bounded_number_of_points(tmp_path: Path) -> N
 
 
 def test_dear_samples_are_taken_less_often(tmp_path: Path) -> None:
-    samples = Usage(host(tmp_path))
+    samples = Usage(*host(tmp_path))
 
     def dear(_now_s: float) -> None:
         until_s = time.thread_time() + 0.02
@@ -90,7 +90,7 @@ def test_dear_samples_are_taken_less_often(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_or_a_dead_process_costs_nothing(tmp_path: Path) -> None:
-    samples = Usage(host(tmp_path / "none", [2**22 + 1]))
+    samples = Usage(*host(tmp_path / "none", [2**22 + 1]))
     samples._next_s = 0.0
     samples.turn()
     samples.stop()
@@ -104,9 +104,9 @@ def test_gpus_are_watched_by_the_drivers_own_program_which_ends_with_the_samples
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     owner = host(tmp_path, [os.getpid()], devices="0,1")
-    samples = Usage(owner)
+    samples = Usage(*owner)
     samples.start()
-    (pid,) = owner.tree.helpers
+    (pid,) = owner[1].helpers
     assert b"RAYJOBS" not in Path(f"/proc/{pid}/environ").read_bytes()
     deadline = time.monotonic() + 30
     while not samples.as_record()["gpus"]:
@@ -128,8 +128,8 @@ def test_without_a_driver_program_or_gpus_nothing_is_started(
     monkeypatch.setenv("PATH", str(tmp_path))
     for devices in ("", "0"):
         owner = host(tmp_path, devices=devices)
-        Usage(owner).start()
-        assert owner.tree.helpers == set()
+        Usage(*owner).start()
+        assert owner[1].helpers == set()
 
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "noise", "deep", "missing"])

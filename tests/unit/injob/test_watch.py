@@ -28,7 +28,7 @@ def test_dumps_of_many_ranks_end_with_the_lease(
         work=str(tmp_path),
         stacks_of=lambda rank: "",
     )
-    looking = watch.Watch(SimpleNamespace(plan=plan, ranks=ranks))  # type: ignore[arg-type]
+    looking = watch.Watch(plan, ranks, SimpleNamespace())  # type: ignore[arg-type]
     dumped = []
 
     def dump(rank: int, identity: object, file: str) -> stacks.Dump:
