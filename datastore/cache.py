@@ -25,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.files import is_locked, locked, write_atomic
+from rayjobs.core.text import size_text
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.backends.base import CountBytes, ignore_bytes
 from rayjobs.datastore.clones import clone
 from rayjobs.datastore.digests import digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import CacheFull, DataIntegrityError, DatastoreError
 from rayjobs.datastore.manifest import FileEntry
-from rayjobs.datastore.progress import human_bytes
 from rayjobs.injob.identity import boot_id
 
 SPARE_BYTES = 1 << 30
@@ -295,13 +295,13 @@ class NodeCache:
             used -= freed
         if not self._fits(used, size):
             bound = (
-                f"its bound is {human_bytes(self.max_bytes)}"
+                f"its bound is {size_text(self.max_bytes)}"
                 if self.max_bytes is not None and used + size > self.max_bytes
-                else f"{human_bytes(self.spare_bytes)} of the disk must stay free"
+                else f"{size_text(self.spare_bytes)} of the disk must stay free"
             )
             raise CacheFull(
-                f"the cache at {self.root} has no room for {human_bytes(size)}: "
-                f"{human_bytes(used)} are in use by running jobs, and {bound}. "
+                f"the cache at {self.root} has no room for {size_text(size)}: "
+                f"{size_text(used)} are in use by running jobs, and {bound}. "
                 "Raise the bound, free disk space, or mount the data from a shared folder."
             )
         return used

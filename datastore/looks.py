@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from rayjobs.core.text import counted
 from rayjobs.datastore.backends.local import PARTIAL_MARK
 from rayjobs.datastore.digests import digest_of_stream
 
@@ -133,9 +134,8 @@ class Change:
 
 def what(look: Look, digest: str = "") -> str:
     """Return what is reported about a file: its size, content and time of the last change."""
-    size = f"{look[0]} byte{'' if look[0] == 1 else 's'}"
     content = f", {digest[:19]}…" if digest else ""
-    return f"{size}{content}, last changed {when(look[1])}"
+    return f"{counted(look[0], 'byte')}{content}, last changed {when(look[1])}"
 
 
 def when(time_ns: int) -> str:

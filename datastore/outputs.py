@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.text import counted, verb
 from rayjobs.datastore.absent import AbsentOfOutput
 from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
@@ -211,10 +212,10 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
     if not others:
         return same
     named = ", ".join(sorted(others)[:MOST_NAMED]) + (" …" if len(others) > MOST_NAMED else "")
-    is_one = len(others) == 1
     raise DataExists(
-        f"in datastore {output.record.name!r} {'is' if is_one else 'are'} already {named} with "
-        f"other bytes ({len(others)} file{'' if is_one else 's'}), and overwriting was not asked "
+        f"in datastore {output.record.name!r} {verb(len(others), 'is', 'are')} already "
+        f"{named} with "
+        f"other bytes ({counted(len(others), 'file')}), and overwriting was not asked "
         "for: what is stored there was kept. Store to a destination with {run-id}, or ask for it "
         "(as_upload(overwrite=True), in a job file overwrite: true)."
     )

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from rayjobs.core.text import duration_text
+
 log = logging.getLogger("rayjobs.datastore")
 
 NOTICE_S = 3.0
@@ -103,9 +105,9 @@ class Patience:
         from botocore.exceptions import ConnectTimeoutError, ReadTimeoutError
 
         if isinstance(error, ReadTimeoutError):
-            return f"no answer within {self._read_s:g} s"
+            return f"no answer within {duration_text(self._read_s)}"
         if isinstance(error, ConnectTimeoutError):
-            return f"no connection within {self._connect_s:g} s"
+            return f"no connection within {duration_text(self._connect_s)}"
         return str(error).rstrip(".") or type(error).__name__
 
     def _begin(self, size: int) -> None:
@@ -135,7 +137,7 @@ class Patience:
                 self._is_reported = self._is_reported or is_late
             if report:
                 log.warning(
-                    "waiting for %s: no answer for %g s; gives up after %.0f s at most",
-                    *(self._server, NOTICE_S, self.limit_s),
+                    "waiting for %s: no answer for %s; gives up after %s at most",
+                    *(self._server, duration_text(NOTICE_S), duration_text(self.limit_s)),
                 )
             time.sleep(LOOK_S)

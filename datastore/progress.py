@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
+from rayjobs.core.text import size_text
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -70,21 +72,11 @@ class Meter:
             )
 
 
-def human_bytes(count: float) -> str:
-    """Return `count` bytes as people read them: `512 B`, `3.4 MB`."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
-
-
 def line_of(progress: Progress) -> str:
     """Return `progress` as one line."""
     return (
         f"{progress.doing}: {progress.done_files}/{progress.total_files} files, "
-        f"{human_bytes(progress.done_bytes)} of {human_bytes(progress.total_bytes)}"
+        f"{size_text(progress.done_bytes)} of {size_text(progress.total_bytes)}"
     )
 
 

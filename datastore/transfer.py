@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from rayjobs.core.text import verb
 from rayjobs.datastore.backends import Backend, StoredFile
 from rayjobs.datastore.errors import AccessDenied, DatastoreError, InvalidReference, TransferFailed
 from rayjobs.datastore.kept import Tally, compare, tally
@@ -136,8 +137,10 @@ def left_out_text(left_out: Sequence[str]) -> str:
     """Return, say, `2 entries left out: a/x (a broken link), a/up (a link that leads back …)`."""
     count = len(left_out)
     more = f" and {count - LEFT_OUT_SHOWN} more" if count > LEFT_OUT_SHOWN else ""
-    entries = "1 entry" if count == 1 else f"{count} entries"
-    return f"{entries} left out: {', '.join(left_out[:LEFT_OUT_SHOWN])}{more}"
+    return (
+        f"{count} {verb(count, 'entry', 'entries')} left out: "
+        f"{', '.join(left_out[:LEFT_OUT_SHOWN])}{more}"
+    )
 
 
 def upload(

@@ -8,6 +8,7 @@ from typing import Any
 
 from rayjobs.api.submitters import register
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_whole
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies import NoTerminationPolicy, Policy
@@ -166,7 +167,7 @@ class HyperDriveConfig:
             limits["max_concurrent_runs"] = MAX_CONCURRENT
         for name, most in limits.items():
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+            if not is_whole(value, at_least=1) or value > most:
                 wrong(name, f"the value is {value!r}.", f"Give a whole number of 1 … {most}.")
         minutes = self.max_duration_minutes
         if not isinstance(minutes, int | float) or isinstance(minutes, bool) or not minutes > 0:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.policies import Scheduler
@@ -120,7 +121,8 @@ class SweepState:
             return f"{failed} trials failed, more than max_failures, {limits.max_failures}"
         if self.elapsed_s >= limits.max_duration_s:
             return (
-                f"the sweep's time is up: {self.elapsed_s:.0f} s of {limits.max_duration_s:.0f} s"
+                f"the sweep's time is up: {duration_text(self.elapsed_s)} of "
+                f"{duration_text(limits.max_duration_s, exact=True)}"
             )
         return self._all_lack_the_metric(spec)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError, UsageError
+from rayjobs.core.text import counted
 
 
 class SweepError(SpecError):
@@ -21,8 +22,8 @@ class SweepError(SpecError):
 
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
         listed = tuple(problems)
-        plural = "s" if len(listed) != 1 else ""
-        super().__init__(message or f"the sweep has {len(listed)} problem{plural}", problems=listed)
+        text = message or f"the sweep has {counted(len(listed), 'problem')}"
+        super().__init__(text, problems=listed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.message.split(":\n", 1)[0], self.problems)

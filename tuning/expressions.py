@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.tuning.errors import problem
 
 _MAX_EXPONENT = 709.0  # math.exp overflows just above
@@ -94,7 +95,7 @@ class RandInt(Expression):
     upper: int
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.upper) or not 1 <= self.upper <= _MOST_INTEGERS:
+        if not is_whole(self.upper) or not 1 <= self.upper <= _MOST_INTEGERS:
             raise problem(
                 "",
                 f"randint's upper bound is {self.upper!r}.",
@@ -368,21 +369,16 @@ def qlognormal(mu: float, sigma: float, q: int) -> QLogNormal:
     return QLogNormal(mu, sigma, q)
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _check_numbers(name: str, **values: object) -> None:
     for argument, value in values.items():
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        if not good or not math.isfinite(value):  # type: ignore[arg-type]  # a number by now
+        if not is_number(value):
             raise problem(
                 "", f"{name}'s {argument} is {value!r}.", "Give a finite number, not text."
             )
 
 
 def _check_step(name: str, q: object) -> None:
-    if not _is_whole(q) or q < 1:  # type: ignore[operator]  # an int by now
+    if not is_whole(q, at_least=1):
         raise problem("", f"{name}'s q is {q!r}.", "Give a whole number of at least 1.")
 
 

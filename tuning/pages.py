@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rayjobs.core.text import duration_text
 from rayjobs.tuning import plot_data
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.plots import KINDS, LABELS, Kind, check_drawable, make_figure
@@ -141,7 +142,7 @@ def _table(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) 
             _cell(row.best),
             _cell(row.last),
             _cell(row.intervals),
-            _cell(seconds, "" if seconds is None else _duration(seconds)),
+            _cell(seconds, "" if seconds is None else duration_text(seconds)),
             *(_parameter(trial.parameters.get(key)) for key in keys),
             _word(trial.job_id or ""),
             f"<td>{html.escape(row.note)}</td>",
@@ -168,12 +169,3 @@ def _parameter(value: object) -> str:
         return _cell(value, str(value) if isinstance(value, int) else None)
     text = "" if value is None else value if isinstance(value, str) else json.dumps(value)
     return f"<td>{html.escape(text)}</td>"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return (
-        f"{minutes} m {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} m"
-    )

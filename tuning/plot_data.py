@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from rayjobs.core.text import counted
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import stripped
 from rayjobs.tuning.trials import TrialRecord, TrialState
@@ -258,4 +259,4 @@ def counts_text(trials: Sequence[TrialRecord]) -> str:
         for state, word in words.items()
         if (number := sum(1 for trial in trials if trial.state is state))
     ]
-    return f"{len(trials)} trial{'s' if len(trials) != 1 else ''}: {', '.join(parts)}"
+    return f"{counted(len(trials), 'trial')}: {', '.join(parts)}"

@@ -16,6 +16,7 @@ from pydantic import (
 )
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.text import counted
 from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.policies import NoTerminationPolicy, Policy, parse_policy
@@ -163,8 +164,7 @@ def parse_sweep(data: Mapping[str, Any], *, where: str = "") -> SweepSpec:
     # Pydantic asks whether parts fit together only once each of them is right.
     if _TEACHES_NOTHING not in problems and _is_bayesian_with_policy(data):
         problems.append(_TEACHES_NOTHING)
-    plural = "s" if len(problems) != 1 else ""
-    message = f"{where} has {len(problems)} problem{plural}" if where else ""
+    message = f"{where} has {counted(len(problems), 'problem')}" if where else ""
     raise SweepError(message, problems=problems)
 
 

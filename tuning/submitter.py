@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
+from rayjobs.core.text import name_from
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
@@ -199,7 +200,9 @@ def submit_config(
             f"a {type(config.base).__name__} cannot be swept. Give run_config=ScriptRunConfig(...)"
         )
     spec = config.sweep_spec(
-        job.model_dump(mode="json"), name=_name_of(experiment.name), register_as=register_as
+        job.model_dump(mode="json"),
+        name=name_from(experiment.name, default="sweep"),
+        register_as=register_as,
     )
     done = submit_sweep(
         experiment.workspace.opened,
@@ -211,12 +214,6 @@ def submit_config(
     run = HyperDriveRun(experiment, done.sweep.job.id, config)
     run.warnings, run.notes = done.warnings, done.notes
     return run
-
-
-def _name_of(experiment: str) -> str:
-    """Return a sweep's name for an experiment, whose name may hold more kinds of characters."""
-    text = "".join(c if c.isascii() and (c.isalnum() or c in "_.-") else "-" for c in experiment)
-    return text.lstrip("_.-")[:128] or "sweep"
 
 
 def _below_job(one: Problem) -> Problem:

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.text import counted
 from rayjobs.tuning.errors import SweepError, problem
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 
@@ -44,8 +45,7 @@ def load_sweep(path: str | Path) -> SweepSpec:
         from rayjobs.tuning.submitter import job_problems  # only on the way to an error
 
         problems = [*error.problems, *job_problems(data["job"])]
-        plural = "s" if len(problems) != 1 else ""
-        message = f"{file} has {len(problems)} problem{plural}"
+        message = f"{file} has {counted(len(problems), 'problem')}"
         raise SweepError(message, problems=problems) from None
 
 

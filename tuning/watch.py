@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from rayjobs.core.text import duration_text
 from rayjobs.results.metrics import number_text
 from rayjobs.tuning.engine import MetricNotice, SweepState, metric_missing
 from rayjobs.tuning.results import Row, Summary, best_trial, rows, summary
@@ -112,7 +113,7 @@ def summary_text(found: Summary, spec: SweepSpec, shown: Sequence[str] = ()) -> 
             f"best {spec.metric} = {number_text(found.best_value)} (trial {found.best.number})"
         )
     if found.running and found.eta_s is not None and (not shown or "Running" in shown):
-        parts.append(f"about {_time_text(found.eta_s)} left")
+        parts.append(f"about {duration_text(found.eta_s)} left")
     return _BETWEEN.join(parts)
 
 
@@ -270,11 +271,3 @@ def newest(cells: Sequence[tuple[str, ...]], most: int) -> list[tuple[str, ...]]
             break
         kept.add(row[0])
     return [row for row in cells if row[0] in kept]
-
-
-def _time_text(seconds: float) -> str:
-    if seconds < 60:
-        return f"{max(1, round(seconds))} s"
-    if seconds < 3600:
-        return f"{round(seconds / 60)} min"
-    return f"{seconds / 3600:.1f} h"

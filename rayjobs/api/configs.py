@@ -5,7 +5,6 @@ Signatures: ``azureml.core`` 1.61 (ScriptRunConfig, RunConfiguration, …Configu
 
 from __future__ import annotations
 
-import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.numbers import is_whole
+from rayjobs.core.text import name_from
 from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.project import default_target
@@ -242,7 +243,7 @@ class ScriptRunConfig:
         settings = self.run_config
         resume_from = resume_text(self.resume_from)
         values: dict[str, Any] = {
-            "name": _name_of(self.script or "command"),
+            "name": name_from(PurePosixPath(self.script or "command").stem, default="job"),
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
             "environment": _environment_of(settings.environment),
             "environment_variables": {
@@ -377,14 +378,9 @@ def _listed(arguments: Any) -> Sequence[Any]:
 
 
 def _count(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value, at_least=1):
         raise UsageError(f"{name} is {value!r}; it must be a whole number, 1 or more")
     return value
-
-
-def _name_of(script: str) -> str:
-    stem = PurePosixPath(script).stem
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).strip("-._")[:128] or "job"
 
 
 def _environment_of(environment: Any) -> str | dict[str, Any] | None:

@@ -20,6 +20,7 @@ from rayjobs.api.configs import (
 )
 from rayjobs.api.environment import CondaDependencies, Environment
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
 from rayjobs.spec import requirements
 from rayjobs.submit.project import default_target
@@ -239,7 +240,11 @@ class Estimator:
             raise UsageError(
                 f"the backend {chosen!r} is not supported; use one of: {', '.join(self.BACKENDS)}"
             )
-        several = _is_count(nodes) and _is_count(processes) and nodes * processes > 1
+        several = (
+            is_whole(nodes, at_least=1)
+            and is_whole(processes, at_least=1)
+            and nodes * processes > 1
+        )
         if chosen is None and several:
             raise UsageError(
                 f"{nodes} nodes × {processes} processes need a backend; give "
@@ -291,10 +296,6 @@ class PyTorch(Estimator):
         return list(cls._VERSIONS)
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
 def _agreed(name: str, given: int, named: int) -> int:
     """Return a count that may stand in two places, each of which is 1 by default.
 
@@ -313,7 +314,7 @@ def _counts(nodes: Any, processes: Any) -> list[Problem]:
     return [
         Problem(name, f"{value!r} is not a whole number, 1 or more.")
         for name, value in (("node_count", nodes), ("process_count_per_node", processes))
-        if not _is_count(value)
+        if not is_whole(value, at_least=1)
     ]
 
 

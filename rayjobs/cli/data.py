@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
+from rayjobs.cli.output import ago_text, facts, local_time, print_json, table
 from rayjobs.cli.params import pairs
 from rayjobs.cli.reporting import say
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
 from rayjobs.core.terminal import one_line
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted, size_text
 from rayjobs.data.pins import DATASET
 
 if TYPE_CHECKING:

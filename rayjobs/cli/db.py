@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.output import print_json, size_text
+from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+from rayjobs.core.text import size_text
 
 if TYPE_CHECKING:
     from rayjobs.store.care import Report

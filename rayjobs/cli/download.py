@@ -8,7 +8,7 @@ import click
 
 from rayjobs.cli.fetching import chosen_files, destinations, fetch
 from rayjobs.cli.naming import newest_named
-from rayjobs.cli.output import print_json, size_text
+from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import (
     Settings,
     common_options,
@@ -18,6 +18,7 @@ from rayjobs.cli.settings import (
 )
 from rayjobs.cli.unknown_names import require_single_job
 from rayjobs.core.terminal import one_line
+from rayjobs.core.text import counted, size_text
 
 EPILOG = """\b
 Examples:
@@ -69,6 +70,6 @@ def download(
     if not stored:
         settings.note(f"{found.id} has no files{'' if found.state.is_final else ' yet'}")
     elif written:
-        settings.note(f"fetched {written} file{'s' if written > 1 else ''}, {size} in all")
+        settings.note(f"fetched {counted(written, 'file')}, {size} in all")
     if present:
         settings.note(f"{present} there already")

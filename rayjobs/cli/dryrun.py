@@ -16,7 +16,7 @@ from rayjobs.cli.output import facts
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.startviews import start_lines
 from rayjobs.core.paths import NodePaths, home
-from rayjobs.core.units import counted, duration_text, memory_text
+from rayjobs.core.text import counted, duration_text, size_text, verb
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
@@ -82,7 +82,7 @@ def plan_text(plan: dict[str, Any]) -> str:
     if shape["gpus"]:
         each += f", {counted(shape['gpus'], 'GPU')}"
     if shape["memory"]:
-        each += f", {memory_text(shape['memory'])}"
+        each += f", {size_text(shape['memory'])}"
     limit = spec["max_duration_s"]
     lines = [
         ("Job", f"{spec['name']} (experiment {plan['experiment']})"),
@@ -92,7 +92,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Left out", packed.get("left_out_text", "")),
         ("Environment", JobSpec.model_validate(spec).environment_text),
         ("Target", f"{placed['target']} ({placed['target_state']})"),
-        ("Place", f"{shape['nodes']:g} node{'s' if shape['nodes'] > 1 else ''} with {each}"),
+        ("Place", f"{counted(shape['nodes'], 'node')} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),
         *start_lines(spec, placed["hosts"]),
         *[
@@ -100,7 +100,7 @@ def plan_text(plan: dict[str, Any]) -> str:
             for name, one in spec["inputs"].items()
         ],
         *[(f"Output {name}", one["destination"]) for name, one in spec["outputs"].items()],
-        ("At most", duration_text(limit) if limit else "no limit"),
+        ("At most", duration_text(limit, exact=True) if limit else "no limit"),
         ("Workspace", plan["workspace"]),
     ]
     lines += [("Note", note) for note in placed["notes"]]
@@ -155,7 +155,7 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
     waits = []
     ahead = len((view.detail or {}).get("waiting", {}))
     if ahead:
-        waits.append(f"{ahead} job{'s' if ahead > 1 else ''} that wait{'s' * (ahead == 1)} already")
+        waits.append(f"{counted(ahead, 'job')} that {verb(ahead, 'waits', 'wait')} already")
     rooms = [
         NodeRoom(
             str(node["node_id"]),

@@ -8,9 +8,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from rayjobs.cli.output import size_text
 from rayjobs.cli.settings import Settings
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.text import size_text
 from rayjobs.jobs.records import StoredFile
 from rayjobs.results.logs import real_name
 from rayjobs.workspace.blobs import BlobStore

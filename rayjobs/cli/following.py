@@ -9,6 +9,7 @@ from rayjobs.cli.jobviews import short_id
 from rayjobs.cli.outlook import NOT_RESPONDING, outlooks
 from rayjobs.cli.screen import Screen
 from rayjobs.cli.settings import Settings
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.driver_log import last_lines
@@ -190,7 +191,7 @@ def await_end(
             return [ended[job_id] for job_id in job_ids]
         if deadline is not None and time.monotonic() >= deadline:
             late = [job_id for job_id in watched if job_id not in ended]
-            raise TimeoutError(f"not ended after {timeout_s:g} s: {', '.join(late)}")
+            raise TimeoutError(f"not ended after {duration_text(timeout_s)}: {', '.join(late)}")
         time.sleep(LOOK_EVERY_S)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.cli.outlook import NOT_RESPONDING, Outlook
-from rayjobs.cli.output import duration_text
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.outcomes import UNSEEN
 from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import JobState

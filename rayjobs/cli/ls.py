@@ -23,19 +23,12 @@ from rayjobs.cli.jobviews import (
     waited_s,
 )
 from rayjobs.cli.outlook import Outlook, outlooks
-from rayjobs.cli.output import (
-    ago_text,
-    cut_inside,
-    duration_text,
-    print_json_rows,
-    state_colour,
-    table,
-    width,
-)
+from rayjobs.cli.output import ago_text, cut_inside, print_json_rows, state_colour, table, width
 from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import plain_text
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from rayjobs.cli.output import ago_text, facts, local_time, print_json, size_text, table
+from rayjobs.cli.output import ago_text, facts, local_time, print_json, table
 from rayjobs.cli.params import JobId, ParamType, pairs
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option, quiet_option
+from rayjobs.core.text import counted, size_text
 
 if TYPE_CHECKING:
     from rayjobs.api.model import Model
@@ -118,10 +119,7 @@ def register(
         print_json(_json(done))
         return
     click.echo(f"{done.name}:{done.version}")
-    settings.note(
-        f"{len(done.files)} file{'s' if len(done.files) != 1 else ''}, {size_text(done.size)}, "
-        f"of {done.run}"
-    )
+    settings.note(f"{counted(len(done.files), 'file')}, {size_text(done.size)}, of {done.run}")
     for left_out in done.lineage.get("left_out", ()):
         settings.note(f"left out, since no completed attempt stored it: {left_out}")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.paths import TargetPaths, home
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store

@@ -60,24 +60,6 @@ def state_colour(state: str) -> str:
     return _COLOURS.get(state, "white")
 
 
-def duration_text(seconds: float | None) -> str:
-    """Return seconds as people say them: ``0.4s``, ``12s``, ``3m 05s``, ``2h 07m``, ``4d 03h``."""
-    if seconds is None:
-        return "-"
-    if seconds < 0:
-        seconds = 0.0  # two clocks that differ
-    if seconds < 10:
-        return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m {whole % 60:02d}s"
-    if whole < 86_400:
-        return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
-    return f"{whole // 86_400}d {whole % 86_400 // 3600:02d}h"
-
-
 def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
     """Return how long ago something was, e.g. ``3m ago``; a dash when it was not."""
     if at is None:
@@ -94,17 +76,6 @@ def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
 def local_time(at: datetime | None) -> str:
     """Return a time in the user's own time zone, to the second."""
     return "-" if at is None else at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def size_text(size: float) -> str:
-    """Return bytes as people read them: ``812 B``, ``1.2 kB``, ``3.4 GB`` (powers of 1000)."""
-    if size < 1000:
-        return f"{int(size)} B"
-    for unit in ("kB", "MB", "GB", "TB"):
-        size /= 1000
-        if size < 999.95 or unit == "TB":
-            break
-    return f"{size:.1f} {unit}"
 
 
 def width() -> int:

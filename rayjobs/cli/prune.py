@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.output import ago_text, print_json, size_text, table
+from rayjobs.cli.output import ago_text, print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.core.units import counted, verb
+from rayjobs.core.text import counted, size_text, verb
 
 if TYPE_CHECKING:
     from rayjobs.core.safe_delete import Removed

@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from rayjobs.cli.output import duration_text, print_json, table
+from rayjobs.cli.output import print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.core.errors import RayjobsError
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted, duration_text
 from rayjobs.policy.report import (
     AT_ONCE_S,
     Estimated,

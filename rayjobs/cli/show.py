@@ -22,12 +22,12 @@ from rayjobs.cli.jobviews import (
 )
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
-from rayjobs.cli.output import duration_text, facts, local_time, print_json, size_text, state_colour
+from rayjobs.cli.output import facts, local_time, print_json, state_colour
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.cli.summary import left_out
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
-from rayjobs.core.units import counted, memory_text
+from rayjobs.core.text import GIB, counted, duration_text, size_text
 from rayjobs.data.pins import inputs_read
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -216,7 +216,7 @@ def _spec_facts(job: Job) -> list[tuple[str, str]]:
     if each.gpus:
         resources += f", {counted(each.gpus, 'GPU')}"
     if each.memory_gib:
-        resources += f", {each.memory_gib:g} GiB"
+        resources += f", {size_text(each.memory_gib * GIB)}"
     limit = spec.max_duration_s
     return [
         ("Source", spec.source_directory or ""),
@@ -226,7 +226,7 @@ def _spec_facts(job: Job) -> list[tuple[str, str]]:
         ("Secrets", ", ".join(spec.secrets)),
         ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),
         ("Each has", resources),
-        ("Limit", duration_text(limit) if limit else "none"),
+        ("Limit", duration_text(limit, exact=True) if limit else "none"),
         *[(f"Output {name}", one.destination) for name, one in spec.outputs.items()],
     ]
 
@@ -271,7 +271,7 @@ def _peak_memory(job: Job, attempts: list[Attempt]) -> str:
             # A fork shares the packages that its warm interpreter has loaded, and they count.
             is_cold = job.spec.cold or attempt.cold_reason
             loaded = "" if is_cold else ", with the preloaded packages"
-            return f"{memory_text(peak)} ({where}{loaded})"
+            return f"{size_text(peak)} ({where}{loaded})"
     return ""
 
 
@@ -315,7 +315,7 @@ def _used(attempt: Attempt) -> str:
     parts = []
     peak = peak_bytes(attempt)
     if peak is not None:
-        parts.append(f"peak memory {memory_text(peak)}")
+        parts.append(f"peak memory {size_text(peak)}")
     cpu_s = sum(float(found.get("cpu_s") or 0.0) for _, found in records_of(attempt))
     if cpu_s:
         parts.append(f"{duration_text(cpu_s)} of CPU time")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayjobs.cli.output import duration_text, print_json, table
+from rayjobs.cli.output import print_json, table
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, json_option
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted, duration_text
 
 if TYPE_CHECKING:
     from rayjobs.policy.simulate import Figures

@@ -8,6 +8,7 @@ from rayjobs.cli.asking import ask_target, check_running
 from rayjobs.cli.output import print_json
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.core.text import duration_text
 
 ANSWER_S = 10.0
 
@@ -41,5 +42,5 @@ def simulate_eviction(settings: Settings, job: str, notice: float | None) -> Non
     if settings.as_json:
         print_json({"id": found.id, "attempt": answer["attempt"], "notice_s": notice})
     else:
-        how = "without notice" if notice is None else f"with {notice:g} s of notice"
+        how = "without notice" if notice is None else f"with {duration_text(notice)} of notice"
         click.echo(f"{found.id} attempt {answer['attempt']} is evicted {how}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.spec_options import from_options, named_by_option, spec_options
 from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError, TargetError
+from rayjobs.core.text import name_from
 
 if TYPE_CHECKING:
     from rayjobs.snapshots import Summary
@@ -168,7 +168,7 @@ def typed_spec(
     data = typed if file is None else merge(load_spec_file(file), typed)
     data = with_defaults(data, project)
     if "name" not in data:
-        data["name"] = _name_of(data.get("script"))
+        data["name"] = name_from(Path(str(data.get("script") or "job")).stem, default="job")
         click.get_current_context().meta[_DEFAULT_NAME] = True
     try:
         spec = build_spec(data)
@@ -221,12 +221,6 @@ def _take_out(data: dict[str, Any], path: Sequence[str]) -> None:
         data = inner
     data.pop(last, None)
     data.pop(last.removesuffix("_s"), None)
-
-
-def _name_of(script: Any) -> str:
-    """Return a name for a job that was given none: its script's."""
-    stem = Path(script).stem if isinstance(script, str) else ""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "-", stem).lstrip("_.-")[:128] or "job"
 
 
 def _submit(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rayjobs.cli.jobviews import earlier_runs, end_text, ran_s, short_id, waited_s
-from rayjobs.cli.output import duration_text, size_text, state_colour
+from rayjobs.cli.output import state_colour
 from rayjobs.cli.settings import Settings
 from rayjobs.core.terminal import plain_text
+from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import number_text, summaries
@@ -57,7 +58,7 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     stored = [one for one in store.files(job.id) if one.name.startswith("outputs/")]
     if stored:
         size = size_text(sum(one.size for one in stored))
-        lines.append(f"  {len(stored)} stored file{'s' if len(stored) > 1 else ''} ({size})")
+        lines.append(f"  {counted(len(stored), 'stored file')} ({size})")
     commands = next_commands(job, has_metrics=bool(measured), has_files=bool(stored))
     return [*lines, *useful_commands(short_id(job), commands)]
 

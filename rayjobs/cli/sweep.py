@@ -24,7 +24,7 @@ from rayjobs.cli.sweepviews import (
 )
 from rayjobs.cli.unknown_names import require_experiment
 from rayjobs.core.errors import NotFoundError
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted
 
 if TYPE_CHECKING:
     from rayjobs.tuning.spec import SweepSpec

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
-from rayjobs.cli.output import duration_text, facts, print_json, size_text, table
+from rayjobs.cli.output import facts, print_json, table
 from rayjobs.cli.params import Duration, ParamType
 from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
 from rayjobs.cli.target_limits import limit_options, limits, set_limits
 from rayjobs.cli.target_secrets import secret
-from rayjobs.core.units import counted, verb
+from rayjobs.core.text import counted, duration_text, size_text, verb
 
 if TYPE_CHECKING:
     from rayjobs.target.targets import TargetView

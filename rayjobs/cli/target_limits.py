@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import click
 
-from rayjobs.cli.output import duration_text, facts, print_json
+from rayjobs.cli.output import facts, print_json
 from rayjobs.cli.params import ParamType
 from rayjobs.cli.settings import Settings, common_options, json_option
+from rayjobs.core.text import duration_text
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

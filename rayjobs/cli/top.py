@@ -12,10 +12,10 @@ import click
 
 from rayjobs.cli.jobviews import name_of, ran_s, short_id, waited_s
 from rayjobs.cli.outlook import ANSWER_S, key_of
-from rayjobs.cli.output import cut, cut_inside, duration_text, print_json, table, width
+from rayjobs.cli.output import cut, cut_inside, print_json, table, width
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.paths import home
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.target.record import load_target
@@ -196,7 +196,7 @@ def _lines(seen: dict[str, Any]) -> list[str]:
         use = f"{node['cpus_used']:g}/{counted(node['cpus'], 'CPU')}"
         if node["gpus"]:
             use += f", {node['gpus_used']:g}/{counted(node['gpus'], 'GPU')}"
-        use += f", {node['memory_used_bytes'] / 2**30:.1f}/{node['memory_bytes'] / 2**30:.1f} GiB"
+        use += f", {size_text(node['memory_used_bytes'])}/{size_text(node['memory_bytes'])}"
         lines.append(f"  {str(node['node_id'])[:12]}  {use} held")
         lines += [f"    {_use(job)}" for job in node["jobs"]]
     if seen["running"]:
@@ -208,7 +208,7 @@ def _lines(seen: dict[str, Any]) -> list[str]:
                 one["state"],
                 f"{one['gpus']:g}",
                 duration_text(one["elapsed_s"]),
-                duration_text(one["limit_s"]) if one["limit_s"] else "none",
+                duration_text(one["limit_s"], exact=True) if one["limit_s"] else "none",
             )
             for one in seen["running"]
         ]

@@ -14,6 +14,7 @@ from rayjobs.cli.settings import Settings, common_options, json_option, quiet_op
 from rayjobs.cli.spec_options import named_by_option, spec_options
 from rayjobs.cli.submit import SubmitCommand, typed_spec
 from rayjobs.core.errors import SpecError
+from rayjobs.core.text import counted
 
 if TYPE_CHECKING:
     from rayjobs.verify.verify import Verdict
@@ -143,7 +144,7 @@ def verdict_lines(verdict: Verdict) -> list[str]:
     points = sum(curve.points for curve in verdict.curves)
     count = len(verdict.kills)
     how = (
-        f"{count} kill{'s' if count > 1 else ''} (seed {verdict.seed}), {points} points of "
+        f"{counted(count, 'kill')} (seed {verdict.seed}), {points} points of "
         f"{len(verdict.curves)} metrics, checkpoint of step {verdict.checkpoint_step}, "
         f"rtol {verdict.tolerance.rtol:g}, atol {verdict.tolerance.atol:g}"
     )

@@ -12,12 +12,12 @@ import click
 from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, name_of, short_id
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
-from rayjobs.cli.output import duration_text, facts, print_json
+from rayjobs.cli.output import facts, print_json
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.terminal import plain_text
-from rayjobs.core.units import duration_text as exact_text
+from rayjobs.core.text import duration_text, size_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
@@ -190,7 +190,7 @@ def _details(
 def _command(job: Job, change: Mapping[str, Any]) -> str:
     """Return the command that makes the change which would start the job; empty: there is none."""
     told = {
-        "max_duration_s": lambda value: f"--max-duration {exact_text(value)}",
+        "max_duration_s": lambda value: f"--max-duration {duration_text(value, exact=True)}",
         "priority": lambda value: f"--priority {value:g}",
         "nodes": lambda value: f"--nodes {value:g}",
     }
@@ -209,7 +209,7 @@ def _free_text(node: Mapping[str, Any]) -> str:
     if node.get("gpus"):
         text += f", {node['free_gpus']:g} of {node['gpus']:g} GPUs"
     if node.get("memory"):
-        text += f", {node['free_memory'] / 2**30:.1f} of {node['memory'] / 2**30:.1f} GiB"
+        text += f", {size_text(node['free_memory'])} of {size_text(node['memory'])}"
     return f"{text} on {str(node['node_id'])[:12]}"
 
 

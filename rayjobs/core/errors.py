@@ -26,6 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rayjobs.core.text import counted
+
 
 class RayjobsError(Exception):
     """Base of all errors of rayjobs; `exit_code` is what the command line exits with."""
@@ -74,9 +76,7 @@ class SpecError(RayjobsError):
 
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
         listed = tuple(problems)
-        text = message or (
-            f"the job's spec has {len(listed)} problem{'s' if len(listed) != 1 else ''}"
-        )
+        text = message or (f"the job's spec has {counted(len(listed), 'problem')}")
         full = "\n".join([f"{text}:", *(f"  - {problem}" for problem in listed)])
         super().__init__(full if listed else text, problems=listed)
         self.problems = listed

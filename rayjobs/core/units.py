@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them."""
+"""Reads durations and sizes as people write them; `rayjobs.core.text` writes them."""
 
 from __future__ import annotations
 
@@ -92,32 +92,3 @@ def _number(text: str | float) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) else None
-
-
-def duration_text(seconds: float) -> str:
-    """Return seconds for people, e.g. ``1d12h``."""
-    left = round(seconds)
-    parts = []
-    for unit, size in (("d", 86400), ("h", 3600), ("m", 60), ("s", 1)):
-        if left >= size:
-            parts.append(f"{left // size}{unit}")
-            left %= size
-    return "".join(parts) or f"{seconds:g}s"
-
-
-def memory_text(size: float) -> str:
-    """Return bytes of memory as people write a limit: ``300 MiB``, ``1.5 GiB``, ``64 GiB``."""
-    gib = size / 2**30
-    if gib >= 1 or gib == 0:
-        return f"{gib:.4g} GiB"
-    return f"{size / 2**20:.4g} MiB"
-
-
-def counted(number: float, what: str) -> str:
-    """Return a number of things for people: ``1 CPU``, ``0.5 CPUs``, ``2 CPUs``."""
-    return f"{number:g} {what}{'' if number == 1 else 's'}"
-
-
-def verb(number: float, one: str, many: str) -> str:
-    """Return the form of a verb for a number of things: `stays` for 1, `stay` for others."""
-    return one if number == 1 else many

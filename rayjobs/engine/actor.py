@@ -19,6 +19,7 @@ from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths, short_socket
+from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
 from rayjobs.engine import job_asks
 from rayjobs.engine.board import Board
@@ -77,7 +78,9 @@ class TargetActor:
     def ping(self) -> dict[str, Any]:
         """Return who this is, once the wake socket answers."""
         if not self._ready.wait(START_TIMEOUT_S):
-            raise TargetError(f"the target {self.target} was not ready in {START_TIMEOUT_S:g} s")
+            raise TargetError(
+                f"the target {self.target} was not ready in {duration_text(START_TIMEOUT_S)}"
+            )
         if self._error is not None:
             raise TargetError(f"the target {self.target} could not start: {self._error}")
         return {"version": __version__, "epoch": self.epoch, "pid": os.getpid()}

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError
+from rayjobs.core.text import duration_text
 from rayjobs.protocol.calls import STACKS
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def _evict(drive: Drive, asked: Mapping[str, Any]) -> dict[str, Any]:
         return _no(f"job {drive.job.id} is being ended already")
     notice_s = asked.get("notice_s")
     grace_s = 0.0 if notice_s is None else float(notice_s)
-    how = "without notice" if notice_s is None else f"with {grace_s:g} s of notice"
+    how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
     drive.preempt(f"a simulated eviction {how}", grace_s=grace_s)
     return {"attempt": drive.number}
 

@@ -22,7 +22,7 @@ from typing import Any
 from rayjobs.core import ids
 from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.paths import TargetPaths, runtime_dir
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted, duration_text
 from rayjobs.core.version import __version__
 from rayjobs.injob import kernel
 from rayjobs.injob.identity import Identity, identity_of, stat_of
@@ -148,7 +148,7 @@ def patience_for_raylet(folder: Path) -> Iterator[None]:
                     raise LateError("the raylet ended while it was starting") from exc
                 if time.monotonic() >= deadline:
                     raise LateError(
-                        f"the raylet did not register within {local_head.RAY_UP_S} s"
+                        f"the raylet did not register within {duration_text(local_head.RAY_UP_S)}"
                     ) from exc
             time.sleep(LOOK_EVERY_S)
 
@@ -216,7 +216,9 @@ def end_actor(name: str) -> None:
             return
         ray.kill(actor, no_restart=True)
         time.sleep(0.05)
-    raise TargetError(f"the actor of target {name!r} did not end within {ACTOR_END_S:g} s")
+    raise TargetError(
+        f"the actor of target {name!r} did not end within {duration_text(ACTOR_END_S)}"
+    )
 
 
 def _clear_dashboard(name: str) -> None:
@@ -291,7 +293,7 @@ def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
 
     def end() -> None:
         if not told.is_set():
-            progress.failed(f"the start had not come to its end after {life_s:g} s")
+            progress.failed(f"the start had not come to its end after {duration_text(life_s)}")
         os._exit(0 if told.is_set() else 1)
 
     timer = threading.Timer(life_s, end)

@@ -15,6 +15,7 @@ from typing import IO
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import BUILD_LOG
+from rayjobs.core.text import duration_text
 from rayjobs.environments import tied
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.launch.leftovers import end_leftovers
@@ -62,7 +63,8 @@ class Control:
             raise StoppedError("the job's end was requested while its environment was built")
         if self.deadline_s is not None and asyncio.get_running_loop().time() >= self.deadline_s:
             raise PrepareError(
-                f"the environment was not ready within the job's limit of {self.limit_s:g} s; "
+                "the environment was not ready within the job's limit of "
+                f"{duration_text(self.limit_s, exact=True)}; "
                 f"raise it with --max-duration",
                 failure_class="time_limit",
             )

@@ -18,6 +18,7 @@ from typing import Any
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments import settings
@@ -201,10 +202,10 @@ class Environments:
             took_s = round(time.monotonic() - began_s, 3)
             record = {"key": key, "python": request.interpreter.version_text, "took_s": took_s}
             await asyncio.to_thread(self._cache.finish, key, venv, record)
-        work.log().write(f"built in {took_s:.1f} s: {self._cache.folder(key)}")
+        work.log().write(f"built in {duration_text(took_s)}: {self._cache.folder(key)}")
         work.tell(
             f"built an environment of {count} for Python {request.interpreter.version_text} in "
-            f"{took_s:.1f} s",
+            f"{duration_text(took_s)}",
             {"step": "built", "key": key, "took_s": took_s, "packages": len(packages)},
         )
 

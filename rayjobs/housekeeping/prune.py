@@ -18,7 +18,7 @@ from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed, original_name
-from rayjobs.core.units import verb
+from rayjobs.core.text import verb
 from rayjobs.resume.resuming import PACKED
 from rayjobs.snapshots.pack import blob_key as snapshot_key
 from rayjobs.store.pruning import PrunableJob, PruneView

@@ -13,6 +13,7 @@ from rayjobs.injob.memory import MemoryLimit, remove_cgroups_of
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.ranks import Rank
+from rayjobs.injob.text import size_text
 from rayjobs.injob.tree import Tree, as_remaining
 
 # Helpers such as the multiprocessing resource tracker end by themselves after their parent.
@@ -136,7 +137,7 @@ class Ending:
         )
 
     def _memory_text(self, rank: int | None) -> str:
-        limit = memory_text(self._plan.memory_bytes or 0)
+        limit = size_text(self._plan.memory_bytes or 0)
         who = "a process of the attempt" if rank is None else f"rank {rank}"
         return (
             f"{who} was killed: the attempt exceeded the job's memory limit of {limit}; "
@@ -270,10 +271,3 @@ def _is_full(folder: str) -> bool:
     except OSError:
         return False
     return room.f_bavail * room.f_frsize < _FULL_BYTES or (room.f_files > 0 and room.f_favail == 0)
-
-
-def memory_text(size: float) -> str:
-    """Return bytes as a limit is written, as `rayjobs.core.units.memory_text` does."""
-    if 0 < size < 2**30:
-        return "%.4g MiB" % (size / 2**20)
-    return "%.4g GiB" % (size / 2**30)

@@ -21,6 +21,7 @@ from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState
 from rayjobs.injob.starter import Starter
+from rayjobs.injob.text import duration_text
 from rayjobs.injob.tree import Tree
 from rayjobs.injob.usage import Usage
 from rayjobs.injob.views import Views
@@ -315,9 +316,10 @@ class Host:
         if not self._extras.starts_ranks and all(rank.has_ended for rank in self.ranks):
             self.ending.begin(Outcome.COMPLETED, "")
         elif left is not None and left <= 0:
-            limit = self.plan.max_duration_s
+            limit = duration_text(self.plan.max_duration_s, exact=True)
             self.ending.begin(
-                Outcome.TIME_LIMIT, f"the attempt reached its time limit of {limit:g} s"
+                Outcome.TIME_LIMIT,
+                f"the attempt reached its time limit of {limit}",
             )
         elif self.memory.check() is not None:
             self.ending.begin_over_memory()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from rayjobs.injob.identity import Identity, is_alive
+from rayjobs.injob.text import duration_text
 
 # Of the lease, after which a host that heard nothing ends its tree; the rest is for that end.
 HOST_SHARE = 2.0 / 3.0
@@ -95,8 +96,8 @@ class Lease:
             return None
         if left_s <= 0:
             return (
-                f"its target did not renew the lease of {self.lease_s:g} s for "
-                f"{self.lease_s * HOST_SHARE:g} s: the node was cut off, or frozen"
+                f"its target did not renew the lease of {duration_text(self.lease_s)} for "
+                f"{duration_text(self.lease_s * HOST_SHARE)}: the node was cut off, or frozen"
             )
         if self._raylet is not None and not is_alive(self._raylet):
             return "Ray's process on its node (raylet) has ended, so the node is lost to its target"

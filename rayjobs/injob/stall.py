@@ -8,6 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from rayjobs.injob.identity import Identity, stat_of
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.stacks import STOPPED
+from rayjobs.injob.text import duration_text
 
 _LOOK_S = 0.5
 
@@ -92,7 +93,8 @@ class StallWatch:
         for one in self._ranks.values():
             since_s = one.stopped_since_s
             if since_s is not None and now_s - since_s >= self.timeout_s:
-                return f"rank {one.rank} has been stopped (SIGSTOP) for {self.timeout_s:g} s"
+                how_long = duration_text(self.timeout_s)
+                return f"rank {one.rank} has been stopped (SIGSTOP) for {how_long}"
         if self._is_alone and self._ranks and self.silent_s >= self.timeout_s:
             return silence(self.timeout_s)
         return None
@@ -100,4 +102,4 @@ class StallWatch:
 
 def silence(timeout_s: float) -> str:
     """Return the sentence for an attempt that nothing was heard of."""
-    return f"no rank has logged a line, a metric or a heartbeat for {timeout_s:g} s"
+    return f"no rank has logged a line, a metric or a heartbeat for {duration_text(timeout_s)}"

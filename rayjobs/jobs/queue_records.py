@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from rayjobs.core.units import counted, duration_text
+from rayjobs.core.text import counted, duration_text
 from rayjobs.jobs.states import JobState
 
 # Serial, attempt, priority, hold, not_before and changed_at of a queued job, times as stored:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.core.text import duration_text
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import LOSSES, spends_budget
 from rayjobs.jobs.records import Attempt
@@ -81,7 +82,7 @@ def decide(
         what = f"{lost} attempts one after the other lost their host or node"
         return Hold(
             f"held: {what}; the last: {failure.message}",
-            f"{what}, each within {POISON_WITHIN_S / 60:.0f} minutes of its start; the last: "
+            f"{what}, each within {duration_text(POISON_WITHIN_S)} of its start; the last: "
             f"{failure.message}. See its log (`rayjobs logs ID`), then start it again with "
             f"`rayjobs update ID --release`, or cancel it",
         )

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rayjobs.core.failures import Failure, FailureClass, signal_name
-from rayjobs.core.units import memory_text
+from rayjobs.core.text import size_text
 from rayjobs.injob import stacks
 from rayjobs.injob.exitrecord import ExitRecord, RankExit
 from rayjobs.injob.outcomes import EndReason, Outcome
@@ -391,5 +391,5 @@ def _memory_message(record: ExitRecord, number: int | None) -> str:
         limit = record.memory.limit_bytes
         who = "a process of the attempt" if number is None else f"rank {number}"
         reason = f"{who} was killed: out of memory"
-        reason += f" under the limit of {memory_text(limit)}" if limit else ""
-    return reason + (f" (peak {memory_text(peak)})" if peak else "")
+        reason += f" under the limit of {size_text(limit)}" if limit else ""
+    return reason + (f" (peak {size_text(peak)})" if peak else "")

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.identity import Identity, identity_of, is_alive
@@ -215,7 +216,8 @@ class HostConnection:
                 if loop.time() >= deadline:
                     raise HostUnreachable(
                         f"the attempt host (pid {self.identity.pid}) runs, but did not answer "
-                        f"within {timeout_s:g} s: {error!r}. Its attempt keeps running; try again.",
+                        f"within {duration_text(timeout_s)}: {error!r}. Its attempt keeps "
+                        "running; try again.",
                     ) from error
             await asyncio.sleep(RETRY_S)
 

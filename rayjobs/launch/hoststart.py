@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
@@ -139,7 +140,7 @@ async def ensure_warm(
             return found
         if loop.time() > deadline:
             raise WarmError(
-                f"the warm interpreter did not come up within {timeout_s:g} s: "
+                f"the warm interpreter did not come up within {duration_text(timeout_s)}: "
                 f"{said or 'no answer'}; see {log_file}. Jobs can still be started cold."
             )
         arguments = [
@@ -255,7 +256,7 @@ async def _start(
     except TimeoutError:
         process.kill()
         await process.wait()
-        return {"ok": False, "error": f"nothing was heard within {timeout_s:g} s"}
+        return {"ok": False, "error": f"nothing was heard within {duration_text(timeout_s)}"}
     try:
         answer = json.loads(output)
     except ValueError:

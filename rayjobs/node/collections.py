@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from rayjobs.core.text import duration_text
 from rayjobs.protocol.collected import Collected
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,10 @@ class Progress:
     def stuck(self) -> str:
         """Return where the collection stands still, as a clause without a full stop."""
         name, _, since_s = self._at
-        return f"collecting {name} has made no progress for {time.monotonic() - since_s:.0f} s"
+        return (
+            f"collecting {name} has made no progress for "
+            f"{duration_text(time.monotonic() - since_s)}"
+        )
 
 
 class Collections:

@@ -20,10 +20,11 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import duration_text, size_text
 from rayjobs.data import pins
 from rayjobs.datastore import credentials
 from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
-from rayjobs.datastore.progress import Progress, human_bytes, line_of
+from rayjobs.datastore.progress import Progress, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
@@ -402,8 +403,8 @@ def _cache_bytes() -> int | None:
 def _input_text(held: Materialised, asked: InputRequest, took_s: float) -> str:
     size = ""
     if held.files is not None and held.bytes is not None:
-        size = f" ({held.files} files, {human_bytes(held.bytes)})"
-    return f"input {held.name}: {held.how} {asked.source}{size} in {took_s:.1f} s"
+        size = f" ({held.files} files, {size_text(held.bytes)})"
+    return f"input {held.name}: {held.how} {asked.source}{size} in {duration_text(took_s)}"
 
 
 def _why_open(held: Materialised, protection: Protection) -> str:

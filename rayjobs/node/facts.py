@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.files import write_atomic
+from rayjobs.core.text import size_text
 
 log = logging.getLogger(__name__)
 
@@ -218,8 +219,8 @@ def described(facts: Mapping[str, Any]) -> tuple[str, str]:
         runs.append(str(facts["why"]))
     machine = [str(facts["machine"])] if facts.get("machine") else []
     if facts.get("cpu"):
-        gib = f", {facts['memory_bytes'] / 2**30:.0f} GiB" if facts.get("memory_bytes") else ""
-        machine.append(f"{facts['cpus']} × {facts['cpu']}{gib}")
+        memory = f", {size_text(facts['memory_bytes'])}" if facts.get("memory_bytes") else ""
+        machine.append(f"{facts['cpus']} × {facts['cpu']}{memory}")
     names: dict[str, int] = {}
     for gpu in facts.get("gpus") or ():
         names[gpu["name"]] = names.get(gpu["name"], 0) + 1

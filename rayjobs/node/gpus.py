@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from rayjobs.core.text import MIB, duration_text, size_text
 from rayjobs.injob import recordfiles
 from rayjobs.injob.identity import is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
@@ -74,7 +75,7 @@ class Holder:
             about.append("not visible here")
         elif marker := self.marker:
             about.append(f"of {marker}, which has no part of this GPU")
-        held = f"{self.mib} MiB" if self.mib.isdigit() else "memory, amount unknown"
+        held = size_text(int(self.mib) * MIB) if self.mib.isdigit() else "memory, amount unknown"
         return f"pid {self.pid or 'unknown'} ({', '.join(about)}) holds {held}"
 
 
@@ -130,7 +131,8 @@ async def wait_until_free(
         )
     for gpu, mib in look.unseen_mib.items():
         tell(
-            f"GPU {gpu}: {mib} MiB are used by no visible process (a program in another container, "
+            f"GPU {gpu}: {size_text(mib * MIB)} are used by no visible process (a program "
+            "in another container, "
             f"or one that did not free them). The job may find too little memory"
         )
 
@@ -209,7 +211,7 @@ async def _asked(devices: Collection[str], query: str, *, columns: int) -> list[
     try:
         said, _ = await asyncio.wait_for(tool.communicate(), ANSWER_S)
     except TimeoutError as error:
-        raise CannotTellError(f"{TOOL} did not answer within {ANSWER_S:g} s") from error
+        raise CannotTellError(f"{TOOL} did not answer within {duration_text(ANSWER_S)}") from error
     finally:
         if tool.returncode is None:
             tool.kill()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 
+from rayjobs.core.text import duration_text
 from rayjobs.injob import namespace
 from rayjobs.injob.tree import CGROUP, NAMESPACE, SCAN
 from rayjobs.target.node_settings import AUTO
@@ -51,6 +52,6 @@ def why_no_namespace() -> str:
         answer = json.loads(asked.stdout)
         return "" if answer["works"] else str(answer["why"])
     except subprocess.TimeoutExpired:
-        return f"the trial did not end within {PROBE_S:g} s"
+        return f"the trial did not end within {duration_text(PROBE_S)}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         return f"it could not be tried: {error!r}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.files import write_atomic
+from rayjobs.core.text import counted
 from rayjobs.datastore.looks import Change, Looking, Seen, changes
 
 NAMED = 5
@@ -119,10 +120,9 @@ def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str
 
 
 def _listed(found: Sequence[Change], what: str) -> str:
-    count = "1 file" if len(found) == 1 else f"{len(found)} files"
     shown = "; ".join(change.sentence for change in found[:NAMED])
     more = f"; and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return f"{count} {what}: {shown}{more}"
+    return f"{counted(len(found), 'file')} {what}: {shown}{more}"
 
 
 def _who(one: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rayjobs.core.text import duration_text
 from rayjobs.injob import views
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class InputViews:
                 why_no_overlay=str(answer["why_no_overlay"]),
             )
         except subprocess.TimeoutExpired:
-            why = f"the trial of mount namespaces did not end within {PROBE_S:g} s"
+            why = f"the trial of mount namespaces did not end within {duration_text(PROBE_S)}"
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"mount namespaces could not be tried: {error!r}"
         return Protection(why=why, why_no_overlay=why)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted
 from rayjobs.datastore.errors import DataExists, DatastoreError
 from rayjobs.node import data_record
 from rayjobs.node.folder_datastores import Reaches, check_folders

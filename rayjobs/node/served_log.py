@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import size_text
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +141,7 @@ class _Copy:
                 if left < 0:
                     self._is_full = True
                     text = text[:left] + (
-                        f"\n[rayjobs] The dashboard shows the first {MOST_BYTES >> 20} MiB of a "
+                        f"\n[rayjobs] The dashboard shows the first {size_text(MOST_BYTES)} of a "
                         f"log. For all of it: rayjobs logs {self._job}\n"
                     )
                 file.write(text.encode())

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import EndReason, Outcome
@@ -121,7 +122,10 @@ class StoppedHosts:
         await asyncio.sleep(max(0.0, float(left_s)) + LOOK_S)
         while await self._is_heard(host):
             await asyncio.sleep(LOOK_S)
-        reason = f"the attempt reached its time limit of {limit_s:g} s; its host did not answer"
+        reason = (
+            f"the attempt reached its time limit of {duration_text(limit_s, exact=True)}; its "
+            "host did not answer"
+        )
         self.end(on, host, Outcome.TIME_LIMIT, reason, grace_s=on.grace_s)
 
     async def _watch_stall(self, on: AttemptOnNode, host: hostclient.HostConnection) -> None:
@@ -134,7 +138,8 @@ class StoppedHosts:
             await asyncio.sleep(max(1.0, min(timeout_s / 4, 30.0)))
             silent_s = await asyncio.to_thread(_silent_s, on)
         reason = (
-            f"nothing was printed or logged for {silent_s:.0f} s, and the attempt host did not "
+            f"nothing was printed or logged for {duration_text(silent_s)}, and the attempt "
+            "host did not "
             "answer"
         )
         self.end(on, host, Outcome.STALLED, reason, grace_s=on.grace_s)

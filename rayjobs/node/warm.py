@@ -11,6 +11,7 @@ from pathlib import Path
 from rayjobs.core.aliases import ALIASES
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import PACKAGE, short_socket
+from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
@@ -129,7 +130,7 @@ class NodeWarm:
                 if await hostclient.ping_warm(str(socket), user=self._user) is None:
                     await asyncio.shield(self.warm_up(python, again=True))
         except TimeoutError:
-            waited = f"none came up within {PATIENCE_S:g} s after one that failed"
+            waited = f"none came up within {duration_text(PATIENCE_S)} after one that failed"
             return None, f"no warm interpreter: {waited}"
         except RayjobsError as error:
             reason = f"no warm interpreter: {error}"

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rayjobs.core.errors import Problem
-from rayjobs.core.units import counted, memory_text
+from rayjobs.core.text import GIB, counted, size_text
 from rayjobs.policy.node_types import NodeTypes
 from rayjobs.spec.model import JobSpec
 
-GIB = 1024**3
 # Ray counts in ten-thousandths; a bundle with nothing in it is refused.
 GRAIN = 10_000
 LEAST_CPUS = 0.001
@@ -142,7 +141,7 @@ def fits_ever(spec: JobSpec, capacity: Capacity) -> list[Problem]:
             problems.append(
                 Problem(
                     "distribution.nodes",
-                    f"the job asks for {nodes} node{'s' if nodes > 1 else ''} with "
+                    f"the job asks for {counted(nodes, 'node')} with "
                     f"{_described(need)} each; the target can have {fitting} such.",
                     "Lower distribution.nodes or what a process asks for, or add such nodes.",
                 )
@@ -284,7 +283,7 @@ def _amount(number: float, unit: str) -> str:
     """Return CPUs or GPUs, or without a unit GiB of memory, as people write them."""
     if unit:
         return counted(round(number, 4), unit)
-    return f"{memory_text(number * GIB)} of memory"
+    return f"{size_text(number * GIB)} of memory"
 
 
 def _described(need: _Need) -> str:
@@ -292,5 +291,5 @@ def _described(need: _Need) -> str:
     if need.gpus:
         parts.append(counted(need.gpus, "GPU"))
     if need.memory:
-        parts.append(memory_text(need.memory))
+        parts.append(size_text(need.memory))
     return ", ".join(parts)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.units import counted, duration_text
+from rayjobs.core.text import counted, duration_text
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
@@ -37,7 +37,7 @@ def reason_of(plan: Plan, key: str) -> str:
             return "starts now"
         case Rule.PAUSE:
             assert job.not_before_s is not None
-            return f"tries again in {job.not_before_s - plan.situation.now_s:.0f} s"
+            return f"tries again in {duration_text(job.not_before_s - plan.situation.now_s)}"
         case Rule.NEVER_FITS:
             return (
                 f"asks for {job.shape.describe()}; the target's nodes have in all: "
@@ -77,7 +77,7 @@ def reason_of(plan: Plan, key: str) -> str:
             free = describe_free(plan.rooms)
             return f"first in line; waits for {job.shape.describe()}: {free}"
     ahead = plan.positions.get(key, 1) - 1
-    return f"waits for {ahead} job{'' if ahead == 1 else 's'} ahead of it"
+    return f"waits for {counted(ahead, 'job')} ahead of it"
 
 
 def explain(plan: Plan, key: str) -> Decision:
@@ -266,7 +266,7 @@ def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     spare_s = until_s - plan.situation.now_s - job.grace_s - OVERHEAD_S
     if spare_s >= LEAST_LIMIT_S and worst_duration_s(job) > spare_s:
         limit_s = math.floor(spare_s / 60) * 60
-        text = f"with --max-duration {duration_text(limit_s)} or less"
+        text = f"with --max-duration {duration_text(limit_s, exact=True)} or less"
         yield (
             replace(job, max_duration_s=float(limit_s)),
             Advice(
@@ -312,8 +312,7 @@ def _of_array(plan: Plan, job: Waiting, limit: int) -> str:
     told = f"{running} running"
     if before:
         told += f", {before} waiting before it"
-    members = "member" if limit == 1 else "members"
-    return f"at most {limit} {members} of the array may run at a time ({told})"
+    return f"at most {counted(limit, 'member')} of the array may run at a time ({told})"
 
 
 def _who(job: Waiting) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.numbers import is_number, is_whole
+from rayjobs.core.text import counted
 
 # The label by which Ray tells nodes of a type apart, those that are still to start as well.
 TYPE_LABEL = "ray.io/node-group"
@@ -41,9 +42,9 @@ class NodeType:
     def describe(self) -> str:
         """Return e.g. ``gpu (Standard_NC24ads_A100_v4, 24 CPUs, 1 GPU, spot, at most 4)``."""
         parts = [self.vm_size] if self.vm_size else []
-        parts.append(f"{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}")
+        parts.append(counted(self.cpus, "CPU"))
         if self.gpus:
-            parts.append(f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'}")
+            parts.append(counted(self.gpus, "GPU"))
         parts += ["spot"] * self.is_spot
         return f"{self.name} ({', '.join([*parts, f'at most {self.max_nodes}'])})"
 
@@ -152,14 +153,13 @@ def _node_type(path: Path, name: str, given: Any, most: int) -> NodeType:
 
 
 def _amount(path: Path, name: str, value: Any) -> float:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < math.inf:
+    if not is_number(value) or value < 0:
         raise UsageError(f"{path}: {name} is {value!r}; it must be a number from 0 on.")
     return float(value)
 
 
 def _count(path: Path, name: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not is_whole(value, at_least=0):
         raise UsageError(f"{path}: {name} is {value!r}; it must be a whole number, 0 or more.")
     return value
 

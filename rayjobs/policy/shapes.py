@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rayjobs.core.units import memory_text
+from rayjobs.core.text import counted, size_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,11 +55,11 @@ class Shape:
 
     def describe(self) -> str:
         """Return e.g. ``2 nodes × (4 CPUs, 1 GPU)``."""
-        parts = [f"{self.cpus:g} CPU{'' if self.cpus == 1 else 's'}"]
+        parts = [counted(self.cpus, "CPU")]
         if self.gpus:
-            parts.append(f"{self.gpus:g} GPU{'' if self.gpus == 1 else 's'}")
+            parts.append(counted(self.gpus, "GPU"))
         if self.memory:
-            parts.append(memory_text(self.memory))
+            parts.append(size_text(self.memory))
         if self.node_types:
             parts.append(f"type {' or '.join(self.node_types)}")
         one = ", ".join(parts)
@@ -179,7 +179,7 @@ def move(
 def describe_free(rooms: Sequence[NodeRoom]) -> str:
     """Return what is free in words, e.g. ``1 of 2 CPUs, 0 of 4 GPUs free``."""
     startable = sum(not room.is_up for room in rooms)
-    more = f"{startable} node{'' if startable == 1 else 's'} may start"
+    more = f"{counted(startable, 'node')} may start"
     rooms = [room for room in rooms if room.is_up]
     if not rooms:
         return f"no node is up; {more}" if startable else "there are no nodes"

@@ -24,7 +24,7 @@ from rayjobs.core.paths import (
     AttemptPaths,
     driver_log_name,
 )
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted
 from rayjobs.injob import openfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError
+from rayjobs.core.numbers import is_whole
 from rayjobs.injob.logvalues import number_of
 from rayjobs.injob.metricsfile import METRIC_KINDS, combine, stored_value
 from rayjobs.jobs.records import MetricPoint
@@ -65,7 +66,7 @@ def point_of(record: Mapping[str, Any], *, attempt: int, rank: int) -> MetricPoi
         sequence=int(record["n"]),
         name=name,
         value=stored_value(dict(record)),
-        step=step if isinstance(step, int) and not isinstance(step, bool) else None,
+        step=step if is_whole(step) else None,
         at=when,
     )
 

@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from rayjobs.core.files import write_atomic
+from rayjobs.core.text import duration_text
 from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.secrets_found import holds_secret, is_secret_name, is_sensitive_word
 
@@ -300,7 +301,7 @@ class GitLook:
             while selector.get_map():
                 left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or self._is_over.is_set():
-                    self._why = self._why or f"git took longer than {LIMIT_S:g} s"
+                    self._why = self._why or f"git took longer than {duration_text(LIMIT_S)}"
                     break
                 for key, _ in selector.select(min(left_s, 0.25)):
                     data = os.read(key.fd, 64 * 1024)

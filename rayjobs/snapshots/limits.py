@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.text import MIB
 
-MIB = 1024**2
 SIZE_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_MIB"
 FILES_VARIABLE = "RAYJOBS_SNAPSHOT_LIMIT_FILES"
 
@@ -59,12 +59,3 @@ def _positive(given: Mapping[str, str], name: str, default: float) -> float:
     if not 0 < value < 1e12:
         raise UsageError(f"{name} is {text!r}; give a number above 0, such as {default:g}")
     return value
-
-
-def size_text(size: float) -> str:
-    """Return a number of bytes for people, e.g. ``1.2 GiB``."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from rayjobs.core.errors import SnapshotError, StoreFullError
+from rayjobs.core.text import size_text
 from rayjobs.snapshots.ignore import LeftOut, read_rules
-from rayjobs.snapshots.limits import Limits, limits_from_environment, size_text
+from rayjobs.snapshots.limits import Limits, limits_from_environment
 from rayjobs.snapshots.own_records import read_start
 from rayjobs.snapshots.scan import (
     NAMED_AT_MOST,

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from rayjobs.core.errors import SnapshotError
+from rayjobs.core.text import MIB, counted, size_text
 from rayjobs.snapshots.ignore import (
     ENVIRONMENT_SIGNS,
     IGNORE_FILES,
@@ -22,7 +23,7 @@ from rayjobs.snapshots.ignore import (
     Why,
     ignore_line,
 )
-from rayjobs.snapshots.limits import FILES_VARIABLE, MIB, SIZE_VARIABLE, Limits, size_text
+from rayjobs.snapshots.limits import FILES_VARIABLE, SIZE_VARIABLE, Limits
 from rayjobs.snapshots.links import leaves_tree
 from rayjobs.snapshots.own_records import OwnRecords
 
@@ -228,7 +229,7 @@ def refuse_unreadable(paths: Iterable[str], root: Path) -> None:
     if listed:
         lines = "\n".join(f"  {printable(path)}" for path in listed)
         raise SnapshotError(
-            f"{len(listed)} path{'s' if len(listed) > 1 else ''} of {root} cannot be read:\n"
+            f"{counted(len(listed), 'path')} of {root} cannot be read:\n"
             f"{lines}\nMake them readable, or leave them out by lines in {IGNORE_FILES[0]}",
             unreadable=tuple(listed),
         )
@@ -286,9 +287,9 @@ def refuse_too_large(found: Scan, entry: str | None, rules: Rules, limits: Limit
             excess -= weight
 
     def shown(unit: str, weight: int) -> str:
-        amount = size_text(weight) if by_size else f"{weight:,} files"
+        amount = size_text(weight) if by_size else counted(weight, "file")
         return f"  {amount:>12}  {printable(unit)}" + (
-            f" ({within[unit]:,} files)" if by_size and unit.endswith("/") else ""
+            f" ({counted(within[unit], 'file')})" if by_size and unit.endswith("/") else ""
         )
 
     largest = "\n".join(shown(unit, weight) for unit, weight in units.most_common(10))

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.text import MIB, counted, size_text
 from rayjobs.snapshots.ignore import LeftOut
-from rayjobs.snapshots.limits import MIB, size_text
 from rayjobs.snapshots.scan import Kind, printable
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Summary:
     @property
     def size_line(self) -> str:
         """Number of files, size and largest files: ``2 files, 200 MiB; largest: big.bin (…)``."""
-        counted = f"{self.files:,} file{'' if self.files == 1 else 's'}"
-        line = f"{counted}, {size_text(self.size)}"
+        line = f"{counted(self.files, 'file')}, {size_text(self.size)}"
         if self.largest and self.files > 1:
             line += "; largest: " + ", ".join(
                 f"{printable(path)} ({size_text(size)})" for path, size in self.largest

@@ -14,8 +14,9 @@ from typing import BinaryIO
 import zstandard
 
 from rayjobs.core.errors import PrepareError, SnapshotError
+from rayjobs.core.text import size_text
 from rayjobs.snapshots.archive import CHUNK, Content, Source, entries
-from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits, size_text
+from rayjobs.snapshots.limits import UNPACK_LIMITS, Limits
 from rayjobs.snapshots.links import leaves_tree
 from rayjobs.snapshots.pack import DISK_FULL
 from rayjobs.snapshots.scan import Entry, Kind

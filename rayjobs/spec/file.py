@@ -13,6 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.core.numbers import is_whole
+from rayjobs.core.text import GIB, MIB
 from rayjobs.core.units import DURATIONS, SIZES, parse_size
 from rayjobs.core.units import parse_duration as parse_duration
 from rayjobs.spec.environment import anchored, resolved
@@ -20,8 +22,6 @@ from rayjobs.spec.model import JobSpec, json_schema
 from rayjobs.spec.problems import SHORT_KEYS, place, problem_of
 from rayjobs.spec.text import parse_json, parse_yaml, write_yaml
 
-MIB = 1024**2
-GIB = 1024**3
 FILE_LIMIT = 512 * 1024  # bytes
 SPEC_VERSION = 1
 # Version n → the function that makes version n + 1 of it. Raised only together with JobSpec's.
@@ -211,7 +211,7 @@ def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) ->
             {"job": value} if isinstance(value, str) else value for value in result["depends_on"]
         ]
     retries = result.get("retries")
-    if isinstance(retries, int) and not isinstance(retries, bool):
+    if is_whole(retries):
         result["retries"] = {"user": retries}
     if problems is not None:
         _check_secrets(result, problems)
@@ -276,7 +276,7 @@ def _check_secrets(data: dict[str, Any], problems: list[Problem]) -> None:
 
 def _migrate(data: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
     version = data.get("version", SPEC_VERSION)
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if not is_whole(version, at_least=1):
         problems.append(Problem("version", f"{version!r} is not a version.", "Write `version: 1`."))
         return {**data, "version": SPEC_VERSION}
     if version > SPEC_VERSION:

@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from rayjobs.core.failures import FailureClass
+from rayjobs.core.numbers import is_whole
 from rayjobs.spec import arrays
 
 Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
@@ -205,7 +206,7 @@ class Array(Model):
     @model_validator(mode="before")
     @classmethod
     def _from_text(cls, data: Any) -> Any:
-        if isinstance(data, int) and not isinstance(data, bool):
+        if is_whole(data):
             data = str(data)
         if not isinstance(data, str):
             return data

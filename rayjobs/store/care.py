@@ -18,6 +18,7 @@ from rayjobs.core.errors import (
     StoreVersionError,
     UsageError,
 )
+from rayjobs.core.text import duration_text
 from rayjobs.store.filesystem import SHARED, file_system_of
 from rayjobs.store.schema import VERSION, version_of
 from rayjobs.store.witness import Witness, events_of
@@ -309,7 +310,8 @@ def _raise_if_busy(error: sqlite3.DatabaseError, path: Path) -> None:
     if _is_busy(error):
         raise StoreBusyError(
             f"the store {path} is locked by another process for longer than "
-            f"{BUSY_TIMEOUT_S:g} s; see who has it open (`fuser -v {path}`), then repeat",
+            f"{duration_text(BUSY_TIMEOUT_S)}; see who has it open (`fuser -v {path}`), "
+            "then repeat",
             path=str(path),
         ) from error
 

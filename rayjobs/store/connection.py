@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreFullError
+from rayjobs.core.text import duration_text
 from rayjobs.store.schema import bring_up_to_date, check_version
 from rayjobs.store.witness import Witness, events_of
 
@@ -389,7 +390,7 @@ class Database:
     def _busy(self, error: sqlite3.Error | None = None) -> NoReturn:
         raise StoreBusyError(
             f"the store {self.where} is locked by another process for longer than "
-            f"{self.busy_timeout_s:g} s, so nothing was changed. See who has it open "
+            f"{duration_text(self.busy_timeout_s)}, so nothing was changed. See who has it open "
             f"(`fuser -v {self.where}`): a stopped process or a backup tool must continue or end; "
             f"then repeat the command.",
             path=self.where,

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from rayjobs.core.units import counted, verb
+from rayjobs.core.text import counted, verb
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time

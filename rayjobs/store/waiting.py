@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
-from rayjobs.core.units import duration_text
+from rayjobs.core.text import duration_text
 from rayjobs.injob.checkpoint import MANIFEST
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Job

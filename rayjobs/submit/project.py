@@ -12,6 +12,7 @@ from typing import Any
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
 from rayjobs.core.files import write_atomic
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.text import counted
 
 FILE = "rayjobs.yaml"
 TARGET_VARIABLE = "RAYJOBS_TARGET"
@@ -95,8 +96,7 @@ def load_project(start: Path | None = None) -> Project:
         job["environment"] = anchored(job["environment"], path.absolute().parent)
     problems += _problems_of(job)
     if problems:
-        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        raise SpecError(f"{path} has {count}", problems=problems)
+        raise SpecError(f"{path} has {counted(len(problems), 'problem')}", problems=problems)
     target = data.get("target") or job.pop("target", None)
     return Project(path, target, data.get("experiment"), job)
 

@@ -25,6 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
+from rayjobs.core.text import duration_text
 from rayjobs.injob import openfiles
 from rayjobs.injob.identity import own_identity
 from rayjobs.target import local_head, stop_record, stopping, wake_client
@@ -116,7 +117,7 @@ class Keeper:
         self._paused_until_s = _now_s() + pause_s
         next_at = time.strftime("%H:%M:%S", time.localtime(time.time() + pause_s))
         pause = {"failures": self._failures, "reason": reason, "next_at": next_at}
-        self._say(f"trying again in {pause_s:g} s")
+        self._say(f"trying again in {duration_text(pause_s)}")
         with contextlib.suppress(OSError):  # a full disk must not end the keeper
             own = own_identity().to_json()
             local_head.write_private(self.paths.keeper, json.dumps(own))
@@ -188,7 +189,10 @@ class Keeper:
             "rayjobs.engine.starter", [self.progress.start, what], START_LIMIT_S, log.name
         )
         if what == "head" and code in (None, local_head.EXIT_LATE):
-            said = self._last_of("late") or f"the starter was not done after {START_LIMIT_S:g} s"
+            said = (
+                self._last_of("late")
+                or f"the starter was not done after {duration_text(START_LIMIT_S)}"
+            )
             raise LateError(
                 f"Ray did not come up in time for target {self.place.name!r}, as happens on a busy "
                 f"machine: {said.rstrip('.')}. Details are in {log}. "
@@ -197,7 +201,7 @@ class Keeper:
         if code != 0:
             why = f"the starter ended with exit code {code}"
             if code is None:
-                why = f"the starter was not done after {START_LIMIT_S:g} s"
+                why = f"the starter was not done after {duration_text(START_LIMIT_S)}"
             message = f"target {self.place.name!r} did not start: {why}. See {log}."
             said = self._last_of("failed")
             if not said:
@@ -272,7 +276,7 @@ class Keeper:
                 stopping.remove_files(self.place)
             raise RayjobsError(
                 f"Ray or the actor of target {self.place.name!r} ended {len(self._restarts)} "
-                f"times within {RESTARTS_WITHIN_S:g} s. See {self.paths.log}."
+                f"times within {duration_text(RESTARTS_WITHIN_S)}. See {self.paths.log}."
             )
 
     # --- stopping ---------------------------------------------------------------------------------
@@ -295,7 +299,7 @@ class Keeper:
         if _now_s() - self._idle_since_s < self.idle_s:
             return False
         self._idle_since_s = None  # a refusal means that there is work again
-        self._say(f"no job for {self.idle_s:g} s: stopping")
+        self._say(f"no job for {duration_text(self.idle_s)}: stopping")
         return self._stop(force=False, request="idle")
 
     def _stop(self, *, force: bool, request: str) -> bool:

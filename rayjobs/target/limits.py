@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.core.paths import TargetPaths
 from rayjobs.policy import Limits
 from rayjobs.target.local_head import write_private
@@ -104,6 +104,4 @@ def _checked(values: dict[str, Any]) -> Limits:
 
 
 def _is_amount(name: str, value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int if name in _WHOLE else int | float):
-        return False
-    return math.isfinite(value) and value > 0
+    return is_number(value) and value > 0 and (name not in _WHOLE or is_whole(value))

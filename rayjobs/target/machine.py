@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rayjobs.core.errors import UsageError
+from rayjobs.core.text import MIB
 
-MIB = 2**20
 # Ray refuses a store below 75 MiB; ours carries a few small messages only.
 SMALLEST_STORE = 80 * MIB
 USUAL_STORE = 256 * MIB

@@ -7,6 +7,7 @@ import threading
 import time
 
 from rayjobs.core.errors import TargetError
+from rayjobs.core.text import duration_text
 
 LIMIT_S = 5.0
 # The beginning of HTTP/2 (RFC 9113, 3.4) and an empty SETTINGS frame. A gRPC server answers with
@@ -33,7 +34,7 @@ def why_unreachable(address: str, *, timeout_s: float = LIMIT_S) -> str:
     looking = threading.Thread(target=look, name="reach", daemon=True)
     looking.start()
     looking.join(timeout_s + 0.1)
-    return found[0] if found else f"no answer within {timeout_s:g} s"
+    return found[0] if found else f"no answer within {duration_text(timeout_s)}"
 
 
 def check_reachable(name: str, address: str, *, timeout_s: float = LIMIT_S) -> None:

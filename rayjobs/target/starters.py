@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rayjobs.core import ids
 from rayjobs.core.errors import TargetError
+from rayjobs.core.text import duration_text
 from rayjobs.target import local_head, progress, reach
 from rayjobs.target.record import load_target
 from rayjobs.target.stopping import Place
@@ -95,7 +96,8 @@ def run_starter(
             follower.look()
             if time.monotonic() >= deadline:
                 raise TargetError(
-                    f"target {place.name!r} did not answer within {timeout_s:g} s. See {log}."
+                    f"target {place.name!r} did not answer within "
+                    f"{duration_text(timeout_s)}. See {log}."
                 )
             time.sleep(POLL_S)
     finally:  # Ctrl-C, too; where this process is killed, the child ends by itself

@@ -16,6 +16,7 @@ from rayjobs.core import ids
 from rayjobs.core.errors import TargetError
 from rayjobs.core.files import locked
 from rayjobs.core.paths import TargetPaths
+from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
 from rayjobs.target import keeping, local_head, stop_record, wake_client
 from rayjobs.target.machine import LocalSettings
@@ -341,7 +342,8 @@ class _Start:
                     spawned += 1
             time.sleep(POLL_S)
         raise TargetError(
-            f"target {place.name!r} did not answer within {self.timeout_s:g} s; it may still come "
+            f"target {place.name!r} did not answer within {duration_text(self.timeout_s)}; "
+            "it may still come "
             f"up. See {paths.log}."
         )
 

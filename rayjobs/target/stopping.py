@@ -17,6 +17,7 @@ from typing import Any
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
+from rayjobs.core.text import counted
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.target import local_head, wake_client
@@ -169,7 +170,7 @@ def put_back(place: Place, say: Callable[[str], None]) -> None:
         if time.monotonic() - began >= HOST_GRACE_S + min(float(answer["grace_s"]), LONGEST_S):
             return
         if not is_told:
-            say(f"putting {live} running job{'s' if live > 1 else ''} back into the queue")
+            say(f"putting {counted(live, 'running job')} back into the queue")
         is_told = True
         time.sleep(POLL_S)
 
@@ -268,7 +269,7 @@ def _end_attempts(place: Place, say: Callable[[str], None]) -> bool:
     """End attempts that still run on this machine, through their hosts; False if none did."""
     hosts = list(_living_hosts(place))
     if hosts:
-        say(f"ending {len(hosts)} running attempt{'s' if len(hosts) > 1 else ''}")
+        say(f"ending {counted(len(hosts), 'running attempt')}")
     for _values, identity in hosts:
         _signal(identity, signal.SIGTERM)  # a host then ends its ranks and writes exit.json
     _wait_for_end([identity for _values, identity in hosts], HOST_GRACE_S)

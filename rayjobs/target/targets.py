@@ -14,6 +14,7 @@ from typing import Any
 from rayjobs.core import ids
 from rayjobs.core.errors import TargetError, UsageError
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.text import duration_text
 from rayjobs.injob.identity import Identity, send_signal
 from rayjobs.policy.capacity import Capacity, NodeShape
 from rayjobs.policy.node_types import NodeTypes, read_cluster_file
@@ -132,11 +133,14 @@ def create_target(
         )
     if not LEASE_S <= lease_s < float("inf"):
         raise UsageError(
-            f"a lease of {lease_s:g} s is too short: a target actor that is started again, or a "
-            f"slow network, would end healthy jobs. Give {LEASE_S:g} s or more."
+            f"a lease of {duration_text(lease_s)} is too short: a target actor that is "
+            "started again, or a "
+            f"slow network, would end healthy jobs. Give {duration_text(LEASE_S)} or more."
         )
     if not 0 < start_timeout_s < float("inf"):
-        raise UsageError(f"nodes cannot start within {start_timeout_s:g} s; give more than 0.")
+        raise UsageError(
+            f"nodes cannot start within {duration_text(start_timeout_s)}; give more than 0."
+        )
     types = None if cluster is None else read_cluster_file(Path(cluster).expanduser())
     path = None if token_file is None else Path(token_file).expanduser().absolute()
     token = None if path is None else read_token(path)
@@ -361,7 +365,8 @@ def _stop_by_keeper(place: Place, force: bool, on_stage: Stages) -> bool:
         time.sleep(POLL_S)
     place.paths.stop_request.unlink(missing_ok=True)
     raise TargetError(
-        f"the keeper of target {place.name!r} did not stop it within {STOP_TIMEOUT_S:g} s. "
+        f"the keeper of target {place.name!r} did not stop it within "
+        f"{duration_text(STOP_TIMEOUT_S)}. "
         f"See {place.paths.log / 'keeper.log'}."
     )
 

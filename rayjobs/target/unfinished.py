@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rayjobs.core.errors import RayjobsError, TargetError
-from rayjobs.core.units import counted, verb
+from rayjobs.core.text import counted, verb
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.paths import short_socket
+from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
 
 SOCKET_KIND = "target"
@@ -33,7 +34,7 @@ def ask(path: Path, request: dict[str, Any], *, timeout_s: float = 5.0) -> dict[
         except TimeoutError:
             raise TimeoutError(
                 f"{path} took the request {request.get('op')!r} and did not answer within "
-                f"{timeout_s:g} s"
+                f"{duration_text(timeout_s)}"
             ) from None
         except OSError:
             return None  # no socket, or its owner is gone

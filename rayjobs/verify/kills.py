@@ -13,6 +13,7 @@ from typing import Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import counted
 from rayjobs.injob import checkpoint
 from rayjobs.injob.identity import boot_id, identity_of, send_signal
 from rayjobs.injob.metricsfile import read_batch
@@ -85,7 +86,7 @@ def choose(pace: Pace, count: int, generator: random.Random) -> list[int]:
     if len(inner) < count:
         raise UsageError(
             f"the script logged {pace.name!r} at {len(pace.steps)} steps, which are too few for "
-            f"{count} kill{'s' if count > 1 else ''}; let it run longer, log every step, or give "
+            f"{counted(count, 'kill')}; let it run longer, log every step, or give "
             f"a lower --kills"
         )
     parts = [len(inner) * index // count for index in range(count + 1)]

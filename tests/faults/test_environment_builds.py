@@ -93,7 +93,7 @@ def test_a_build_ends_with_the_time_limit(jobs: Jobs, slow: SlowPackage) -> None
     done = jobs.wait(job, JobState.FAILED)
     assert done.failure is not None
     assert done.failure.failure_class is FailureClass.TIME_LIMIT
-    assert "limit of 1 s" in done.failure.message
+    assert "limit of 1s" in done.failure.message
     nothing_is_built(jobs, job)
 
 

@@ -91,7 +91,7 @@ def test_a_diff_that_takes_too_long_is_given_up(
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.setattr(git, "LIMIT_S", 0.1)
     with GitLook(source) as looking:
-        assert "took longer than 0.1 s" in looking.result(patience_s=PATIENT_S).why
+        assert "took longer than 0.1s" in looking.result(patience_s=PATIENT_S).why
 
 
 @pytest.mark.parametrize("key", ["core.fsmonitor", "diff.external", "diff.x.textconv"])

@@ -121,7 +121,7 @@ def test_another_program_is_told_and_not_waited_for(
         gpu.held_by(other.pid)
         (said,) = [one.message for one in prepared(tmp_path, gpus=("2", "3")) if one.kind == "gpu"]
     assert said.startswith("GPU 2,3 is used by programs that have no part in it")
-    assert f"pid {other.pid} (trainer) holds 30000 MiB" in said
+    assert f"pid {other.pid} (trainer) holds 29.3 GiB" in said
     assert "--id=2,3" in gpu.asked[0]
 
 
@@ -176,7 +176,7 @@ def test_a_job_that_was_not_given_the_gpu_is_told(
     with program(**{MARKER_VARIABLE: "rj-other-a1"}) as other:
         gpu.held_by(other.pid)
         (said,) = told(tmp_path)
-    assert "of rj-other-a1, which has no part of this GPU) holds 30000 MiB" in said
+    assert "of rj-other-a1, which has no part of this GPU) holds 29.3 GiB" in said
 
 
 def test_what_an_ended_job_was_given_it_holds_no_more(gpu: Gpu, tmp_path: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_program_that_cannot_be_seen_is_told_and_not_waited_for(
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides(f"GPU-c, {pid}, 30000, [Not Found]\n", used=30004)
     (said,) = told()
-    assert "not visible here) holds 30000 MiB" in said
+    assert "not visible here) holds 29.3 GiB" in said
     assert len(gpu.asked) == nodegpus.LOOKS
 
 
@@ -207,7 +207,7 @@ def test_memory_that_nobody_holds_who_can_be_seen_is_told(
     monkeypatch.setattr(nodegpus, "LOOK_S", 0.01)
     gpu.hides("", used=70000)
     (said,) = told()
-    assert said.startswith("GPU 3: 70000 MiB are used by no visible process")
+    assert said.startswith("GPU 3: 68.4 GiB are used by no visible process")
 
 
 @pytest.mark.parametrize("code", [6, 9])

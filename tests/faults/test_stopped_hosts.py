@@ -159,7 +159,7 @@ def test_the_time_limit_of_a_stopped_host_is_kept(short_path: Path, warm: str) -
     outcome, failure = rootcause.diagnose([ExitRecord.from_json(record)], {})
     assert outcome == "time_limit"
     assert failure is not None
-    assert "time limit of 2 s" in failure.message
+    assert "time limit of 2s" in failure.message
     assert not find_leftovers(attempt.marker)
 
 

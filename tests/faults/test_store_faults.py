@@ -89,7 +89,7 @@ def test_a_lock_that_stays_is_named_and_reads_go_on(
         lambda: store.start("before", attempt=0, allocation="a"),
         lambda: store.add_event("before", "note", "text"),
     ):
-        with pytest.raises(StoreBusyError, match=r"locked by another process.*0\.3 s"):
+        with pytest.raises(StoreBusyError, match=r"locked by another process.*0\.3s"):
             call()
     assert [job.id for job in store.jobs()] == ["before"]
     assert store.job("before").state is JobState.QUEUED

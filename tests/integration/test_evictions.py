@@ -60,7 +60,7 @@ def test_an_eviction_with_notice_loses_nothing(
 ) -> None:
     job = begin(jobs)
     assert run(["simulate-eviction", job.id, "--notice", "60s"]) == 0, capsys.readouterr()
-    assert "is evicted with 60 s of notice" in capsys.readouterr().out
+    assert "is evicted with 1m of notice" in capsys.readouterr().out
     done = jobs.wait(job, JobState.COMPLETED)
     first = jobs.store.attempts(job.id)[0]
     assert (done.attempt, first.outcome) == (2, "preempted")

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_number, is_whole
 from rayjobs.tuning.goal import PrimaryMetricGoal
-from rayjobs.tuning.policies.base import Policy, Stop, is_number, is_whole, shown
+from rayjobs.tuning.policies.base import Policy, Stop, shown
 
 
 @dataclass(frozen=True, init=False)
@@ -76,7 +77,7 @@ class AshaPolicy(Policy):
         found = []
         for name in ("max_intervals", "grace_intervals"):
             value = getattr(self, name)
-            if not is_whole(value) or value < 1:
+            if not is_whole(value, at_least=1):
                 found.append(
                     Problem(name, f"the value is {value!r}.", "Give a whole number of 1 or more.")
                 )

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_number
 from rayjobs.tuning.goal import PrimaryMetricGoal
-from rayjobs.tuning.policies.base import Policy, Stop, is_number, shown, stop_diverged
+from rayjobs.tuning.policies.base import Policy, Stop, shown, stop_diverged
 
 
 @dataclass(frozen=True, init=False)

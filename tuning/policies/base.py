@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_whole
 from rayjobs.tuning.errors import SweepError, problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord
@@ -125,7 +125,7 @@ class Policy(ABC):
     def problems(self) -> list[Problem]:
         """Return everything wrong with the settings."""
         found = []
-        if not is_whole(self.evaluation_interval) or self.evaluation_interval < 1:
+        if not is_whole(self.evaluation_interval, at_least=1):
             found.append(
                 Problem(
                     "evaluation_interval",
@@ -133,7 +133,7 @@ class Policy(ABC):
                     "Give a whole number of reports, 1 or more.",
                 )
             )
-        if not is_whole(self.delay_evaluation) or self.delay_evaluation < 0:
+        if not is_whole(self.delay_evaluation, at_least=0):
             found.append(
                 Problem(
                     "delay_evaluation",
@@ -212,16 +212,6 @@ def parse_policy(given: object) -> Policy:
     if problems:
         raise SweepError(problems=problems)
     return kinds[name](**settings)
-
-
-def is_whole(value: object) -> bool:
-    """Return whether `value` is an int and no bool."""
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def is_number(value: object) -> bool:
-    """Return whether `value` is a finite number and no bool."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def shown(value: float) -> str:

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_whole
 from rayjobs.tuning.goal import PrimaryMetricGoal
-from rayjobs.tuning.policies.base import Policy, Stop, is_whole, shown
+from rayjobs.tuning.policies.base import Policy, Stop, shown
 
 
 @dataclass(frozen=True, init=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_whole
 from rayjobs.tuning.errors import SweepError, joined, problem
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import SearchSpace, parse_space
@@ -85,7 +86,7 @@ class Sampling(ABC):
         if seed is None:
             settings["seed"] = secrets.randbits(31)
             object.__setattr__(self, "draws_seed", True)
-        elif not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**63:
+        elif not is_whole(seed, at_least=0) or seed >= 2**63:
             problems.append(
                 Problem("properties.seed", f"the seed is {seed!r}.", "Give a whole number ≥ 0.")
             )

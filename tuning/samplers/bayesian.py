@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.core.errors import Problem
+from rayjobs.core.numbers import is_whole
+from rayjobs.core.text import counted
 from rayjobs.tuning.expressions import Choice, QUniform, Uniform
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.samplers.base import Sampler, Sampling
@@ -50,10 +52,10 @@ class BayesianParameterSampling(Sampling):
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
         """Return Azure ML's two recommendations where the limits do not follow them."""
         found = []
-        plural = "" if len(self.space) == 1 else "s"
         if total < 20 * len(self.space):
             found.append(
-                f"Bayesian sampling of {len(self.space)} parameter{plural} is worth its while from "
+                f"Bayesian sampling of {counted(len(self.space), 'parameter')} is worth "
+                "its while from "
                 f"{20 * len(self.space)} trials on (20 for each parameter); this sweep has "
                 f"{total}."
             )
@@ -107,7 +109,7 @@ class BayesianParameterSampling(Sampling):
 
 def _quniform_misfits(key: str, expression: QUniform) -> list[Problem]:
     bounds = (expression.min_value, expression.max_value)
-    if not all(isinstance(bound, int) and not isinstance(bound, bool) for bound in bounds):
+    if not all(is_whole(bound) for bound in bounds):
         return [
             Problem(
                 key,

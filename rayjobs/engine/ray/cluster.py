@@ -24,6 +24,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from rayjobs.core.errors import RayjobsError, UnreachableError
+from rayjobs.core.text import duration_text
 from rayjobs.engine.ray import groups
 from rayjobs.injob.messages import MessageError
 from rayjobs.policy import Shape
@@ -168,7 +169,7 @@ class RayCluster:
                         await asyncio.sleep(SUCCESSOR_PAUSE_S)  # its name is not free yet
         except TimeoutError as error:
             raise AgentLostError(
-                f"the agent of node {node_id[:12]} did not answer in {AGENT_START_S:g} s"
+                f"the agent of node {node_id[:12]} did not answer in {duration_text(AGENT_START_S)}"
             ) from error
 
     async def _successor(self, node_id: str, gone: Any) -> Any:

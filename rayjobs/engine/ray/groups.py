@@ -14,7 +14,7 @@ from ray.util.placement_group import (
     remove_placement_group,
 )
 
-from rayjobs.core.units import duration_text
+from rayjobs.core.text import duration_text
 from rayjobs.policy import Shape
 from rayjobs.policy.node_types import TYPE_LABEL
 from rayjobs.protocol.agent import NotGrownError, NotPlacedError, bundles
@@ -65,7 +65,7 @@ def place(
         if gone:  # Ray would look for it until the end of time
             raise NotPlacedError(f"node {min(gone)[:12]} was lost before the job began")
         raise NotPlacedError(
-            f"Ray found no room for {shape.describe()} within {timeout_s:g} s "
+            f"Ray found no room for {shape.describe()} within {duration_text(timeout_s)} "
             f"({state or 'pending'})"
         )
     known[name] = group

@@ -10,7 +10,7 @@ from pathlib import Path
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.paths import TargetPaths, runtime_folder
 from rayjobs.core.safe_delete import OwnFolder
-from rayjobs.core.units import verb
+from rayjobs.core.text import size_text, verb
 from rayjobs.environments import settings
 from rayjobs.environments.cache import KEY, Cache
 from rayjobs.housekeeping import scratch
@@ -98,8 +98,8 @@ def environments(place: Place) -> Iterator[Finding]:
             data,
         )
         return
-    shared = f", {(size - alone) / 2**20:.0f} of them shared with uv's cache" if names else ""
-    text = f"{len(names)} built, {size / 2**20:.0f} MiB{shared}; uv is {uv}"
+    shared = f", {size_text(size - alone)} of them shared with uv's cache" if names else ""
+    text = f"{len(names)} built, {size_text(size)}{shared}; uv is {uv}"
     remedy = "`rayjobs prune --scratch` removes those that were not used for 30 days."
     yield Finding("environments", Level.OK, text, remedy if names else "", data)
 

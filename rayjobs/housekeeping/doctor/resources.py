@@ -12,10 +12,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from rayjobs.core.clock import to_text
+from rayjobs.core.text import GIB, size_text
 from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
 from rayjobs.workspace.folder import WorkspaceFiles
 
-GIB = 2**30
 FAIL_BYTES = 100 * 2**20
 WARN_BYTES = 2 * GIB
 WARN_SHARE = 0.05
@@ -43,7 +43,7 @@ def _disk(name: str, folder: Path) -> Finding:
     room = os.statvfs(there)
     free, size = room.f_bavail * room.f_frsize, room.f_blocks * room.f_frsize
     data = {"path": str(folder), "free_bytes": free, "bytes": size, "free_inodes": room.f_favail}
-    text = f"{folder}: {free / GIB:.1f} of {size / GIB:.1f} GiB free"
+    text = f"{folder}: {size_text(free)} of {size_text(size)} free"
     level, remedy = Level.OK, ""
     prune = "`rayjobs prune --dry-run --scratch` shows what old jobs left."
     shared_memory = name == "/dev/shm"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rayjobs.core.errors import UsageError
-from rayjobs.core.units import counted
+from rayjobs.core.text import counted
 from rayjobs.policy import (
     Limits,
     NodeRoom,

@@ -78,5 +78,5 @@ def test_show_has_one_figure_of_memory(
     queue.finish(job)
     shown = terminal.type("show", "-v", job.id).out
     assert f"Peak memory  {text}" in " ".join(shown.split("\n")), shown
-    assert "peak memory 512 MiB, 5.0s of CPU time" in shown
+    assert "peak memory 512 MiB, 5s of CPU time" in shown
     assert ("preloaded" in shown) is not cold

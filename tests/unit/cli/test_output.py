@@ -7,37 +7,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayjobs.cli.output import (
-    ago_text,
-    cut,
-    duration_text,
-    facts,
-    print_json,
-    size_text,
-    table,
-    wrapped,
-)
+from rayjobs.cli.output import ago_text, cut, facts, print_json, table, wrapped
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (None, "-"),
-        (-3.0, "0.0s"),
-        (0.44, "0.4s"),
-        (12.4, "12s"),
-        (59.6, "1m 00s"),
-        (185, "3m 05s"),
-        (7620, "2h 07m"),
-        (4 * 86400 + 3 * 3600, "4d 03h"),
-    ],
-)
-def test_durations(seconds: float | None, text: str) -> None:
-    assert duration_text(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -47,14 +21,6 @@ def test_durations(seconds: float | None, text: str) -> None:
 def test_how_long_ago(seconds: float, text: str) -> None:
     assert ago_text(NOON - timedelta(seconds=seconds), now=NOON) == text
     assert ago_text(None) == "-"
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 B"), (999, "999 B"), (1200, "1.2 kB"), (999_960, "1.0 MB"), (3.4e9, "3.4 GB")],
-)
-def test_sizes(size: float, text: str) -> None:
-    assert size_text(size) == text
 
 
 def test_a_table_aligns_and_cuts_its_last_column() -> None:

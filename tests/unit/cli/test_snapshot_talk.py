@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.core.text import MIB
 from rayjobs.snapshots import Summary, limits, survey
-from rayjobs.snapshots.limits import MIB
 from tests.unit.cli.conftest import Terminal
 
 
@@ -30,7 +30,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_home: Path) -> 
 @pytest.mark.usefixtures("project")
 def test_a_dry_run_shows_size_count_largest_files_and_what_is_left_out(terminal: Terminal) -> None:
     shown = terminal.type("submit", "--dry-run", "train.py").out
-    assert "3 files, 21.0 MiB; largest: data/big.bin (21.0 MiB)" in shown
+    assert "3 files, 21 MiB; largest: data/big.bin (21 MiB)" in shown
     assert ".env (likely secret)" in shown
     assert "written in: keys.py" in shown
     plan = json.loads(terminal.type("submit", "--dry-run", "--json", "train.py").out)
@@ -78,7 +78,7 @@ def test_a_large_snapshot_gets_one_line_at_each_submit(project: Path, terminal: 
     for _ in range(2):
         said = terminal.type("submit", "-d", "train.py").err
         (line,) = [one for one in said.splitlines() if one.startswith("snapshot: ")]
-        assert "data/big.bin (21.0 MiB)" in line
+        assert "data/big.bin (21 MiB)" in line
         assert "left out: .env" in line
     (project / "data" / "big.bin").unlink()
     assert "snapshot: " not in terminal.type("submit", "-d", "train.py").err
@@ -112,7 +112,7 @@ def test_an_error_at_the_limit_names_what_is_large_and_how_to_leave_it_out(
     for words in (("submit", "-d", "train.py"), ("submit", "--dry-run", "train.py")):
         done = terminal.type(*words)
         assert done.code != 0
-        assert "above the limit of 21.0 MiB" in done.err
+        assert "above the limit of 21 MiB" in done.err
         assert "data/big.bin" in done.err
         assert "add these lines to .rayjobsignore:\n  /data/" in done.err
 
@@ -134,4 +134,4 @@ def test_a_sweeps_dry_run_says_what_is_packed(project: Path, terminal: Terminal)
 def test_small_files_are_not_listed_as_the_largest(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"\0" * 10_000)
     (tmp_path / "b.py").write_text("1")
-    assert Summary.of(survey(tmp_path)).size_line == "2 files, 9.8 KiB; largest: a.bin (9.8 KiB)"
+    assert Summary.of(survey(tmp_path)).size_line == "2 files, 9.77 KiB; largest: a.bin (9.77 KiB)"

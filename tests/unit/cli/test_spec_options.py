@@ -9,8 +9,6 @@ import pytest
 
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import submit, typed_spec
-from rayjobs.core import units
-from rayjobs.injob import ending
 from rayjobs.spec.model import JobSpec, Resources
 from rayjobs.submit.project import Project
 from tests.unit.cli.conftest import Terminal
@@ -256,14 +254,6 @@ def test_what_cannot_be_placed_is_named_by_the_option(
     (tmp_path / "job.yaml").write_text("script: train.py\nresources: {gpus: 64}\n")
     filed = terminal.type("submit", "-f", str(tmp_path / "job.yaml"))
     assert "resources.gpus: the job asks for 64 GPUs" in filed.err
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(300 << 20, "300 MiB"), (800 << 20, "800 MiB"), (3 << 29, "1.5 GiB"), (64 << 30, "64 GiB")],
-)
-def test_memory_comes_back_as_it_was_written(size: int, text: str) -> None:
-    assert units.memory_text(size) == text == ending.memory_text(size)
 
 
 def test_a_name_given_twice_is_refused_with_both_values(terminal: Terminal, project: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.exits import Exit
-from rayjobs.core.units import duration_text
+from rayjobs.core.text import duration_text
 from rayjobs.jobs.queue_records import Prediction
 from rayjobs.jobs.records import Job
 from rayjobs.policy import report
@@ -80,9 +80,9 @@ def test_why_tells_rule_room_those_ahead_and_the_start(queue: Queue, terminal: T
     for part in (
         "Rule",
         f"{tail(first)} first, a job of /elsewhere",
-        "1 of 4 CPUs, 0 of 2 GPUs, 4.0 of 8.0 GiB on n1",
+        "1 of 4 CPUs, 0 of 2 GPUs, 4 GiB of 8 GiB on n1",
         "n1 lacks 1 GPUs",
-        "in about 12m 00s (from how long such jobs took)",
+        "in about 12m (from how long such jobs took)",
         "a priority above 5",
     ):
         assert part in said, part
@@ -97,7 +97,7 @@ def test_why_says_by_when_at_the_latest_and_that_it_cannot_tell(
     job = queue.submit()
     explained = decision(queue, job, estimate_s=None, basis="", latest_s=3600.0)
     with target(status(queue, job), explain=explained):
-        assert "within 1h 00m at the latest" in terminal.type("why", job.id).out
+        assert "within 1h at the latest" in terminal.type("why", job.id).out
     explained = decision(queue, job, estimate_s=None, basis="", latest_s=None)
     with target(status(queue, job), explain=explained):
         assert "Starts" in terminal.type("why", job.id).out
@@ -118,7 +118,7 @@ def test_why_names_the_runs_behind_an_estimate_and_the_command_for_its_advice(
     )
     with target(status(queue, job), explain=explained):
         said = terminal.type("why", job.id).out
-    assert "in about 12m 00s (from 12 runs of train.py in this workspace)" in said
+    assert "in about 12m (from 12 runs of train.py in this workspace)" in said
     command = f"rayjobs update {tail(job)} --max-duration 1h28m"
     assert command in said
     assert terminal.type(*command.split()[1:]).code == 0  # what it advises can be done
@@ -133,7 +133,7 @@ def test_why_calls_it_a_guess_where_a_job_outran_all_earlier_runs(
     source = f"job {long.id} has already outrun all 12 earlier runs of train.py (longest 12m)"
     explained = decision(queue, job, basis="outrun", source=source)
     with target(status(queue, job), explain=explained):
-        assert f"in about 12m 00s (a guess: {source})" in terminal.type("why", job.id).out
+        assert f"in about 12m (a guess: {source})" in terminal.type("why", job.id).out
         known = queue.workspace.store.usual_durations("local")["mnist", "train.py"]
         assert long.started_at is not None
         while (datetime.now(UTC) - long.started_at).total_seconds() <= known.longest_s:
@@ -177,7 +177,7 @@ def test_top_shows_who_uses_which_gpus_and_who_waits(queue: Queue, terminal: Ter
         data = json.loads(terminal.type("top", "--json").out)
     assert "target local (running): 1 running, 1 waiting" in shown
     assert f"{tail(runs)} train: 3 CPUs, 2 GPUs (0, 1)" in shown
-    assert "3/4 CPUs, 2/2 GPUs, 4.0/8.0 GiB held" in shown
+    assert "3/4 CPUs, 2/2 GPUs, 4 GiB/8 GiB held" in shown
     (node,) = data["nodes"]
     assert (node["gpus_used"], node["jobs"][0]["gpu_ids"]) == (2.0, ["0", "1"])
     (running,) = data["running"]

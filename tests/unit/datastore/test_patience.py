@@ -41,8 +41,8 @@ def test_a_check_gives_up_soon_and_says_what_it_waits_for(
         backend.check()
     server = f"s3://pets at http://127.0.0.1:{silent.port}"
     assert caplog.messages == [
-        f"waiting for {server}: no answer for 3 s; gives up after 15 s at most",
-        f"{server}: no answer within 4 s; trying again, attempt 2 of 2",
+        f"waiting for {server}: no answer for 3s; gives up after 15s at most",
+        f"{server}: no answer within 4s; trying again, attempt 2 of 2",
     ]
 
 
@@ -58,8 +58,8 @@ def test_limits_of_the_datastore_itself_hold_for_a_check(
     with pytest.raises(DatastoreUnavailable):
         _backend(silent, read_timeout_s="0.2", attempts="3").check()
     assert [text.partition(f"{silent.port}: ")[2] for text in caplog.messages] == [
-        "no answer within 0.2 s; trying again, attempt 2 of 3",
-        "no answer within 0.2 s; trying again, attempt 3 of 3",
+        "no answer within 0.2s; trying again, attempt 2 of 3",
+        "no answer within 0.2s; trying again, attempt 3 of 3",
     ]
 
 

@@ -16,7 +16,7 @@ from rayjobs.datastore.errors import (
     InvalidReference,
 )
 from rayjobs.datastore.kept import KeptOtherFile, LeftOut
-from rayjobs.datastore.progress import Progress, human_bytes
+from rayjobs.datastore.progress import Progress
 from rayjobs.datastore.sources import record_of_url
 from rayjobs.datastore.stores import ensure_default
 
@@ -268,16 +268,6 @@ def test_every_transfer_says_how_far_it_is(
     assert capsys.readouterr() == ("", "")
     store.upload(source, "e")
     assert capsys.readouterr().err == "upload: 2/2 files, 5 B of 5 B\n"
-
-
-def test_sizes_are_readable() -> None:
-    assert [human_bytes(size) for size in (0, 999, 1000, 3_400_000, 2e12)] == [
-        "0 B",
-        "999 B",
-        "1.0 kB",
-        "3.4 MB",
-        "2.0 TB",
-    ]
 
 
 def test_a_datastore_by_url(tmp_path: Path) -> None:

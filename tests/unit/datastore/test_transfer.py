@@ -87,5 +87,5 @@ def test_a_terminal_gets_one_line_that_changes() -> None:
     line(Progress("upload", 0, 2, 0, 2000))
     line(Progress("upload", 2, 2, 2000, 2000, finished=True))
     assert terminal.text == (
-        "\rupload: 0/2 files, 0 B of 2.0 kB\rupload: 2/2 files, 2.0 kB of 2.0 kB\n"
+        "\rupload: 0/2 files, 0 B of 1.95 KiB\rupload: 2/2 files, 1.95 KiB of 1.95 KiB\n"
     )

@@ -327,7 +327,7 @@ def test_the_command_shows_what_would_go(runs: Runs, terminal: Terminal) -> None
     done = terminal.type("prune", "--dry-run", "--older-than", "0s")
     assert done.code == 0
     assert job.id.rpartition("_")[2] in done.out
-    assert "would remove 2.0 kB" in done.out
+    assert "would remove 1.95 KiB" in done.out
     shown = json.loads(terminal.type("prune", "--dry-run", "--keep", "0", "--json").out)
     assert (shown["removed"], shown["bytes"]) == (None, 2000)
     assert [one["id"] for one in shown["jobs"]] == [job.id]

@@ -303,7 +303,7 @@ def test_a_canceled_attempt_has_no_failure() -> None:
 
 
 def test_the_time_limit_is_its_own_class() -> None:
-    reason = "the attempt reached its time limit of 5 s"
+    reason = "the attempt reached its time limit of 5s"
     ranks = rank_record(exit_code=None, signal=15)
     outcome, failure = diagnose(
         [record("time_limit", ranks, reason=reason, first_failed_rank=None)], {0: b"epoch 3\n"}

@@ -50,7 +50,7 @@ def test_a_blocked_job_is_not_in_the_line() -> None:
     plan = decide(Situation(waiting=[blocked, later, job("free")], rooms=[room()]))
     assert started(plan) == ["free"]
     assert plan.summary("b") == (Rule.DEPENDENCY, "waits", 0)
-    assert plan.summary("l") == (Rule.PAUSE, "tries again in 4 s", 0)
+    assert plan.summary("l") == (Rule.PAUSE, "tries again in 4.4s", 0)
 
 
 def test_a_pause_ends_though_the_clock_was_set_back() -> None:

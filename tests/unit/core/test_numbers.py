@@ -1,0 +1,30 @@
+"""What counts as a number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rayjobs.core.numbers import is_number, is_whole
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None])
+def test_only_an_int_is_whole(value: object) -> None:
+    assert not is_whole(value)
+
+
+def test_a_whole_number_may_have_a_lower_bound() -> None:
+    assert is_whole(-1)
+    assert is_whole(1, at_least=1)
+    assert not is_whole(0, at_least=1)
+
+
+@pytest.mark.parametrize("value", [False, math.nan, math.inf, -math.inf, 10**400, "1", None])
+def test_what_is_not_a_finite_float_is_not_a_number(value: object) -> None:
+    assert not is_number(value)
+
+
+@pytest.mark.parametrize("value", [0, -2, 1.5, 10**300])
+def test_numbers(value: object) -> None:
+    assert is_number(value)
