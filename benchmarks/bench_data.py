@@ -14,7 +14,8 @@ from typing import Any
 from benchmarks.figures import Figure, median
 from benchmarks.head import own_folder, until
 from rayjobs.datastore import Datastore, MemoryCatalogue
-from rayjobs.datastore.inputs import DataInput, resolve_input
+from rayjobs.datastore.data_input import DataInput
+from rayjobs.datastore.inputs import resolve_input
 from rayjobs.datastore.materialise import materialise, release
 from rayjobs.injob.processes import all_pids
 from rayjobs.target.local_head import command_of

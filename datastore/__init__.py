@@ -23,11 +23,10 @@ if TYPE_CHECKING:
         DatastoreRecord,
         MemoryCatalogue,
     )
-    from rayjobs.datastore.consumption import DatasetConsumptionConfig
-    from rayjobs.datastore.dataset_factory import Dataset
+    from rayjobs.datastore.data_input import DataInput
+    from rayjobs.datastore.dataset_factory import Dataset, DatasetConsumptionConfig
     from rayjobs.datastore.datasets import FileDataset
     from rayjobs.datastore.errors import DatastoreError
-    from rayjobs.datastore.inputs import DataInput
     from rayjobs.datastore.materialise import Materialised
     from rayjobs.datastore.outputs import OutputFileDatasetConfig
     from rayjobs.datastore.refs import DataPath, DataPathComputeBinding, DataReference
@@ -36,12 +35,12 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Catalogue": "catalogue",
-    "DataInput": "inputs",
+    "DataInput": "data_input",
     "DataPath": "refs",
     "DataPathComputeBinding": "refs",
     "DataReference": "refs",
     "Dataset": "dataset_factory",
-    "DatasetConsumptionConfig": "consumption",
+    "DatasetConsumptionConfig": "dataset_factory",
     "DatasetRecord": "catalogue",
     "Datastore": "stores",
     "DatastoreError": "errors",

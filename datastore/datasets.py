@@ -1,18 +1,21 @@
-"""`FileDataset` and what both kinds of dataset share; a version is a manifest.
+"""Datasets of files, what all kinds share, and how jobs use them; a version is a manifest.
 
-Source: Azure ML SDK v1, `azureml.data.FileDataset`.
+Source: Azure ML SDK v1, `azureml.data.FileDataset`, `MountContext`, `dataset_factory` and
+`dataset_consumption_config`.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import tempfile
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rayjobs.datastore.absent import AbsentOfFileDataset
 from rayjobs.datastore.backends import StoredFile, open_backend
@@ -20,18 +23,41 @@ from rayjobs.datastore.catalogue import (
     Catalogue,
     DatasetRecord,
     DatastoreRecord,
+    parse_version,
 )
-from rayjobs.datastore.consumption import DatasetConsumptionConfig
-from rayjobs.datastore.errors import DatasetExists, DatastoreNotFound, InvalidReference
+from rayjobs.datastore.data_input import DataInput
+from rayjobs.datastore.errors import (
+    DataNotFound,
+    DatasetExists,
+    DatastoreNotFound,
+    InvalidReference,
+)
 from rayjobs.datastore.kept import Tally
-from rayjobs.datastore.local_mount import LocalMount
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import ProgressCallback, callback_for
-from rayjobs.datastore.reading import Version, check_local, with_digests
-from rayjobs.datastore.refs import DataPath, DataReference, check_dataset_name
-from rayjobs.datastore.sources import Source, is_url_root, parse_sources, record_for, resolve
+from rayjobs.datastore.reading import Version, check_local, default_cache_root, with_digests
+from rayjobs.datastore.refs import (
+    DataPath,
+    DataReference,
+    check_dataset_name,
+    check_mode,
+    check_name,
+)
+from rayjobs.datastore.sources import (
+    Source,
+    glob_pattern,
+    is_url_root,
+    parse_sources,
+    record_for,
+    resolve,
+)
 from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
-from rayjobs.datastore.transfer import Download, download
+from rayjobs.datastore.transfer import Download, download, files_below
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.materialise import Materialised
+
+_MODES = ("direct", "mount", "download")
 
 
 class AbstractDataset(ABC):
@@ -41,6 +67,12 @@ class AbstractDataset(ABC):
     """
 
     kind: str
+    # By `kind`; `rayjobs.datastore.dataset_factory` imports all of them.
+    kinds: ClassVar[dict[str, type[AbstractDataset]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        AbstractDataset.kinds[cls.kind] = cls
 
     def __init__(
         self,
@@ -119,6 +151,18 @@ class AbstractDataset(ABC):
         return self._records[name]
 
     # --- how it is rebuilt ---
+
+    @classmethod
+    def rebuilt(
+        cls,
+        sources: Sequence[Source],
+        records: Mapping[str, DatastoreRecord],
+        manifest: Manifest | None,
+        registered: DatasetRecord | None,
+        options: Mapping[str, Any],
+    ) -> AbstractDataset:
+        """Return the dataset that `definition` described; `options` as `options()` gave them."""
+        return cls(sources, records, manifest, registered)
 
     @abstractmethod
     def options(self) -> dict[str, Any]:
@@ -250,8 +294,6 @@ class FileDataset(AbsentOfFileDataset, AbstractDataset):
             DatastoreError: a file could not be fetched.
         """
         if target_path is None:
-            import tempfile
-
             target_path = tempfile.mkdtemp(prefix="dataset-")
         target = Path(target_path).expanduser()
         callback = callback_for(progress, show_progress=show_progress)
@@ -393,3 +435,224 @@ def _check_count(count: int) -> None:
 def _check_share(share: float, what: str) -> None:
     if not 0 <= share <= 1:
         raise InvalidReference(f"{what} must be between 0 and 1, not {share}.")
+
+
+class LocalMount:
+    """Mounted, linked or (without FUSE) downloaded between `start` and `stop`."""
+
+    def __init__(self, dataset: FileDataset, mount_point: str | Path | None) -> None:
+        self._dataset = dataset
+        self._mount_point = Path(mount_point).expanduser() if mount_point is not None else None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._held: Materialised | None = None
+
+    @property
+    def mount_point(self) -> str:
+        """Where the files are; "" before `start`."""
+        if self._held is None:
+            return str(self._mount_point or "")
+        return self._held.path
+
+    def start(self) -> None:
+        """Bring the files.
+
+        Raises:
+            DatastoreError: what keeps them from being brought.
+        """
+        from rayjobs.datastore.materialise import materialise
+
+        if self._held is not None:
+            return
+        source = DataInput(
+            name="files",
+            mode="mount",
+            records=tuple(self._dataset.records.values()),
+            manifest=self._dataset.manifest,
+            path_on_compute=str(self._mount_point.absolute()) if self._mount_point else None,
+        )
+        self._folder = tempfile.TemporaryDirectory(prefix="dataset-")
+        try:
+            self._held = materialise(
+                source, None, default_cache_root(), into=Path(self._folder.name)
+            )
+        except BaseException:
+            self._folder.cleanup()
+            raise
+
+    def stop(self) -> None:
+        """Take the files away again."""
+        from rayjobs.datastore.materialise import release
+
+        if self._held is not None:
+            release(self._held)
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._held = self._folder = None
+
+    def __enter__(self) -> str:
+        self.start()
+        return self.mount_point
+
+    def __exit__(self, *_error: object) -> None:
+        self.stop()
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetConsumptionConfig:
+    """A dataset as a job's input. `dataset` may also be `(workspace, name[, version])`.
+
+    `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
+    (in direct mode, to the dataset's id).
+    """
+
+    name: str
+    dataset: Any
+    mode: str = "direct"
+    path_on_compute: str | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.name, "input name")
+        check_mode(self.mode, allowed=_MODES)
+        if isinstance(self.dataset, tuple):
+            object.__setattr__(self, "dataset", registered_dataset(*self.dataset))
+        if not hasattr(self.dataset, "manifest"):
+            raise InvalidReference(
+                f"{self.dataset!r} is not a dataset; give one, or (workspace, name)."
+            )
+        if self.mode != "direct" and self.dataset.kind != "file":
+            raise InvalidReference(
+                f"a {self.dataset.kind} dataset cannot be used in {self.mode} mode: it is a table, "
+                "not files. Use it as a named input and read run.input_datasets[name], or make a "
+                "file dataset of the same path."
+            )
+
+    @property
+    def definition(self) -> AbstractDataset:
+        """The dataset itself."""
+        dataset: AbstractDataset = self.dataset
+        return dataset
+
+    @property
+    def environment_variable(self) -> str:
+        """The variable that holds the local path in the job."""
+        return f"AZUREML_DATAREFERENCE_{self.name}"
+
+    def __str__(self) -> str:
+        return f"${self.environment_variable}"
+
+    def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """Return this input mounted.
+
+        Raises:
+            InvalidReference: the dataset is a table.
+        """
+        return replace(self, mode="mount", path_on_compute=path_on_compute)
+
+    def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
+        """Return this input downloaded.
+
+        Raises:
+            InvalidReference: the dataset is a table.
+        """
+        return replace(self, mode="download", path_on_compute=path_on_compute)
+
+    def as_direct(self) -> DatasetConsumptionConfig:
+        """Return this input as the dataset object itself."""
+        return replace(self, mode="direct", path_on_compute=None)
+
+
+class FileDatasetFactory:
+    """Makes file datasets; reached as `Dataset.File`."""
+
+    @staticmethod
+    def from_files(
+        path: Any,
+        validate: bool = True,
+        partition_format: str | None = None,
+        is_file: bool = False,
+    ) -> FileDataset:
+        """Return the dataset of the files at `path`.
+
+        `path` is a URL, a local path or glob, a DataPath, a DataReference, a tuple (datastore,
+        path), or a list of these. With `validate` the files are listed now, else when they are
+        first needed.
+
+        Raises:
+            DataNotFound: there is nothing at one of the paths (with `validate`).
+            InvalidReference: a path cannot be understood, or `is_file` and it is a folder.
+        """
+        refuse_partition_format(partition_format)
+        sources, records = collect_sources(path)
+        dataset = FileDataset(sources, records, None)
+        if validate and not dataset.manifest.files:
+            raise DataNotFound("there are no files at this path.")
+        if is_file and not dataset.manifest.single_file:
+            raise InvalidReference("is_file=True was given, but the path is not one file.")
+        return dataset
+
+    @staticmethod
+    def upload_directory(
+        src_dir: str | Path,
+        target: Any,
+        pattern: str | None = None,
+        overwrite: bool = False,
+        show_progress: bool = True,
+        *,
+        progress: ProgressCallback | None = None,
+    ) -> FileDataset:
+        """Store a local folder at `target` and return the dataset of its files.
+
+        `target` is a DataPath or a tuple with the Datastore itself; `pattern` is a glob for the
+        files' paths below `src_dir`.
+        """
+        store, path = target_of(target)
+        folder = Path(src_dir).expanduser()
+        files: list[str | Path] = list(files_below(folder))
+        if pattern is not None:
+            match = glob_pattern(pattern).match
+            files = [file for file in files if match(Path(file).relative_to(folder).as_posix())]
+        store.upload_files(
+            files, folder, path, overwrite, show_progress=show_progress, progress=progress
+        )
+        return FileDatasetFactory.from_files((store, path))
+
+
+def registered_dataset(
+    workspace: Catalogue | HasCatalogue, name: str, version: int | str = "latest"
+) -> AbstractDataset:
+    """Return a registered dataset, with the very files it had when it was registered.
+
+    Raises:
+        DatasetNotFound: no such dataset or version.
+    """
+    catalogue = catalogue_of(workspace)
+    return dataset_of(catalogue.dataset(name, parse_version(version)), catalogue)
+
+
+def dataset_of(record: DatasetRecord, catalogue: Catalogue) -> AbstractDataset:
+    """Return the dataset that `record` describes."""
+    manifest = Manifest.from_bytes(catalogue.manifest(record.manifest))
+    return rebuild(record.definition, manifest, record)
+
+
+def rebuild(
+    definition: str, manifest: Manifest | None, registered: DatasetRecord | None = None
+) -> AbstractDataset:
+    """Return the dataset whose `definition()` and manifest these are.
+
+    Raises:
+        InvalidReference: the definition is of a kind this release does not know.
+    """
+    values = json.loads(definition)
+    kind = AbstractDataset.kinds.get(values["kind"])
+    if kind is None:
+        raise InvalidReference(
+            f"a dataset is of kind {values['kind']!r}; this release knows "
+            f"{' and '.join(sorted(AbstractDataset.kinds))}."
+        )
+    sources = [Source(*pair) for pair in values["sources"]]
+    records = {
+        record.name: record
+        for record in (DatastoreRecord.from_json(item) for item in values["records"])
+    }
+    return kind.rebuilt(sources, records, manifest, registered, values["options"])

@@ -1,114 +1,21 @@
-"""An input of a job with everything a node needs to bring it there: no catalogue, no secrets.
-
-`resolve_input` runs where the catalogue is; what it returns travels as JSON to the nodes.
-"""
+"""From what a user names to a job's input, where the catalogue is; and back to a dataset."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from rayjobs.datastore.backends import open_backend
-from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, DatastoreRecord, parse_version
-from rayjobs.datastore.consumption import DatasetConsumptionConfig
+from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, parse_version
+from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.dataset_factory import dataset_of, rebuild
-from rayjobs.datastore.datasets import AbstractDataset, FileDataset
+from rayjobs.datastore.datasets import AbstractDataset, DatasetConsumptionConfig
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
-from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
 from rayjobs.datastore.sources import Source, resolve
 from rayjobs.datastore.stores import Datastore, HasCatalogue, catalogue_of
-from rayjobs.datastore.tabular import TabularDataset
 
 MODES = ("mount", "download", "direct")
 DATASET_PREFIX = "dataset:"
-
-
-@dataclass(frozen=True)
-class DataInput:
-    """A resolved input.
-
-    `manifest` holds its exact files. It is None for a path in a local folder, which a job sees as
-    it is then; `live` says which. `dataset` is `name:version` and `dataset_id` the id where the
-    files are a registered version, and `registered_at` says when it became one; `definition`
-    rebuilds the dataset object in the job.
-    """
-
-    name: str
-    mode: str
-    records: tuple[DatastoreRecord, ...]
-    manifest: Manifest | None = None
-    live: Source | None = None
-    path_on_compute: str | None = None
-    overwrite: bool = False
-    dataset: str = ""
-    dataset_id: str = ""
-    definition: str = ""
-    registered_at: str = ""
-
-    @property
-    def version(self) -> str:
-        """What names these very bytes: `name:version`, else the manifest's digest; "" if live."""
-        if self.dataset:
-            return self.dataset
-        return self.manifest.digest if self.manifest is not None else ""
-
-    @property
-    def environment_variables(self) -> tuple[str, ...]:
-        """The variables that hold the local path in a job.
-
-        As in Azure ML, a dataset's plain name is one too. The caller that sets it must not let it
-        replace a variable that the system needs.
-        """
-        reference = f"AZUREML_DATAREFERENCE_{self.name}"
-        return (reference, self.name) if self.definition else (reference,)
-
-    def open(self) -> FileDataset | TabularDataset:
-        """Return the dataset itself, for direct mode.
-
-        Raises:
-            InvalidReference: this input is a path, not a dataset.
-        """
-        if not self.definition or self.manifest is None:
-            raise InvalidReference(f"input {self.name!r} is a path in a datastore, not a dataset.")
-        if not self.dataset:
-            return rebuild(self.definition, self.manifest)
-        name, _, version = self.dataset.rpartition(":")
-        kind = json.loads(self.definition)["kind"]
-        registered = DatasetRecord(
-            self.dataset_id, name, kind, self.definition, self.manifest.digest, version=int(version)
-        )
-        return rebuild(self.definition, self.manifest, registered)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the input as a JSON object."""
-        return {
-            "name": self.name,
-            "mode": self.mode,
-            "records": [record.to_json() for record in self.records],
-            "manifest": self.manifest.to_bytes().decode() if self.manifest is not None else None,
-            "live": self.live.to_json() if self.live is not None else None,
-            "path_on_compute": self.path_on_compute,
-            "overwrite": self.overwrite,
-            "dataset": self.dataset,
-            "dataset_id": self.dataset_id,
-            "definition": self.definition,
-            "registered_at": self.registered_at,
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> DataInput:
-        """Return the input that `to_json` wrote."""
-        given = dict(values)
-        manifest, live = given.pop("manifest"), given.pop("live")
-        given["records"] = tuple(DatastoreRecord.from_json(item) for item in given["records"])
-        return cls(
-            manifest=Manifest.from_bytes(manifest.encode()) if manifest is not None else None,
-            live=Source(*live) if live is not None else None,
-            **given,
-        )
 
 
 def resolve_input(
@@ -215,3 +122,26 @@ def _of_reference(
         path_on_compute=at or reference.path_on_compute,
         overwrite=reference.overwrite,
     )
+
+
+def open_input(source: DataInput) -> AbstractDataset:
+    """Return the dataset that an input is, for direct mode.
+
+    Raises:
+        InvalidReference: the input is a path, not a dataset.
+    """
+    if not source.definition or source.manifest is None:
+        raise InvalidReference(f"input {source.name!r} is a path in a datastore, not a dataset.")
+    if not source.dataset:
+        return rebuild(source.definition, source.manifest)
+    name, _, version = source.dataset.rpartition(":")
+    kind = json.loads(source.definition)["kind"]
+    registered = DatasetRecord(
+        source.dataset_id,
+        name,
+        kind,
+        source.definition,
+        source.manifest.digest,
+        version=int(version),
+    )
+    return rebuild(source.definition, source.manifest, registered)

@@ -27,6 +27,7 @@ from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.backends.base import CountBytes
 from rayjobs.datastore.cache import NodeCache
 from rayjobs.datastore.clones import clone
+from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.errors import (
     DataChanged,
     DataNotFound,
@@ -35,7 +36,6 @@ from rayjobs.datastore.errors import (
     MountUnavailable,
     TransferFailed,
 )
-from rayjobs.datastore.inputs import DataInput
 from rayjobs.datastore.looks import Look, Seen, etag_of, look_at, look_below
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import Meter, ProgressCallback

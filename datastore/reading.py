@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import digest_of_file
 from rayjobs.datastore.errors import DataChanged
 from rayjobs.datastore.looks import Look, etag_of, look_at, what
@@ -18,11 +20,36 @@ from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import Meter, ProgressCallback
 from rayjobs.datastore.sources import OpenRecord, Source, is_url_root, record_for
 
-if TYPE_CHECKING:
-    from rayjobs.datastore.datasets import AbstractDataset
-
 # A file of another size is another file; its digest is only shown, so no large one is read for it.
 _MOST_SHOWN_BYTES = 64 << 20
+
+
+class HasFiles(Protocol):
+    """What is read here of a dataset."""
+
+    @property
+    def name(self) -> str:
+        """The registered name, or ""."""
+
+    @property
+    def version(self) -> int | None:
+        """The registered version."""
+
+    @property
+    def registered_at(self) -> str:
+        """When it was registered."""
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """What it was made from."""
+
+    @property
+    def records(self) -> Mapping[str, DatastoreRecord]:
+        """The records of its datastores."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """Its files."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +64,7 @@ class Version:
     sources: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, dataset: AbstractDataset) -> Version:
+    def of(cls, dataset: HasFiles) -> Version:
         """Return what people call the version that `dataset` is."""
         if not dataset.name:
             return cls()
@@ -61,7 +88,7 @@ def default_cache_root() -> Path:
     return Path(base) / "rayjobs" / "data"
 
 
-def local_files(dataset: AbstractDataset, cache_root: Path | None = None) -> list[tuple[str, Path]]:
+def local_files(dataset: HasFiles, cache_root: Path | None = None) -> list[tuple[str, Path]]:
     """Return (shown path, local path) of every file: in place where it is local, else cached.
 
     Raises:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyarrow import compute, csv, json, parquet
 
 from rayjobs.datastore.errors import InvalidReference
-from rayjobs.datastore.tabular import TableUnreadable, TabularOptions
+from rayjobs.datastore.table_options import TableUnreadable, TabularOptions
 
 PATH_COLUMN = "Path"
 _NS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,14 +16,16 @@ from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
 from rayjobs.datastore.datasets import (
     AbstractDataset,
     FileDataset,
+    FileDatasetFactory,
     collect_sources,
     refuse_partition_format,
     target_of,
 )
-from rayjobs.datastore.errors import DatastoreError, InvalidReference
+from rayjobs.datastore.errors import InvalidReference
 from rayjobs.datastore.manifest import Manifest
 from rayjobs.datastore.reading import local_files
 from rayjobs.datastore.sources import Source
+from rayjobs.datastore.table_options import TabularOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -39,38 +41,6 @@ TYPES = {
     "bool": "bool",
     "datetime": "timestamp[ns]",
 }
-
-
-class TableUnreadable(DatastoreError):
-    """A file is not the table it should be."""
-
-
-@dataclass(frozen=True)
-class TabularOptions:
-    """How the files are read, and the steps done to the table, in order."""
-
-    reader: str
-    separator: str = ","
-    header: bool = True
-    encoding: str = "utf8"
-    include_path: bool = False
-    infer_types: bool = True
-    empty_as_string: bool = False
-    multi_line: bool = False
-    types: tuple[tuple[str, str], ...] = ()
-    steps: tuple[tuple[str, Any], ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> TabularOptions:
-        """Return the options that `to_json` wrote."""
-        given = dict(values)
-        given["types"] = tuple((name, kind) for name, kind in given["types"])
-        given["steps"] = tuple((name, value) for name, value in given["steps"])
-        return cls(**given)
 
 
 class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
@@ -89,6 +59,19 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
     ) -> None:
         super().__init__(sources, records, manifest, registered)
         self._options = options
+
+    @classmethod
+    def rebuilt(
+        cls,
+        sources: Sequence[Source],
+        records: Mapping[str, DatastoreRecord],
+        manifest: Manifest | None,
+        registered: DatasetRecord | None,
+        options: Mapping[str, Any],
+    ) -> TabularDataset:
+        """See `AbstractDataset`."""
+        steps = TabularOptions.from_json(options)
+        return cls(sources, records, manifest, registered, options=steps)
 
     def options(self) -> dict[str, Any]:
         """See `AbstractDataset`."""
@@ -185,8 +168,6 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
         return self._written(folder, "part-0.parquet", pyarrow.parquet.write_table)
 
     def _written(self, folder: str | Path, name: str, write: Any) -> FileDataset:
-        from rayjobs.datastore.dataset_factory import FileDatasetFactory
-
         target = Path(folder).expanduser()
         target.mkdir(parents=True, exist_ok=True)
         write(self.to_arrow_table(), target / name)

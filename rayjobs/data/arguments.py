@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from rayjobs.datastore.consumption import DatasetConsumptionConfig
+    from rayjobs.datastore.dataset_factory import DatasetConsumptionConfig
     from rayjobs.datastore.outputs import OutputFileDatasetConfig
     from rayjobs.datastore.refs import DataReference
 
@@ -28,8 +28,7 @@ def is_data(item: Any) -> bool:
     """Return whether an object stands for data, so that it becomes an input or output."""
     if isinstance(item, (str, bool, int, float, Path)) or item is None:
         return False
-    from rayjobs.datastore.consumption import DatasetConsumptionConfig
-    from rayjobs.datastore.datasets import AbstractDataset
+    from rayjobs.datastore.datasets import AbstractDataset, DatasetConsumptionConfig
     from rayjobs.datastore.outputs import OutputFileDatasetConfig
     from rayjobs.datastore.refs import (
         DataPath,
@@ -79,8 +78,11 @@ class DataArguments:
         Raises:
             UsageError: another object has the name, or the data cannot be named.
         """
-        from rayjobs.datastore.consumption import DatasetConsumptionConfig
-        from rayjobs.datastore.datasets import AbstractDataset, FileDataset
+        from rayjobs.datastore.datasets import (
+            AbstractDataset,
+            DatasetConsumptionConfig,
+            FileDataset,
+        )
         from rayjobs.datastore.errors import DatastoreError
         from rayjobs.datastore.outputs import OutputFileDatasetConfig
         from rayjobs.datastore.refs import DataPath, DataReference, DataReferenceConfiguration
@@ -136,7 +138,7 @@ class DataArguments:
         return self._put(self.inputs, config.name, fields)
 
     def _save(self, config: DatasetConsumptionConfig) -> str:
-        from rayjobs.datastore.inputs import DataInput
+        from rayjobs.datastore.data_input import DataInput
 
         if self._keep is None:
             raise UsageError(

@@ -25,7 +25,7 @@ from rayjobs.spec.model import Input, JobSpec
 
 if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
-    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.data_input import DataInput
     from rayjobs.store.base import Store
     from rayjobs.workspace.folder import OpenWorkspace
 
@@ -211,7 +211,8 @@ def resolve(
     """
     from dataclasses import replace
 
-    from rayjobs.datastore.inputs import DataInput, resolve_input
+    from rayjobs.datastore.data_input import DataInput
+    from rayjobs.datastore.inputs import resolve_input
     from rayjobs.datastore.refs import DataReference
 
     catalogue = workspace.catalogue

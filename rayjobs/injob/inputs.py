@@ -59,7 +59,7 @@ def _open(name: str, definition: str) -> Any:
             % (name, exc)
         ) from exc
     with open(definition, encoding="utf-8") as file:
-        return inputs.DataInput.from_json(json.load(file)).open()
+        return inputs.open_input(inputs.DataInput.from_json(json.load(file)))
 
 
 def read_record(root: str) -> Dict[str, Any]:

@@ -38,7 +38,7 @@ from rayjobs.node.outputs import Note, Outputs
 from rayjobs.protocol.attempts import AttemptOnNode, InputRequest, LaunchRequest
 
 if TYPE_CHECKING:
-    from rayjobs.datastore.inputs import DataInput
+    from rayjobs.datastore.data_input import DataInput
     from rayjobs.datastore.looks import Looking
     from rayjobs.datastore.materialise import Materialised
     from rayjobs.jobs.records import Event

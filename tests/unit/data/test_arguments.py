@@ -20,6 +20,7 @@ from rayjobs.api.configs import RunConfiguration
 from rayjobs.core.errors import UsageError
 from rayjobs.data.pins import resolve
 from rayjobs.datastore import Dataset, Datastore
+from rayjobs.datastore.inputs import open_input
 from rayjobs.spec.model import Input, JobSpec, Output, Registration
 
 
@@ -95,7 +96,7 @@ def test_a_dataset_that_is_not_registered_is_kept_with_its_files_of_now(
     found = resolve(workspace.opened, "a", source=one.source, mode="download")
     assert found.manifest == files.manifest
     assert (found.name, found.mode) == ("a", "download")
-    assert found.open().manifest == files.manifest  # type: ignore[union-attr]
+    assert open_input(found).manifest == files.manifest  # type: ignore[union-attr]
 
 
 def test_outputs_are_what_is_written_and_stored(workspace: Workspace, store: Datastore) -> None:

@@ -16,7 +16,7 @@ from rayjobs.datastore import (
 )
 from rayjobs.datastore.digests import digest_of
 from rayjobs.datastore.errors import DataChanged, DataNotFound, DatasetNotFound, InvalidReference
-from rayjobs.datastore.inputs import resolve_input
+from rayjobs.datastore.inputs import open_input, resolve_input
 from rayjobs.datastore.materialise import materialise, release, start_node, trouble
 from rayjobs.datastore.outputs import DataOutput, OutputFileDatasetConfig, prepare, store
 from rayjobs.datastore.protection import Protection
@@ -436,12 +436,12 @@ def test_direct_mode_makes_no_files(
     assert (done.how, done.path) == ("direct", registered.id)
     assert not into.exists()
     source = resolve_input(registered.as_named_input("t"), catalogue)
-    again = DataInput.from_json(json.loads(json.dumps(source.to_json()))).open()
+    again = open_input(DataInput.from_json(json.loads(json.dumps(source.to_json()))))
     assert isinstance(again, TabularDataset)
     assert list(again) == [{"id": 1}]
     assert (again.name, again.version, again.id) == ("table", 1, registered.id)
     with pytest.raises(InvalidReference, match="not a dataset"):
-        resolve_input(images.path("pets"), catalogue).open()
+        open_input(resolve_input(images.path("pets"), catalogue))
 
 
 def test_a_fresh_node_has_no_mounts_to_take_away(node: Path) -> None:

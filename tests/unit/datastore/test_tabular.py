@@ -16,7 +16,7 @@ from rayjobs.datastore import (
     TabularDataset,
 )
 from rayjobs.datastore.errors import DataChanged, DataNotFound, InvalidReference, NotSupported
-from rayjobs.datastore.tabular import TableUnreadable
+from rayjobs.datastore.table_options import TableUnreadable
 
 
 @pytest.fixture

@@ -1,0 +1,82 @@
+"""An input of a job with everything a node needs to bring it there: no catalogue, no secrets.
+
+It travels as JSON to the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.manifest import Manifest
+from rayjobs.datastore.sources import Source
+
+
+@dataclass(frozen=True)
+class DataInput:
+    """A resolved input.
+
+    `manifest` holds its exact files. It is None for a path in a local folder, which a job sees as
+    it is then; `live` says which. `dataset` is `name:version` and `dataset_id` the id where the
+    files are a registered version, and `registered_at` says when it became one; `definition`
+    rebuilds the dataset object in the job.
+    """
+
+    name: str
+    mode: str
+    records: tuple[DatastoreRecord, ...]
+    manifest: Manifest | None = None
+    live: Source | None = None
+    path_on_compute: str | None = None
+    overwrite: bool = False
+    dataset: str = ""
+    dataset_id: str = ""
+    definition: str = ""
+    registered_at: str = ""
+
+    @property
+    def version(self) -> str:
+        """What names these very bytes: `name:version`, else the manifest's digest; "" if live."""
+        if self.dataset:
+            return self.dataset
+        return self.manifest.digest if self.manifest is not None else ""
+
+    @property
+    def environment_variables(self) -> tuple[str, ...]:
+        """The variables that hold the local path in a job.
+
+        As in Azure ML, a dataset's plain name is one too. The caller that sets it must not let it
+        replace a variable that the system needs.
+        """
+        reference = f"AZUREML_DATAREFERENCE_{self.name}"
+        return (reference, self.name) if self.definition else (reference,)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the input as a JSON object."""
+        return {
+            "name": self.name,
+            "mode": self.mode,
+            "records": [record.to_json() for record in self.records],
+            "manifest": self.manifest.to_bytes().decode() if self.manifest is not None else None,
+            "live": self.live.to_json() if self.live is not None else None,
+            "path_on_compute": self.path_on_compute,
+            "overwrite": self.overwrite,
+            "dataset": self.dataset,
+            "dataset_id": self.dataset_id,
+            "definition": self.definition,
+            "registered_at": self.registered_at,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> DataInput:
+        """Return the input that `to_json` wrote."""
+        given = dict(values)
+        manifest, live = given.pop("manifest"), given.pop("live")
+        given["records"] = tuple(DatastoreRecord.from_json(item) for item in given["records"])
+        return cls(
+            manifest=Manifest.from_bytes(manifest.encode()) if manifest is not None else None,
+            live=Source(*live) if live is not None else None,
+            **given,
+        )

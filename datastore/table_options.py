@@ -1,0 +1,41 @@
+"""How the files of a table are read, and which steps follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rayjobs.datastore.errors import DatastoreError
+
+
+class TableUnreadable(DatastoreError):
+    """A file is not the table it should be."""
+
+
+@dataclass(frozen=True)
+class TabularOptions:
+    """How the files are read, and the steps done to the table, in order."""
+
+    reader: str
+    separator: str = ","
+    header: bool = True
+    encoding: str = "utf8"
+    include_path: bool = False
+    infer_types: bool = True
+    empty_as_string: bool = False
+    multi_line: bool = False
+    types: tuple[tuple[str, str], ...] = ()
+    steps: tuple[tuple[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> TabularOptions:
+        """Return the options that `to_json` wrote."""
+        given = dict(values)
+        given["types"] = tuple((name, kind) for name, kind in given["types"])
+        given["steps"] = tuple((name, value) for name, value in given["steps"])
+        return cls(**given)
