@@ -112,7 +112,7 @@ def test_without_fuse_the_jobs_history_says_so(
 PREPARES = """
 import json, sys
 from pathlib import Path
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.identity import identity_of
 from rayjobs.node.data import NodeData
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.protocol.attempts import LaunchRequest
