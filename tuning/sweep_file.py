@@ -1,15 +1,14 @@
-"""sweep.yaml in and out: a safe loader, YAML 1.2 numbers, all errors at once."""
+"""Reads and writes sweep files, with every problem of a file in one error."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from rayjobs.core.errors import Problem
+from rayjobs.core.errors import Problem, SpecError
 from rayjobs.core.text import counted
+from rayjobs.spec.text import parse_yaml
+from rayjobs.spec.text import write_yaml as dump_yaml
 from rayjobs.tuning.errors import SweepError, problem
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 
@@ -53,20 +52,12 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
     """Return the mapping in a YAML text.
 
     Raises:
-        SweepError: no YAML, a key that is there twice, or no mapping.
+        SweepError: not YAML, a key twice, or not a mapping; names line and column.
     """
     try:
-        data = yaml.load(text, Loader=_Loader)  # noqa: S506  # a subclass of the safe loader
-    except yaml.YAMLError as exc:
-        mark = getattr(exc, "problem_mark", None)
-        line = f"line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        message = str(getattr(exc, "problem", None) or exc)
-        twice = "appears twice" in message
-        remedy = "Remove one of them." if twice else "Check the indentation and the colons."
-        raise SweepError(
-            f"{where} is not valid YAML",
-            problems=[Problem(line, f"{message}.", remedy)],
-        ) from exc
+        data = parse_yaml(text, where)
+    except SpecError as error:
+        raise SweepError(error.message) from error
     if not isinstance(data, dict):
         raise SweepError(
             f"{where} is not a sweep",
@@ -74,33 +65,9 @@ def read_yaml(text: str, *, where: str = "the sweep") -> dict[str, Any]:
                 Problem("", f"it holds {type(data).__name__} data.", "Write keys and values.")
             ],
         )
-    return {str(key): value for key, value in data.items()}
+    return data
 
 
 def write_yaml(spec: SweepSpec) -> str:
     """Return the sweep as YAML that `load_sweep` reads back, defaults written."""
-    return yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-
-
-class _Loader(yaml.SafeLoader):
-    """The safe loader; 1e-3 is a number, as in YAML 1.2, and no key is silently overwritten."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if isinstance(key, list | dict):
-                continue  # the base class says what is wrong with it
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is there twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*)(?:\.[0-9_]*)?[eE][-+]?[0-9]+$"),
-    list("-+0123456789"),
-)
+    return dump_yaml(spec.model_dump(mode="json"))

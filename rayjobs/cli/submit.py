@@ -165,7 +165,13 @@ def typed_spec(
 
     problems: list[Problem] = []
     typed = from_options(script, script_arguments() or (), options, problems)
-    data = typed if file is None else merge(load_spec_file(file), typed)
+    filed = {} if file is None else load_spec_file(file)
+    if {"job", "sampling"} <= filed.keys():
+        raise click.UsageError(
+            f"{file} describes a sweep, not a job. Submit it with:\n"
+            f"  rayjobs sweep create -f {file}"
+        )
+    data = typed if file is None else merge(filed, typed)
     data = with_defaults(data, project)
     if "name" not in data:
         data["name"] = name_from(Path(str(data.get("script") or "job")).stem, default="job")

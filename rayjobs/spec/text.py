@@ -61,26 +61,26 @@ class _Builder:
         import yaml
 
         event = self._loader.get_event()
-        line = event.start_mark.line + 1
+        at = _at(event.start_mark)
         if isinstance(event, yaml.AliasEvent):
             if event.anchor not in self._anchors:
-                raise SpecError(f"{self._name}, line {line}: no anchor &{event.anchor} before it")
+                raise SpecError(f"{self._name}, {at}: no anchor &{event.anchor} before it")
             value, count = self._anchors[event.anchor]
-            self._count(count, line)
+            self._count(count, at)
             return value
         before = self._values
-        self._count(1, line)
+        self._count(1, at)
         if depth > DEPTH_LIMIT:
             raise SpecError(
-                f"{self._name}, line {line}: deeper than {DEPTH_LIMIT} levels; no spec needs that"
+                f"{self._name}, {at}: deeper than {DEPTH_LIMIT} levels; no spec needs that"
             )
         if isinstance(event, yaml.ScalarEvent):
-            value = self._scalar(event, line, keeps_text=keeps_text)
+            value = self._scalar(event, at, keeps_text=keeps_text)
         elif isinstance(event, yaml.SequenceStartEvent):
-            self._check_tag(event.tag, "seq", line)
+            self._check_tag(event.tag, "seq", at)
             value = self._sequence(depth, keeps_text=keeps_text)
         else:
-            self._check_tag(event.tag, "map", line)
+            self._check_tag(event.tag, "map", at)
             value = self._mapping(depth, keeps_text=keeps_text)
         if event.anchor is not None:
             self._anchors[event.anchor] = (value, self._values - before)
@@ -100,25 +100,23 @@ class _Builder:
 
         values: dict[str, Any] = {}
         while not self._loader.check_event(yaml.MappingEndEvent):
-            line = self._loader.peek_event().start_mark.line + 1
+            at = _at(self._loader.peek_event().start_mark)
             if not self._loader.check_event(yaml.ScalarEvent):
-                raise SpecError(f"{self._name}, line {line}: a key must be plain text")
+                raise SpecError(f"{self._name}, {at}: a key must be plain text")
             key = self._value(depth + 1, keeps_text=True)
             if key in values:
-                raise SpecError(
-                    f"{self._name}, line {line}: the key {key!r} comes twice. Remove one"
-                )
+                raise SpecError(f"{self._name}, {at}: the key {key!r} comes twice. Remove one")
             is_place = depth == 0 and key in TEXT_PLACES
             values[key] = self._value(depth + 1, keeps_text=keeps_text or is_place)
         self._loader.get_event()
         return values
 
-    def _scalar(self, event: yaml.ScalarEvent, line: int, *, keeps_text: bool) -> Any:
+    def _scalar(self, event: yaml.ScalarEvent, at: str, *, keeps_text: bool) -> Any:
         import yaml
 
         text: str = event.value
         if event.tag is not None:
-            self._check_tag(event.tag, "str", line)
+            self._check_tag(event.tag, "str", at)
             return text
         if event.style is not None:
             return text  # quoted
@@ -135,17 +133,17 @@ class _Builder:
             return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
         return text
 
-    def _check_tag(self, tag: str | None, allowed: str, line: int) -> None:
+    def _check_tag(self, tag: str | None, allowed: str, at: str) -> None:
         if tag not in (None, "!", _TAG + allowed):
             raise SpecError(
-                f"{self._name}, line {line}: the tag {tag!r} is not allowed. Write plain values"
+                f"{self._name}, {at}: the tag {tag!r} is not allowed. Write plain values"
             )
 
-    def _count(self, values: int, line: int) -> None:
+    def _count(self, values: int, at: str) -> None:
         self._values += values
         if self._values > VALUES_LIMIT:
             raise SpecError(
-                f"{self._name}, line {line}: more than {VALUES_LIMIT:,} values, aliases counted "
+                f"{self._name}, {at}: more than {VALUES_LIMIT:,} values, aliases counted "
                 f"with what they stand for. Put data in files"
             )
 
@@ -165,8 +163,16 @@ def _add_resolvers(kind: Any) -> None:
         kind.add_implicit_resolver(_TAG + tag, re.compile(rf"(?:{pattern})\Z"), first)
 
 
+def _at(mark: Any) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
 def parse_yaml(text: str, name: str) -> Any:
-    """Return the data of a YAML text. Raises SpecError, naming the line."""
+    """Return the data of a YAML text.
+
+    Raises:
+        SpecError: names the text, the line and the column of what is wrong.
+    """
     import yaml
 
     loader = None
@@ -175,10 +181,15 @@ def parse_yaml(text: str, name: str) -> Any:
         return _Builder(loader, name).build()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        where = f", line {mark.line + 1}" if mark else ""
+        where = f", {_at(mark)}" if mark else ""
         raise SpecError(f"{name}{where} is not YAML: {error.problem or error.context}") from error
-    except yaml.YAMLError as error:
-        raise SpecError(f"{name} is not YAML: {error}") from error
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        line, column = before.count("\n") + 1, error.position - before.rfind("\n")
+        raise SpecError(
+            f"{name}, line {line}, column {column} is not YAML: the character "
+            f"{text[error.position]!r} is not allowed"
+        ) from error
     except RecursionError as error:
         raise SpecError(f"{name} is nested far too deep; no spec needs that") from error
     finally:

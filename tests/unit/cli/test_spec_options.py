@@ -256,6 +256,18 @@ def test_what_cannot_be_placed_is_named_by_the_option(
     assert "resources.gpus: the job asks for 64 GPUs" in filed.err
 
 
+def test_a_sweep_file_is_refused_with_the_command_for_sweeps(
+    terminal: Terminal, tmp_path: Path
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("job: {script: train.py}\nsampling: {type: random}\nmetric: loss\n")
+    done = terminal.type("submit", "-f", str(file))
+    assert done.code == 2
+    assert f"describes a sweep, not a job. Submit it with:\n  rayjobs sweep create -f {file}" in (
+        done.err
+    )
+
+
 def test_a_name_given_twice_is_refused_with_both_values(terminal: Terminal, project: Path) -> None:
     done = terminal.type(
         *("submit", "code/train.py", "--dry-run"),

@@ -237,16 +237,16 @@ def test_everything_wrong_in_a_file_is_listed_at_once_with_path_and_remedy(tmp_p
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("a: [1\n", "not valid YAML"),
-        ("a: 1\na: 2\n", "'a' is there twice"),
+        ("a: [1\n", "^sweep.yaml, line 2, column 1 is not YAML: [^\n]*$"),
+        ("a: 1\na: 2\n", "line 2, column 1: the key 'a' comes twice"),
         ("- 1\n", "holds list data"),
         ("", "holds NoneType data"),
-        ("a: !!python/object/apply:os.getcwd []\n", "not valid YAML"),
+        ("a: !!python/object/apply:os.getcwd []\n", "line 1, column 4: the tag"),
     ],
 )
 def test_a_text_that_is_no_sweep_is_refused(text: str, says: str) -> None:
     with pytest.raises(SweepError, match=says):
-        read_yaml(text)
+        read_yaml(text, where="sweep.yaml")
 
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
