@@ -32,31 +32,7 @@ DEFAULT_UMASK = "022"
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
-if TYPE_CHECKING:
-    _Base = BaseModel
-else:
-
-    class _Refusing(type(BaseModel)):
-        """Turns a wrong argument into a SpecError; type checkers see pydantic's own class."""
-
-        def __call__(cls, *positional: Any, **given: Any) -> Any:
-            """Make the model.
-
-            Raises:
-                SpecError: with everything that is wrong, each with its path and a remedy.
-            """
-            try:
-                return super().__call__(*positional, **given)
-            except ValidationError as error:
-                from rayjobs.spec.problems import spec_error  # it knows all the models below
-
-                raise spec_error(cls, error) from None
-
-    class _Base(BaseModel, metaclass=_Refusing):
-        """What `Model` adds its configuration to."""
-
-
-class Model(_Base):
+class Model(BaseModel):
     """Base of all parts of a spec: frozen, closed, whole numbers are not text.
 
     Raises:
@@ -66,6 +42,20 @@ class Model(_Base):
     model_config = ConfigDict(
         frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
     )
+
+    if not TYPE_CHECKING:  # which know the arguments of each part from its fields
+
+        def __init__(self, /, **given: Any) -> None:
+            try:
+                super().__init__(**given)
+            except ValidationError as error:
+                from rayjobs.spec.problems import spec_error  # it knows all the models below
+
+                raise spec_error(type(self), error) from None
+
+        # As in pydantic's RootModel: validation of a whole spec does not call this constructor for
+        # each part, so `model_validate` reports the problems of all parts at once.
+        __init__.__pydantic_base_init__ = True
 
 
 class Resources(Model):
