@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -178,10 +178,41 @@ def table(
     return "\n".join(lines)
 
 
-def facts(pairs: Sequence[tuple[str, str]]) -> str:
-    """Return names and values under each other, the values in one column."""
-    shown = [(name, value) for name, value in pairs if value]
-    if not shown:
-        return ""
-    wide = max(len(name) for name, _ in shown)
-    return "\n".join(f"{name.ljust(wide)}  {value}" for name, value in shown)
+def facts(
+    pairs: Sequence[tuple[str, str]], *, colours: Mapping[str, str | None] | None = None
+) -> str:
+    """Return names and values under each other, the values in one column; empty ones left out.
+
+    Args:
+        colours: By name, the colour of a value.
+    """
+    # As in a table, a value that a job or another user chose stays on its line.
+    shown = [(one_line(name), one_line(value)) for name, value in pairs if value]
+    wide = max((len(name) for name, _ in shown), default=0)
+    fill = colours or {}
+    return "\n".join(
+        f"{name.ljust(wide)}  {click.style(value, fg=fill[name]) if fill.get(name) else value}"
+        for name, value in shown
+    )
+
+
+class Redrawn:
+    """Lines on a terminal, each drawing of which takes the place of the one before."""
+
+    def __init__(self) -> None:
+        self._height = 0
+
+    def draw(self, text: str) -> None:
+        """Draw what fits into the terminal's width and height; an empty text removes the last."""
+        columns, height = shutil.get_terminal_size((80, 24))
+        lines = text.split("\n")[: height - 1] if text else []
+        # A line that the terminal wraps would take two rows, and the next drawing miss its start.
+        lines = [
+            line if _seen(line) < columns else cut(click.unstyle(line), columns - 1)
+            for line in lines
+        ]
+        # Written over what is there: clearing first would flicker.
+        start = f"\x1b[{self._height}A" if self._height else ""
+        body = "".join(f"{line}\x1b[K\n" for line in lines)
+        click.echo(f"{start}{body}\x1b[J", nl=False, color=True)
+        self._height = len(lines)

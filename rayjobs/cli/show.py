@@ -78,8 +78,9 @@ def show(settings: Settings, job: str, diff: bool, packages: bool) -> None:
         inputs = inputs_read(workspace.store, found)
         lost = left_out(workspace.store, found)
         revision = _revision(workspace.store.revision(found.id))
-        head = _head(settings, found, outlook, attempts, inputs, earlier_s, at_most, lost)
-        click.echo(facts([*head, *revision]))
+        head = _head(found, outlook, attempts, inputs, earlier_s, at_most, lost)
+        colour = state_colour(outlook.state) if settings.colours() else None
+        click.echo(facts([*head, *revision], colours={"State": colour}))
         sections = [
             _failure(found),
             _metrics(workspace, found),
@@ -147,7 +148,6 @@ def _as_json(
 
 
 def _head(
-    settings: Settings,
     job: Job,
     outlook: Outlook,
     attempts: list[Attempt],
@@ -156,7 +156,6 @@ def _head(
     at_most: bool,
     lost: list[str],
 ) -> list[tuple[str, str]]:
-    state = settings.style(outlook.state, state_colour(outlook.state))
     place = f" (number {outlook.position} in the queue)" if outlook.position else ""
     is_told = job.failure is None and job.state is not JobState.COMPLETED
     ran = ran_s(job, earlier_s=earlier_s)
@@ -164,7 +163,7 @@ def _head(
         ("Job", job.id),
         ("Name", name_of(job)),
         ("Script" if job.spec.script else "Command", _what(job)),
-        ("State", f"{state}{place}"),
+        ("State", f"{outlook.state}{place}"),
         ("Reason", _reason(job, outlook) if is_told else ""),
         ("Held", plain_text(job.held) if job.held else ""),
         (

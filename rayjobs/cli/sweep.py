@@ -285,14 +285,15 @@ def show(settings: Settings, sweep_id: str) -> None:
                 ("Sweep", job.id),
                 ("Name", spec.name),
                 ("Experiment", job.experiment),
-                ("State", settings.style(outlook.state, state_colour(outlook.state))),
+                ("State", outlook.state),
                 ("Reason", " ".join((outlook.reason or job.reason).split())),
                 ("Searches", f"{str(spec.goal).lower()} {spec.metric}"),
                 ("Sampling", kind_text(spec.sampling.to_dict())),
                 ("Policy", kind_text(spec.policy.to_dict())),
                 ("Trials", head_line(state, spec, now=SystemClock().now(), shown=shown)),
                 ("Model", job.properties.get("model", "")),
-            ]
+            ],
+            colours={"State": state_colour(outlook.state) if settings.colours() else None},
         )
     )
     if notice := metric_text(settings, state, spec):

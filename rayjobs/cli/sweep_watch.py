@@ -12,7 +12,7 @@ import click
 
 from rayjobs.cli.exits import Exit, of_job
 from rayjobs.cli.jobviews import end_text, short_id
-from rayjobs.cli.output import state_colour, table, width
+from rayjobs.cli.output import Redrawn, state_colour, table, width, wrapped
 from rayjobs.cli.settings import Settings
 from rayjobs.cli.sweepviews import stands
 from rayjobs.core.clock import SystemClock
@@ -118,24 +118,24 @@ def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
 
 def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
     """Draw the table again and again in its place; leave the last one standing."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.text import Text
-
-    console = Console(no_color=not settings.colours(), highlight=False)
+    redrawn = Redrawn()
     job, state = _look(workspace, sweep_id)
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    try:
         while not job.state.is_final:
-            rows = max(3, shutil.get_terminal_size().lines - 5)
+            columns, height = shutil.get_terminal_size()
             _outlook, shown = stands(workspace, job, state)
-            wide = console.width
-            drawn = trials_table(settings, state, spec, rows=rows, columns=wide, shown=shown)
-            head = _head(state, spec, columns=wide, shown=shown)
-            notice = metric_text(settings, state, spec)
-            notice = f"\n{notice}" if notice else ""
-            live.update(Text.from_ansi(f"{head}{notice}\n\n{drawn}"), refresh=True)
+            parts = [
+                _head(state, spec, columns=columns - 1, shown=shown),
+                wrapped(metric_text(settings, state, spec), columns - 1),
+            ]
+            drawn = trials_table(
+                settings, state, spec, rows=max(3, height - 5), columns=columns - 1, shown=shown
+            )
+            redrawn.draw("\n".join([*filter(None, parts), "", drawn]))
             time.sleep(DRAW_EVERY_S)
             job, state = _look(workspace, sweep_id)
+    finally:
+        redrawn.draw("")
     click.echo(trials_table(settings, state, spec))
     click.echo("\n" + _head(state, spec, columns=width()))
     return job

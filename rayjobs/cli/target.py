@@ -268,7 +268,7 @@ def show(settings: Settings, name: str) -> None:
             [
                 ("Target", f"{view.name} ({_kind(view)})"),
                 ("Token", NO_TOKEN.format(name=view.name) if view.without_token else ""),
-                ("State", settings.style(view.state, _COLOURS.get(view.state, "white"))),
+                ("State", view.state),
                 ("Problem", view.problem),
                 ("Work", _busy(view)),
                 ("Address", view.address),
@@ -277,7 +277,8 @@ def show(settings: Settings, name: str) -> None:
                 ("Running", str(len(detail["live"])) if "live" in detail else ""),
                 ("Waiting", str(len(detail["waiting"])) if "waiting" in detail else ""),
                 ("Workspaces", ", ".join(detail.get("workspaces", ()))),
-            ]
+            ],
+            colours={"State": _COLOURS.get(view.state) if settings.colours() else None},
         )
     )
     for node in view.nodes:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayjobs.cli.output import ago_text, cut, facts, print_json, table, wrapped
+from rayjobs.cli.output import Redrawn, ago_text, cut, facts, print_json, table, wrapped
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources
 
@@ -39,6 +39,34 @@ def test_cut_keeps_what_fits() -> None:
 
 def test_facts_leave_out_what_is_empty() -> None:
     assert facts([("Name", "x"), ("Tags", ""), ("Id", "1")]) == "Name  x\nId    1"
+
+
+def test_facts_stay_on_their_line_and_set_nothing() -> None:
+    forged = "x\nState  Completed\x1b[2J"
+    assert facts([("Name", forged)]) == "Name  x\\nState  Completed\\x1b[2J"
+
+
+def test_facts_take_a_colour_by_name() -> None:
+    shown = facts([("State", "Failed"), ("Name", "x")], colours={"State": "red", "Name": None})
+    assert shown == "State  \x1b[31mFailed\x1b[0m\nName   x"
+
+
+def test_a_drawing_takes_the_place_of_the_one_before(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    monkeypatch.setenv("LINES", "4")
+    redrawn = Redrawn()
+    redrawn.draw("one\ntwo")
+    redrawn.draw("\x1b[31m1234567890ab\x1b[0m")  # it would wrap
+    redrawn.draw("1\n2\n3\n4\n5")  # it would scroll
+    redrawn.draw("")
+    assert capsys.readouterr().out == (
+        "one\x1b[K\ntwo\x1b[K\n\x1b[J"
+        "\x1b[2A12345678…\x1b[K\n\x1b[J"
+        "\x1b[1A1\x1b[K\n2\x1b[K\n3\x1b[K\n\x1b[J"
+        "\x1b[3A\x1b[J"
+    )
 
 
 def test_json_takes_times_states_and_specs(capsys: pytest.CaptureFixture[str]) -> None:
