@@ -14,50 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from mutants import FOLDER, Mutant, MutantError, load, mutation
+
 ROOT = Path(__file__).resolve().parents[1]
-MUTANTS = Path("tests") / "faults" / "mutants"
 TEST_TIMEOUT_S = 120
 RUN_TIMEOUT_S = 1800
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One handler switched off.
-
-    Attributes:
-        fault: Its number in the list of faults.
-        handler: What is switched off, in words.
-        file: Relative to the repository.
-        old: Text that stands in the file exactly once.
-        tests: Ids of the tests that must fail under it.
-    """
-
-    fault: int
-    handler: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Number and words."""
-        return f"{self.fault:>3}  {self.handler}"
-
-
-def load(folder: Path) -> list[Mutant]:
-    """Return all mutants, by fault."""
-    found = []
-    for path in sorted(folder.glob("*.toml")):
-        for one in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
-            found.append(Mutant(**{**one, "tests": tuple(one["tests"])}))
-    return sorted(found, key=lambda mutant: mutant.fault)
 
 
 class Copy:
@@ -95,9 +60,8 @@ class Copy:
                 copied.chmod(0o755)
         return python
 
-    def write(self, file: str, text: str) -> None:
+    def write(self, path: Path, text: str) -> None:
         """Change a file; its time is always another one, so that no stale bytecode is used."""
-        path = self.root / file
         path.write_text(text, encoding="utf-8")
         self._stamp_s += 10
         os.utime(path, (self._stamp_s, self._stamp_s))
@@ -174,15 +138,16 @@ def of(outcomes: dict[str, str], test: str) -> str:
 
 def prove(copy: Copy, mutant: Mutant) -> str:
     """Return an empty text when every test of the mutant turns red, else what is wrong."""
-    path = copy.root / mutant.file
-    text = path.read_text(encoding="utf-8")
-    if text.count(mutant.old) != 1:
-        return f"its text stands {text.count(mutant.old)} times in {mutant.file}"
-    copy.write(mutant.file, text.replace(mutant.old, mutant.new))
+    try:
+        change = mutation(copy.root, mutant)
+    except MutantError as error:
+        return str(error)
+    text = change.file.read_text(encoding="utf-8")
+    copy.write(change.file, change.after)
     try:
         outcomes = copy.outcomes(mutant.tests)
     finally:
-        copy.write(mutant.file, text)
+        copy.write(change.file, text)
     wrong = {test: of(outcomes, test) for test in mutant.tests}
     return "; ".join(f"{test} {how}" for test, how in wrong.items() if how != "failed")
 
@@ -195,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     mutants = [
         mutant
-        for mutant in load(ROOT / MUTANTS)
+        for mutant in load(ROOT / FOLDER)
         if not options.faults or mutant.fault in options.faults
     ]
     if options.list:

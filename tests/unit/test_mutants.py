@@ -3,49 +3,130 @@
 from __future__ import annotations
 
 import re
-import tomllib
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from tools.mutants import FOLDER, Mutant, MutantError, load, mutation
+
 ROOT = Path(__file__).resolve().parents[2]
-LISTS = sorted((ROOT / "tests" / "faults" / "mutants").glob("*.toml"))
+MUTANTS = load(ROOT / FOLDER)
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_a_mutants_text_stands_once_in_its_file_and_its_tests_exist(path: Path) -> None:
+def test_each_mutant_fits_the_code() -> None:
     wrong = []
-    for mutant in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
-        file = ROOT / mutant["file"]
-        times = file.read_text(encoding="utf-8").count(mutant["old"]) if file.is_file() else 0
-        if times != 1:
-            wrong.append(f"{mutant['handler']}: stands {times} times in {mutant['file']}")
-        if mutant["new"] == mutant["old"]:
-            wrong.append(f"{mutant['handler']}: changes nothing")
-        for test in mutant["tests"]:
+    for mutant in MUTANTS:
+        try:
+            mutation(ROOT, mutant)
+        except MutantError as error:
+            wrong.append(f"{mutant.name}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_each_mutants_tests_exist() -> None:
+    wrong = []
+    texts: dict[Path, str] = {}
+
+    def text_of(file: Path) -> str:
+        return texts.setdefault(file, file.read_text(encoding="utf-8"))
+
+    for mutant in MUTANTS:
+        for test in mutant.tests:
             module, *names = re.sub(r"\[.*", "", test, flags=re.DOTALL).split("::")
-            # A class may have its tests from one beside it.
-            files = [ROOT / module] if len(names) == 1 else (ROOT / module).parent.glob("*.py")
-            is_there = (ROOT / module).is_file()
-            text = "".join(one.read_text(encoding="utf-8") for one in files) if is_there else ""
+            file = ROOT / module
+            # A class may inherit its tests from one in another file of its folder.
+            files = [file] if len(names) == 1 else file.parent.glob("*.py")
+            text = "".join(map(text_of, files)) if file.is_file() else ""
             if not text or any(
                 re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", text, re.MULTILINE) is None
                 for name in names
             ):
-                wrong.append(f"{mutant['handler']}: there is no test {test}")
+                wrong.append(f"{mutant.name}: there is no test {test}")
     assert not wrong, "\n".join(wrong)
 
 
 def test_every_fault_that_has_a_mutant_has_its_section_in_the_documents() -> None:
     text = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
     sections = set(re.findall(r"^### Fault (\d+)\b", text, re.MULTILINE))
-    mutants = {
-        str(mutant["fault"])
-        for path in LISTS
-        for mutant in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
-    }
-    assert mutants - sections == set()
+    assert {str(mutant.fault) for mutant in MUTANTS} - sections == set()
 
 
 def test_there_are_mutants() -> None:
-    assert len(LISTS) >= 10
+    assert len(MUTANTS) >= 300
+
+
+# --- how a mutant finds its code ------------------------------------------------------------------
+
+CODE = """
+    class Reader:
+        def read(self, path):
+            # why
+            if self.is_open and path in (
+                self.known
+            ):
+                log.info("read %s", path, extra=1)
+                return self.known[path]
+            value = find(path, deep=True)  # fault 7: found
+            return value
+
+    def other(path):
+        value = find(path, deep=True)
+        return value
+"""
+
+
+def changed(
+    root: Path, change: str, code: str, *, by: str = "", at: str = "", name: str = ""
+) -> str:
+    """Write the module, apply one mutant, return the lines of the class that differ."""
+    (root / "part").mkdir(exist_ok=True)
+    (root / "part" / "reader.py").write_text(textwrap.dedent(CODE))
+    place = name or "part.reader:Reader.read"
+    found = mutation(root, Mutant(7, "a handler", place, at, change, code, by, ()))
+    before, after = found.before.splitlines(), found.after.splitlines()
+    return "\n".join(line.strip() for line in after if line not in before)
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "by", "result"),
+    [
+        ("never", "path in (self.known)", "", "if self.is_open and False:"),
+        ("always", "self.is_open and path in self.known", "", "if True:"),
+        ("replace", "find(path, ...)", "None", "value = None"),
+        ("replace", "value = find(...)", "raise KeyError(path)", "raise KeyError(path)"),
+        ("drop", "deep=True", "", "value = find(path)"),
+        ("drop", "if self.is_open and ...:\n    ...", "", ""),
+        ("body", "return 1", "", "return 1"),
+    ],
+)
+def test_code_is_found_whatever_its_format(
+    tmp_path: Path, change: str, code: str, by: str, result: str
+) -> None:
+    assert changed(tmp_path, change, code, by=by) == result
+
+
+def test_a_marked_statement_is_changed_as_a_whole(tmp_path: Path) -> None:
+    assert changed(tmp_path, "replace", "...", by="value = 1", at="found") == "value = 1"
+
+
+def test_a_module_that_moved_inside_its_package_is_found(tmp_path: Path) -> None:
+    assert changed(tmp_path, "body", "return 1", name="part.before:Reader.read") == "return 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "code", "message"),
+    [
+        ("part.reader:Reader.write", "body", "pass", "0 others"),
+        ("part.reader", "replace", "find(path, deep=True)", "2 places match"),
+        ("part.reader:other", "never", "path", "0 places match"),
+        ("part.reader:other", "replace", "find(", "not valid Python"),
+        ("part.reader:Reader", "body", "pass", "a function"),
+        ("part.reader:other", "body", "value = find(path, deep=True)\nreturn value", "nothing"),
+    ],
+)
+def test_a_mutant_that_does_not_fit_is_refused(
+    tmp_path: Path, name: str, change: str, code: str, message: str
+) -> None:
+    with pytest.raises(MutantError, match=message):
+        changed(tmp_path, change, code, name=name)
