@@ -13,7 +13,7 @@ from typing import Any
 from rayjobs.core.text import duration_text
 from rayjobs.tuning import plot_data
 from rayjobs.tuning.goal import PrimaryMetricGoal
-from rayjobs.tuning.plots import KINDS, LABELS, Kind, check_drawable, make_figure
+from rayjobs.tuning.plots import KINDS, Kind, check_drawable, make_figure
 from rayjobs.tuning.results import rows
 from rayjobs.tuning.space import stripped
 from rayjobs.tuning.trials import TrialRecord
@@ -138,7 +138,7 @@ def _table(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal, metric: str) 
             seconds = (trial.ended_at - trial.started_at).total_seconds()
         cells = [
             _cell(row.number),
-            _word(LABELS[row.state]),
+            _word(plot_data.LABELS[row.state]),
             _cell(row.best),
             _cell(row.last),
             _cell(row.intervals),

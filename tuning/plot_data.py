@@ -13,6 +13,13 @@ from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.space import stripped
 from rayjobs.tuning.trials import TrialRecord, TrialState
 
+LABELS = {
+    TrialState.COMPLETED: "completed",
+    TrialState.CANCELED: "stopped early",
+    TrialState.FAILED: "failed",
+    TrialState.RUNNING: "running",
+    TrialState.PLANNED: "planned",
+}
 _LOG_RATIO = 50.0  # positive values that span more are drawn on a logarithmic axis
 _MAX_TICKS = 12
 _LINE = 18  # characters of a choice on one line
@@ -247,16 +254,9 @@ def _logarithmic(label: str, numbers: Sequence[float]) -> Axis:
 
 def counts_text(trials: Sequence[TrialRecord]) -> str:
     """Return how trials stand: ``10 trials: 5 completed, 1 stopped early, 4 failed``."""
-    words = {
-        TrialState.COMPLETED: "completed",
-        TrialState.CANCELED: "stopped early",
-        TrialState.FAILED: "failed",
-        TrialState.RUNNING: "running",
-        TrialState.PLANNED: "planned",
-    }
     parts = [
         f"{number} {word}"
-        for state, word in words.items()
+        for state, word in LABELS.items()
         if (number := sum(1 for trial in trials if trial.state is state))
     ]
     return f"{counted(len(trials), 'trial')}: {', '.join(parts)}"

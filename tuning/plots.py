@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,10 @@ _NUMBER_WIDTH = 0.03
 _NUMBER_HEIGHT = 0.026
 _NUMBER_REACH = 0.22
 _MOST_NUMBERED = 20  # curves that get a number each
+# Of the parallel coordinates: characters of all axes' names side by side, a tick's text as a share
+# of an axis.
+_LABEL_CHARACTERS = 130
+_LINE_HEIGHT = 0.034
 _BASE = -0.1  # where lines of trials without a value end, below the axes (0 … 1)
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -30,13 +35,6 @@ COLOURS = {
     TrialState.FAILED: "#c0392b",
     TrialState.RUNNING: "#2e8b57",
     TrialState.PLANNED: "#999999",
-}
-LABELS = {
-    TrialState.COMPLETED: "completed",
-    TrialState.CANCELED: "stopped early",
-    TrialState.FAILED: "failed",
-    TrialState.RUNNING: "running",
-    TrialState.PLANNED: "planned",
 }
 
 
@@ -136,7 +134,7 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
         chosen = [(number, value) for number, value, at in data.points if at is state]
         if chosen:
             mark = "x" if state is TrialState.FAILED else "o"
-            label = LABELS[state]
+            label = plot_data.LABELS[state]
             axes.scatter(*zip(*chosen, strict=True), s=28, color=colour, label=label, marker=mark)
     if data.without:
         axes.scatter(
@@ -152,9 +150,6 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
     if data.leader:
         xs, ys = zip(*data.leader, strict=True)
         axes.step(xs, ys, where="post", color="#222222", linewidth=1.4, label="best so far")
-    for number, value, _ in data.points:
-        if number == best:
-            _mark_best(axes, number, value, best)
     # The marks on the base line do not count for Matplotlib's own limits.
     numbers = [*(number for number, _, _ in data.points), *data.without]
     if numbers:
@@ -165,17 +160,26 @@ def _history(figure: Any, data: plot_data.History, metric: str, best: int | None
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.margins(y=0.12)
     axes.grid(alpha=0.25)
-    axes.legend(loc="best", fontsize=9)
+    _legend(figure)
+    for number, value, _ in data.points:
+        if number == best:
+            _mark_best(axes, number, value, best)
+
+
+def _legend(figure: Any) -> None:
+    """Write the legend outside of the axes, where it covers no mark."""
+    figure.legend(loc="outside lower center", ncols=6, fontsize=9)
 
 
 def _mark_best(axes: Any, x: float, y: float, best: int) -> None:
+    is_left = x < sum(axes.get_xlim()) / 2  # its text goes to the side with more space
     axes.scatter([x], [y], s=130, facecolors="none", edgecolors="#222222", linewidths=1.6, zorder=5)
     axes.annotate(
         f"best: trial {best}",
         (x, y),
-        xytext=(-10, 8),
+        xytext=(10 if is_left else -10, 8),
         textcoords="offset points",
-        ha="right",
+        ha="left" if is_left else "right",
         fontsize=8,
         fontweight="bold",
         zorder=6,
@@ -186,7 +190,7 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int
     axes = figure.add_subplot()
     labelled: set[TrialState] = set()
     for curve in data:
-        label = LABELS[curve.state] if curve.state not in labelled else None
+        label = plot_data.LABELS[curve.state] if curve.state not in labelled else None
         labelled.add(curve.state)
         intervals = range(1, len(curve.values) + 1)
         is_best = curve.number == best
@@ -204,6 +208,7 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int
         )
         if curve.end is not None and curve.state is TrialState.FAILED:
             axes.scatter(*curve.end, s=44, marker="x", color=COLOURS[curve.state], zorder=5)
+    axes.margins(x=0.08, y=0.12)  # before the texts, which are placed within the limits
     chosen = list(data)
     if len(data) > _MOST_NUMBERED:  # more numbers than anybody reads: the best one's alone
         chosen = [curve for curve in data if curve.number == best]
@@ -214,10 +219,9 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int
     _number_curves(axes, chosen)
     axes.set_xlabel(f"report of {_plain(metric)} (1 is a trial's first)")
     axes.set_ylabel(_plain(metric))
-    axes.margins(x=0.08)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.25)
-    axes.legend(loc="best", fontsize=9)
+    _legend(figure)
 
 
 def _number_curves(axes: Any, data: Sequence[plot_data.Curve]) -> None:
@@ -292,19 +296,20 @@ def _parallel(
             zorder=5 if is_best else 3 + 0.1 * rank,
             gid=f"parallel-t{number}",
         )
-        if is_best:
-            axes.annotate(f"best: trial {best}", (columns[-1], places[-1]), xytext=(-8, 7),
-                          textcoords="offset points", fontsize=8, fontweight="bold", ha="right",
-                          zorder=8)  # fmt: skip
     if any(value is None for value in data.colours):
         axes.annotate("ended without a value", (len(data.axes) - 1, _BASE), xytext=(-8, -3),
                       textcoords="offset points", fontsize=7, ha="right", va="top",
                       color=COLOURS[TrialState.FAILED])  # fmt: skip
     for column, (scale, axis) in enumerate(zip(heights, data.axes, strict=True)):
         axes.plot([column, column], [0, 1], color="#555555", linewidth=0.9, zorder=6)
+        free_from = -1.0  # the height above the last text
         for value, text in axis.ticks:
             axes.plot([column - 0.012, column + 0.012], [scale(value)] * 2, color="#555555",
                       linewidth=0.9, zorder=6)  # fmt: skip
+            half = _LINE_HEIGHT / 2 * (text.count("\n") + 1)
+            if scale(value) - half < free_from:
+                continue
+            free_from = scale(value) + half
             axes.annotate(
                 _plain(text),
                 (column, scale(value)),
@@ -315,7 +320,9 @@ def _parallel(
                 zorder=7,
                 bbox={"facecolor": "white", "alpha": 0.85, "linewidth": 0, "pad": 0.6},
             )
-    axes.set_xticks(range(len(data.axes)), [_plain(axis.label) for axis in data.axes])
+    across = max(6, _LABEL_CHARACTERS // len(data.axes))
+    labels = [_plain("\n".join(textwrap.wrap(axis.label, across))) for axis in data.axes]
+    axes.set_xticks(range(len(data.axes)), labels, fontsize=8)
     axes.set_yticks([])
     axes.set_ylim(_BASE - 0.06, 1.06)
     axes.set_xlim(-0.1, len(data.axes) - 1 + 0.3)

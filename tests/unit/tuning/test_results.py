@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -19,7 +20,7 @@ from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.pages import write_html
 from rayjobs.tuning.plot_data import Curve, apart, curves
-from rayjobs.tuning.plots import KINDS, write_plot
+from rayjobs.tuning.plots import KINDS, Kind, make_figure, write_plot
 from rayjobs.tuning.results import best_trial, eta_s, rows, sorted_children, summary
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from tests.unit.tuning.simulation import sweep
@@ -224,6 +225,38 @@ def test_pngs_are_drawn_even_from_a_single_trial(tmp_path: Path) -> None:
                 tmp_path / "p.png", kind, trials, name="$x_1$ <b>", metric="a$", goal=MAX
             )
             assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
+
+
+def _boxes(texts: Any) -> list[Any]:
+    return [text.get_window_extent() for text in texts if text.get_text()]
+
+
+def _overlapping(boxes: list[Any]) -> int:
+    return sum(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_no_label_of_a_plot_covers_another_or_a_mark() -> None:
+    names = ["--learning-rate-schedule", "--weight-decay-factor", "--augmentation-strength",
+             "--dropout-probability", "--momentum", "--batch-size"]  # fmt: skip
+    trials = [
+        trial(number, COMPLETED if number % 4 else FAILED,
+              *[0.8 - 0.1 / (1 + number)] * (number % 4),
+              parameters={**dict.fromkeys(names, number + 1), "layer": f"layer-{number}"})
+        for number in range(48)
+    ]  # fmt: skip
+    what: dict[str, Any] = {"name": "digits", "metric": "accuracy", "goal": MAX}
+    drawn = make_figure("parallel", trials, **what)
+    drawn.draw_without_rendering()
+    axes = drawn.axes[0]
+    assert _overlapping(_boxes(axes.get_xticklabels())) == 0
+    assert _overlapping(_boxes(axes.texts)) == 0
+    others: tuple[Kind, ...] = ("history", "curves")
+    for kind in others:
+        drawn = make_figure(kind, trials, **what)
+        drawn.draw_without_rendering()
+        plot = drawn.axes[0].get_window_extent()
+        assert not drawn.legends[0].get_window_extent().overlaps(plot)
+        assert all(plot.x0 <= box.x0 and box.y1 <= plot.y1 for box in _boxes(drawn.axes[0].texts))
 
 
 def test_the_page_carries_everything_and_escapes_every_name(tmp_path: Path) -> None:
