@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.figures import Figure, median
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.workspace.folder import open_workspace
 
 
@@ -31,8 +32,10 @@ def measure(*, rounds: int, jobs: int = 10_000) -> list[Figure]:
         with open_workspace(folder / "w", create=True) as workspace:
             for number in range(jobs):  # ten thousand specs, not one
                 spec = JobSpec(script="train.py", name="mnist", arguments=("--seed", str(number)))
-                workspace.store.submit(spec, experiment="mnist", snapshot=None, user="ada")
-            lines = workspace.store.job_lines(newest_first=False)
+                workspace.store.submit(
+                    NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada")
+                )
+            lines = workspace.store.job_lines(JobFilter(newest_first=False))
             began = time.perf_counter()
             workspace.store.durations([("mnist", "train.py")])
             learned_ms = (time.perf_counter() - began) * 1e3

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rayjobs.store.requests import JobFilter
+
 REPORTS = 5
 DEADLINE_S = 300.0
 SCRIPT = """
@@ -87,7 +89,7 @@ def ours(folder: Path, trials: int, at_once: int, rounds: int) -> dict[str, Any]
                 assert job.reason.startswith(f"{trials} completed"), (job.reason, completed)
                 took = [
                     point.value
-                    for trial in workspace.store.jobs(parent=job.id)
+                    for trial in workspace.store.jobs(JobFilter(parent=job.id))
                     for point in workspace.store.metrics(trial.id)
                     if point.name == "took_s"
                 ]

@@ -9,6 +9,7 @@ from rayjobs.jobs.records import Event
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
 from tests.attempts import request_of
 
@@ -22,7 +23,9 @@ def prepared(
     node = Node("local", folder / "home")
     with open_workspace(folder / "ws", create=True) as workspace:
         spec = JobSpec.model_validate({"script": "train.py", "distribution": SHAPE})
-        job, _ = workspace.store.submit(spec, experiment="test", snapshot=None, user="ada")
+        job, _ = workspace.store.submit(
+            NewJob(spec=spec, experiment="test", snapshot=None, user="ada")
+        )
         assert workspace.store.start(job.id, attempt=0, allocation="a") is not None
         context = AttemptContext(
             job=job,

@@ -23,6 +23,7 @@ from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.results import metrics
 from rayjobs.snapshots.git import kept
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob
 from rayjobs.tuning.arguments import override_arguments
 from rayjobs.tuning.engine import (
     REPORTS_WITHOUT_METRIC,
@@ -149,7 +150,7 @@ class Driver:
         self.state = load_state(self._store, self._job, now=self._clock.now())
         known = {
             job.tags.get(TRIAL_TAG): job
-            for job in self._store.jobs(parent=self.id, newest_first=False)
+            for job in self._store.jobs(JobFilter(parent=self.id, newest_first=False))
         }
         for trial in self.state.trials:
             job = known.get(str(trial.number))
@@ -307,14 +308,16 @@ class Driver:
     def _submit(self, trial: TrialRecord) -> Job:
         spec = trial_spec(self._job, self.spec, trial)
         job, _ = self._store.submit(
-            spec,
-            experiment=self._job.experiment,
-            snapshot=self._job.snapshot,
-            properties=kept(self._job.properties),
-            user=self._job.user,
-            idempotency_key=trial_key(self.id, trial.number),
-            parent=self.id,
-            claim=self._claim,
+            NewJob(
+                spec=spec,
+                experiment=self._job.experiment,
+                snapshot=self._job.snapshot,
+                properties=kept(self._job.properties),
+                user=self._job.user,
+                idempotency_key=trial_key(self.id, trial.number),
+                parent=self.id,
+                claim=self._claim,
+            )
         )
         return job
 
@@ -322,7 +325,7 @@ class Driver:
         """End the sweep as decided; may be called again by the next driver."""
         assert self._claim is not None
         open_states = [state for state in JobState if state not in FINAL]
-        for job in self._store.jobs(parent=self.id, states=open_states):
+        for job in self._store.jobs(JobFilter(parent=self.id, states=open_states)):
             self._store.request_cancel(job.id, by="its sweep, which has ended")
         reason, failure = finish.reason, None
         best = best_trial(self.state.trials, self.spec.goal)
@@ -332,7 +335,7 @@ class Driver:
                 "best_run": best.job_id,
                 "best_primary_metric": repr(best.best(self.spec.goal)),
             }
-            self._job = self._store.update(self.id, properties=found)
+            self._job = self._store.update(self.id, JobChanges(properties=found))
         if finish.state is JobState.COMPLETED:
             if self._job.state is JobState.RUNNING and not self._store.move(
                 self.id, attempt=self._claim, old=JobState.RUNNING, new=JobState.FINALIZING
@@ -353,7 +356,7 @@ class Driver:
         if self._claim is None:
             self._claim = self._store.claim_sweep(self.id)
         open_states = [state for state in JobState if state not in FINAL]
-        for job in self._store.jobs(parent=self.id, states=open_states):
+        for job in self._store.jobs(JobFilter(parent=self.id, states=open_states)):
             self._store.request_cancel(job.id, by="its sweep, which has failed")
         self._wake()
         if self._claim is not None:

@@ -9,6 +9,7 @@ import logging
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.records import Job
 from rayjobs.results.metrics import number_text
+from rayjobs.store.requests import JobChanges
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord
 from rayjobs.workspace.folder import OpenWorkspace
@@ -46,7 +47,7 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
                 tags={"sweep": sweep.id, "trial": str(trial.number)},
             )
             label = f"{model.name}:{model.version}"
-            workspace.store.update(sweep.id, properties={PROPERTY: label})
+            workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
             return f"registered as model {label}{worse_at_its_end(spec, trial)}"
         except (RayjobsError, OSError) as error:
             told = f"{wanted}: {error}"

@@ -12,6 +12,7 @@ from rayjobs.core.text import name_from
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewSweep
 from rayjobs.submit import checks, submitting
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.spec import SweepSpec
@@ -124,16 +125,18 @@ def submit_sweep(
     warnings = [*spec.advice, *checked.warnings, *(packed.warnings if packed is not None else ())]
     warnings += submitting.hand_on_credentials(workspace, checked.spec)
     sweep, created = workspace.store.put_sweep(
-        submitting.pack_start(workspace, checked.spec),
-        sweep=spec.model_dump(mode="json"),
-        driver=DRIVER,
-        experiment=experiment or spec.name,
-        snapshot=None if packed is None else packed.digest,
-        user=submitting.user_name(),
-        properties=None if packed is None else packed.properties,
-        name=spec.name,
-        tags=tags,
-        idempotency_key=idempotency_key,
+        NewSweep(
+            base=submitting.pack_start(workspace, checked.spec),
+            definition=spec.model_dump(mode="json"),
+            driver=DRIVER,
+            experiment=experiment or spec.name,
+            snapshot=None if packed is None else packed.digest,
+            user=submitting.user_name(),
+            properties={} if packed is None else packed.properties,
+            name=spec.name,
+            tags=tags or {},
+            idempotency_key=idempotency_key,
+        )
     )
     if not created:
         _check_same(sweep, spec, snapshot=None if packed is None else packed.digest)
@@ -208,7 +211,7 @@ def submit_config(
         experiment.workspace.opened,
         spec,
         experiment=experiment.name,
-        tags=tags,
+        tags=tags or {},
         idempotency_key=key,
     )
     run = HyperDriveRun(experiment, done.sweep.job.id, config)

@@ -13,6 +13,7 @@ from rayjobs.api.submitters import register, submitter_of
 from rayjobs.core.errors import UsageError
 from rayjobs.injob.offline import OfflineRun
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Experiment:
         from rayjobs.api.kinds import class_of, run_of
 
         wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
-        for job in self.workspace.store.jobs(experiment=self.name):
+        for job in self.workspace.store.jobs(JobFilter(experiment=self.name)):
             if job.parent is not None and not include_children:
                 continue
             if type is not None and type not in (job.kind, class_of(job.kind).type):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api.model_facts import ModelFacts, opened_of
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.ids import token
-from rayjobs.jobs.records import ModelVersion
+from rayjobs.jobs.records import ModelDraft, ModelVersion
 from rayjobs.models import files as modelfiles
 from rayjobs.models import lineage
 from rayjobs.models.names import check_alias, check_name, has, tags_of, texts, version_of
@@ -74,9 +74,8 @@ def register(
     points = store.metrics(job.id)
     primary = lineage.primary_of(store, job, points, primary_metric, value)
     chosen = modelfiles.choose(store, opened.blobs, job, path or name)
-    kept, _ = store.put_model(
-        name,
-        run=job.id,
+    draft = ModelDraft(
+        name=name,
         path=chosen.path,
         digest=chosen.digest,
         files=chosen.files,
@@ -96,8 +95,9 @@ def register(
         description=description,
         tags=texts(tags),
         properties=texts(properties),
-        aliases=aliases,
+        aliases=tuple(aliases),
     )
+    kept, _ = store.put_model(job.id, draft)
     return Model._of(workspace, kept)
 
 

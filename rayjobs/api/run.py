@@ -21,6 +21,7 @@ from rayjobs.injob.run import LoggingRun
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from rayjobs.results import metrics
+from rayjobs.store.requests import JobChanges, JobFilter
 from rayjobs.submit import attaching
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ class JobRun(RunFiles, LoggingRun):
 
     @display_name.setter
     def display_name(self, name: str) -> None:
-        self._store.update(self.id, display_name=name)
+        self._store.update(self.id, JobChanges(display_name=name))
 
     @property
     def status(self) -> str:
@@ -119,7 +120,7 @@ class JobRun(RunFiles, LoggingRun):
         status: str | None = None,
     ) -> Iterator[JobRun]:
         """Yield the runs that belong to this one, newest first."""
-        for job in self._store.jobs(parent=self.id):
+        for job in self._store.jobs(JobFilter(parent=self.id)):
             child = run_of(self.experiment, job)
             if status in (None, str(job.state)):
                 yield child
@@ -349,24 +350,29 @@ class JobRun(RunFiles, LoggingRun):
 
     def tag(self, key: str, value: Any = None) -> None:
         """Set one tag."""
-        self._store.update(self.id, tags={str(key): "" if value is None else str(value)})
+        self._store.update(
+            self.id, JobChanges(tags={str(key): "" if value is None else str(value)})
+        )
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set several tags."""
         self._store.update(
             self.id,
-            tags={str(key): "" if value is None else str(value) for key, value in tags.items()},
+            JobChanges(
+                tags={str(key): "" if value is None else str(value) for key, value in tags.items()},
+            ),
         )
 
     def remove_tags(self, tags: Iterable[str]) -> dict[str, str]:
         """Remove tags by key; return those that are left."""
         keys = [tags] if isinstance(tags, str) else tags
-        return dict(self._store.update(self.id, tags=dict.fromkeys(keys)).tags)
+        return dict(self._store.update(self.id, JobChanges(tags=dict.fromkeys(keys))).tags)
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
         """Add properties. Raises UsageError when one has another value already."""
         self._store.update(
-            self.id, properties={str(key): str(value) for key, value in properties.items()}
+            self.id,
+            JobChanges(properties={str(key): str(value) for key, value in properties.items()}),
         )
 
     def complete(self, **kwargs: Any) -> None:

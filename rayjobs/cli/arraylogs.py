@@ -10,6 +10,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.settings import Settings
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import JobState
+from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import OpenWorkspace
 
 
@@ -39,6 +40,6 @@ def print_failed(settings: Settings, workspace: OpenWorkspace, array: Job) -> No
 
 
 def _members(workspace: OpenWorkspace, array: Job) -> Iterator[JobLine]:
-    for member in workspace.store.job_lines(parent=array.id, newest_first=False):
+    for member in workspace.store.job_lines(JobFilter(parent=array.id, newest_first=False)):
         if member.placed_at is not None:
             yield member

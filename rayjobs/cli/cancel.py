@@ -15,6 +15,7 @@ from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned
 from rayjobs.target.revive import Standing
 
@@ -61,7 +62,9 @@ def cancel(
             found: list[Job | JobLine] = [store.find(text) for text in jobs]
         else:
             unfinished = [state for state in JobState if state not in FINAL]
-            found = [*store.job_lines(states=unfinished, experiment=experiment, members=False)]
+            found = [
+                *store.job_lines(JobFilter(states=unfinished, experiment=experiment, members=False))
+            ]
             if not found:
                 from rayjobs.cli.unknown_names import require_experiment
 

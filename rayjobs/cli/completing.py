@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
     import click
@@ -103,7 +104,7 @@ def _jobs(kinds: tuple[str, ...] | None = None, states: Iterable[JobState] | Non
 
     def source(settings: Settings, typed: str) -> Candidates:
         with settings.open() as workspace:
-            found = workspace.store.job_lines(states=wanted, limit=MOST, members=False)
+            found = workspace.store.job_lines(JobFilter(states=wanted, limit=MOST, members=False))
         for job in found:
             if kinds is not None and job.kind not in kinds:
                 continue
@@ -130,7 +131,7 @@ def _tags(store: Store) -> Candidates:
 
 
 def _lines(store: Store) -> Iterable[Any]:
-    return store.job_lines(limit=MOST)
+    return store.job_lines(JobFilter(limit=MOST))
 
 
 def _columns(store: Store) -> Candidates:
@@ -138,7 +139,7 @@ def _columns(store: Store) -> Candidates:
 
     for name in store.metric_names(most=MOST):
         yield name, "metric"
-    lines = store.job_lines(limit=MOST)
+    lines = store.job_lines(JobFilter(limit=MOST))
     arguments = store.job_arguments([job.serial for job in lines])
     for name in dict.fromkeys(key for one in arguments.values() for key in named_arguments(one)):
         yield name, "argument"

@@ -27,6 +27,7 @@ from rayjobs.results.log_lines import (
     read_lines,
 )
 from rayjobs.results.logs import Logs
+from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
     from rayjobs.cli.logs import View
@@ -194,7 +195,7 @@ def _last(lines: Iterator[Line], tail: int | None) -> Iterable[Line]:
 
 
 def _members(workspace: OpenWorkspace, parent: Job) -> Iterator[JobLine]:
-    for member in workspace.store.job_lines(parent=parent.id, newest_first=False):
+    for member in workspace.store.job_lines(JobFilter(parent=parent.id, newest_first=False)):
         if member.placed_at is not None or member.attempt:
             yield member
 

@@ -7,7 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +32,7 @@ from rayjobs.core.text import duration_text
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
     from rayjobs.results.values import Filter, Values
@@ -235,12 +236,14 @@ def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
 
 
 def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[Values]]:
-    filters: dict[str, Any] = {
-        "experiment": chosen["experiment"],
-        "target": chosen["target"],
-        "members": chosen["expand"],
-        "trials": chosen["expand"],
-    }
+    which = JobFilter(
+        experiment=chosen["experiment"],
+        target=chosen["target"],
+        members=chosen["expand"],
+        trials=chosen["expand"],
+        tag=_tag(chosen) if chosen["tag"] else None,
+        limit=chosen["limit"],
+    )
     if chosen["parent"]:
         parent = store.find(chosen["parent"])
         if parent.kind == "job":
@@ -248,16 +251,12 @@ def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[V
                 f"{parent.id} is a single job, which has no children; --parent takes an array or "
                 "a sweep. `rayjobs ls -a` shows which jobs are arrays and sweeps."
             )
-        filters["parent"] = parent.id
-        filters |= {"members": True, "trials": True}
-    if chosen["tag"]:
-        filters["tag"] = _tag(chosen)
-    limit = chosen["limit"]
+        which = replace(which, parent=parent.id, members=True, trials=True)
     if chosen["columns"] or chosen["sort"] or chosen["filters"]:
-        return _with_values(store, chosen, filters)
+        return _with_values(store, chosen, which)
     if chosen["is_queue"]:
-        limit = None  # cut once they are in order
-    found = _in_scope(store, chosen, filters, limit=limit)
+        which = replace(which, limit=None)  # cut once they are in order
+    found = _in_scope(store, chosen, which)
     return (_in_families(found) if chosen["expand"] else found), []
 
 
@@ -269,9 +268,7 @@ def _in_families(jobs: Sequence[JobLine]) -> list[JobLine]:
     return sorted(jobs, key=lambda job: (-first[job.parent or job.id], job.serial))
 
 
-def _in_scope(
-    store: Store, chosen: dict[str, Any], filters: dict[str, Any], *, limit: int | None
-) -> list[JobLine]:
+def _in_scope(store: Store, chosen: dict[str, Any], which: JobFilter) -> list[JobLine]:
     wanted = [STATES[name.lower()] for name in chosen["states"]]
     unfinished = [state for state in JobState if state not in FINAL]
     if chosen["is_queue"] and not wanted and not chosen["show_all"]:
@@ -279,17 +276,16 @@ def _in_scope(
     is_all = chosen["show_all"] or chosen["parent"] or chosen["tag"] or chosen["filters"]
     if wanted or is_all or chosen["sort"]:
         in_order = bool(chosen["parent"]) and not chosen["sort"]  # index by index
-        return store.job_lines(
-            states=wanted or None, limit=limit, newest_first=not in_order, **filters
-        )
-    waiting = store.job_lines(states=unfinished, limit=limit, **filters)
-    ended = store.job_lines(states=sorted(FINAL), limit=limit or FINISHED_SHOWN, **filters)
+        return store.job_lines(replace(which, states=wanted or None, newest_first=not in_order))
+    limit = which.limit
+    waiting = store.job_lines(replace(which, states=unfinished))
+    ended = store.job_lines(replace(which, states=sorted(FINAL), limit=limit or FINISHED_SHOWN))
     both = sorted([*waiting, *ended], key=lambda job: -job.serial)
     return both[:limit] if limit else both
 
 
 def _with_values(
-    store: Store, chosen: dict[str, Any], filters: dict[str, Any]
+    store: Store, chosen: dict[str, Any], which: JobFilter
 ) -> tuple[list[JobLine], list[Values]]:
     """Return the jobs that meet the filters, in order, and the columns asked for."""
     from rayjobs.results.values import ValueReader, parse_filter, sorted_by
@@ -298,8 +294,7 @@ def _with_values(
     sort = chosen["sort"] or ""
     key = sort.removeprefix("-")
     is_cut_late = bool(conditions or sort)
-    limit = None if is_cut_late else chosen["limit"]
-    jobs = _in_scope(store, chosen, filters, limit=limit)
+    jobs = _in_scope(store, chosen, replace(which, limit=None) if is_cut_late else which)
     asked = [*chosen["columns"], *([key] if key else []), *(one.name for one in conditions)]
     reader = ValueReader(store, jobs, asked)
     for condition in conditions:

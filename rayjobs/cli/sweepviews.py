@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.cli.naming import newest_named
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
     from rayjobs.cli.outlook import Outlook
@@ -58,7 +59,7 @@ def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlo
     from rayjobs.cli.outlook import outlooks
 
     numbers = {one.job_id: one.number for one in state.trials if not one.is_final and one.job_id}
-    lines = workspace.store.job_lines(parent=job.id) if numbers else []
+    lines = workspace.store.job_lines(JobFilter(parent=job.id)) if numbers else []
     jobs = [line for line in lines if line.id in numbers]
     seen = outlooks(workspace.path, [job, *jobs])
     return seen[job.id], {numbers[one.id]: seen[one.id].state for one in jobs}

@@ -18,6 +18,7 @@ from rayjobs.core.paths import home
 from rayjobs.core.text import counted, duration_text, size_text
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
+from rayjobs.store.requests import JobFilter
 from rayjobs.target.record import load_target
 from rayjobs.target.wake_client import ask, socket_of
 from rayjobs.workspace.folder import OpenWorkspace
@@ -69,7 +70,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
     now = datetime.now(UTC)
     store = workspace.store
     live = store.live(target)
-    queued = store.job_lines(states=[JobState.QUEUED], target=target, newest_first=False)
+    queued = store.job_lines(JobFilter(states=[JobState.QUEUED], target=target, newest_first=False))
     waiting = [job for job in queued if job.kind == "job"]
     status, state = _status(target)
     held = {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from rayjobs.cli.guesses import LIKELY, near
 from rayjobs.core.errors import UsageError
+from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
     from rayjobs.jobs.records import Job
@@ -40,7 +41,7 @@ def require_experiment(store: Store, name: str | None) -> None:
     Raises:
         UsageError: there is none; the message has the nearest names.
     """
-    known = dict.fromkeys(job.experiment for job in store.job_lines(members=False))
+    known = dict.fromkeys(job.experiment for job in store.job_lines(JobFilter(members=False)))
     if name is not None and known and name not in known:
         raise unknown("experiment", name, known)
 
@@ -57,7 +58,7 @@ def require_target(store: Store, name: str | None) -> None:
     from rayjobs.target.record import all_targets
 
     known = dict.fromkeys(record.name for record in all_targets(home=home()))
-    known.update(dict.fromkeys(job.target for job in store.job_lines(members=False)))
+    known.update(dict.fromkeys(job.target for job in store.job_lines(JobFilter(members=False))))
     if name not in known:
         raise unknown("target", name, known)
 

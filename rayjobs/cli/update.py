@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from rayjobs.cli.jobviews import earlier_runs, job_json
@@ -12,6 +10,7 @@ from rayjobs.cli.params import pairs
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.terminal import plain_text
+from rayjobs.store.requests import JobChanges
 
 EPILOG = """\b
 Examples:
@@ -84,19 +83,20 @@ def update(
         is_queued = found.state is JobState.QUEUED
         if is_queued:  # priority and tags are part of what was submitted
             revised |= {} if priority is None else {"priority": priority}
-        others: dict[str, Any] = {
-            "priority": priority,
-            "display_name": display_name,
-            "hold": None if hold is None else hold.strip(),
-            "release": release,
-        }
+        changes = JobChanges(
+            priority=priority,
+            tags=changed or None,
+            display_name=display_name,
+            hold=None if hold is None else hold.strip(),
+            release=release,
+        )
         if revised or (is_queued and changed):
             try:
-                new = revise(workspace, found, revised, tags=changed, **others)
+                new = revise(workspace, found, revised, changes)
             except SpecError as error:
                 raise named_by_option(error, options) from error.__cause__
         else:
-            new = workspace.store.update(found.id, tags=changed or None, **others)
+            new = workspace.store.update(found.id, changes)
         if revised or (is_queued and changed) or priority is not None or release:
             wake_quietly(new.target, workspace.path)
         earlier_s = earlier_runs(workspace.store, [new]).get(new.id)

@@ -21,6 +21,7 @@ from rayjobs.core.text import duration_text, size_text
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter
 from rayjobs.target.wake_client import ask, socket_of
 
 EPILOG = """\b
@@ -92,7 +93,9 @@ def _next_member(store: Store, job: Job) -> Job:
     """Return the first member that waits of an array; the job itself otherwise."""
     if job.kind != "array":
         return job
-    waiting = store.job_lines(parent=job.id, states=[JobState.QUEUED], limit=1, newest_first=False)
+    waiting = store.job_lines(
+        JobFilter(parent=job.id, states=[JobState.QUEUED], limit=1, newest_first=False)
+    )
     return store.job(waiting[0].id) if waiting else job
 
 

@@ -23,6 +23,7 @@ from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Plan, Rule
 from rayjobs.protocol.ray_jobs import JobRecords, Shown, UnsupportedRayError
+from rayjobs.store.requests import JobFilter
 
 log = logging.getLogger(__name__)
 
@@ -197,9 +198,8 @@ class DashboardJobs:
     async def _lines(self, served: Served, wanted: Mapping[str, Shown]) -> list[JobLine]:
         """Return the newest jobs of a workspace that have ended, and older ones that were shown."""
         store = served.store
-        newest = await served.ask(
-            store.job_lines, states=sorted(FINAL), target=self._target, limit=MOST_ENDED
-        )
+        ended = JobFilter(states=sorted(FINAL), target=self._target, limit=MOST_ENDED)
+        newest = await served.ask(store.job_lines, ended)
         found = {line.id: line for line in newest if line.kind == "job"}
         shown = [
             job

@@ -36,6 +36,7 @@ from rayjobs.results import log_times
 from rayjobs.results.driver_log import compact, first_gap, problem_of, read_tail
 from rayjobs.results.metrics import point_of
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobChanges
 from rayjobs.workspace.blobs import Blob, BlobStore
 
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
@@ -537,7 +538,7 @@ def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
     if batch.points:
         store.add_metrics(job_id, batch.points)
     if batch.tags:
-        store.update(job_id, tags=batch.tags)
+        store.update(job_id, JobChanges(tags=batch.tags))
     if batch.properties:
         _add_properties(store, job_id, batch, attempt)
     for kind, message in batch.notes:
@@ -547,7 +548,7 @@ def deliver(store: Store, job_id: str, batch: Batch, *, attempt: int) -> None:
 def _add_properties(store: Store, job_id: str, batch: Batch, attempt: int) -> None:
     for name, value in batch.properties.items():
         try:
-            store.update(job_id, properties={name: value})
+            store.update(job_id, JobChanges(properties={name: value}))
         except UsageError as error:
             # An earlier attempt, or another rank, has set it to something else.
             store.add_event(job_id, "property_refused", str(error), attempt=attempt)

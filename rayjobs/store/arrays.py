@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -15,10 +14,8 @@ from rayjobs.store import transitions
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
+from rayjobs.store.requests import NewJob
 from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to_json
-
-if TYPE_CHECKING:
-    from rayjobs.spec.model import JobSpec
 
 KIND = "array"
 
@@ -128,54 +125,44 @@ def _cause(failed: Sequence[sqlite3.Row], total: int) -> Failure:
 class ArraysPart(Part):
     """Rows of arrays and their members."""
 
-    def submit_array(
-        self,
-        spec: JobSpec,
-        *,
-        experiment: str,
-        snapshot: str | None,
-        user: str,
-        idempotency_key: str | None = None,
-        job_id: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        numbered: bool = False,
-    ) -> tuple[Job, bool]:
+    def submit_array(self, new: NewJob) -> tuple[Job, bool]:
         """See `Store.submit_array`."""
+        spec = new.spec
         if spec.array is None:
             raise UsageError("the spec has no `array`; use `submit` for a single job")
         now = self._now()
-        new_id = job_id or ids.job_id(experiment)
+        new_id = new.id or ids.job_id(new.experiment)
         common = {
-            "experiment": experiment,
+            "experiment": new.experiment,
             "name": spec.name,
             "display_name": spec.display_name,
             "target": spec.target,
-            "submitted_by": user,
-            "snapshot": snapshot,
+            "submitted_by": new.user,
+            "snapshot": new.snapshot,
             "spec": spec.to_json(),
             "priority": spec.priority,
             "now": now,
             "tags": to_json(dict(spec.tags)),
-            "properties": to_json(dict(properties or {})),
+            "properties": to_json(dict(new.properties)),
             "entry": spec.entry,
         }
         parent = {
             **common,
             "id": new_id,
             "tail": new_id.rpartition("_")[2],
-            "idempotency_key": idempotency_key,
+            "idempotency_key": new.idempotency_key,
             "kind": KIND,
             "parent": None,
             "state": str(JobState.RUNNING),
             "array_index": None,
         }
         with self._database.write(durable=True) as connection:
-            if idempotency_key is not None:
+            if new.idempotency_key is not None:
                 known = connection.execute(BY_KEY, parent).fetchone()
                 if known is not None:
-                    return same_submit(known, spec, snapshot), False
+                    return same_submit(known, spec, new.snapshot), False
             refuse_removed(connection, spec)
-            if numbered and spec.display_name is None:
+            if new.numbered and spec.display_name is None:
                 common["display_name"] = next_name(connection, spec.name)
                 parent["display_name"] = common["display_name"]
             common["submitted_at"] = parent["submitted_at"] = self._submitted(connection, now)
@@ -194,7 +181,7 @@ class ArraysPart(Part):
                     }
                     for index, member_id in zip(
                         spec.array.expand(),
-                        _fresh_ids(experiment, len(spec.array.expand())),
+                        _fresh_ids(new.experiment, len(spec.array.expand())),
                         strict=True,
                     )
                 ]

@@ -1,9 +1,31 @@
-"""What every store promises.
+"""The contract of every store: one protocol per concept, composed into `Store`.
 
-A store is one workspace's truth. All methods block, are safe from threads, and are each one
-transaction. What is conditional on an attempt's number is the *publish*: a call that comes
-late (from an attempt that is no longer the job's newest) changes nothing and returns False.
-Everything goes in and out as records or JSON data, so that the protocol can be carried by HTTP.
+**Truth.** A store holds the records of one workspace. What it does not hold has not happened.
+
+**Transactions.** Each method blocks and is one transaction: it changes everything that it says, or
+nothing. Methods that say *durably* return after fsync. Other changes survive the death of every
+process, but not necessarily a power failure.
+
+**Threads and processes.** All methods are safe from threads. Several processes may have the same
+store open.
+
+**Ownership.** A job's newest attempt owns its record. Methods that take an `attempt` change the
+job only if that is its newest attempt, in the same statement; otherwise they change nothing and
+return False (or None). The same holds for the newest claim of a sweep, and for the last target
+actor that claimed a target. A caller that gets False is late and has to stop.
+
+**Values.** Arguments and results are frozen records or JSON data. A record is a copy: it does not
+follow later changes, and changing a mapping in it does not change the store.
+
+**Errors.** Every method may raise these; methods list only what they raise in addition:
+    StoreBusyError: another process kept the lock for longer than the busy timeout.
+    StoreFullError: the disk is full; nothing was changed.
+    StoreVersionError: the store's schema is newer than this code.
+    StoreError: the store cannot be read or written.
+    NotFoundError: there is no job (sweep, model) with the given id. Methods that take several
+        ids leave unknown ones out instead.
+
+A function should take the narrowest of these protocols that it uses.
 """
 
 from __future__ import annotations
@@ -14,20 +36,31 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rayjobs.core.failures import Failure
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Usage
 from rayjobs.jobs.records import (
     Allocation,
     Attempt,
+    ChildNews,
     Event,
     Job,
     JobLine,
     MetricPoint,
     ModelDraft,
     ModelRefusal,
+    ModelVersion,
     StoredFile,
+    Sweep,
+    TrialRow,
 )
 from rayjobs.jobs.states import JobState
-from rayjobs.store.queuebase import QueueStore
-from rayjobs.store.sweepbase import SweepStore
+from rayjobs.store.requests import (
+    EVERY_JOB,
+    NO_CHANGES,
+    JobChanges,
+    JobFilter,
+    NewJob,
+    NewSweep,
+)
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from rayjobs.datastore.catalogue import Catalogue
@@ -35,126 +68,145 @@ if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from rayjobs.store.pruning import PruneView
 
 
-class Store(QueueStore, SweepStore, Protocol):
-    """Records of one workspace.
+class JobStore(Protocol):
+    """Jobs: submit them, find them, change what may change."""
 
-    Raises (all methods):
-        StoreBusyError: another process kept the lock for longer than the busy timeout.
-        StoreFullError: the disk is full; nothing was changed.
-        StoreVersionError: the store's schema is newer than this code.
-    """
+    def submit(self, new: NewJob) -> tuple[Job, bool]:
+        """Write one job durably, in state Queued; return it and whether it is new.
 
-    # -- jobs ------------------------------------------------------------------------------
-    def submit(
-        self,
-        spec: JobSpec,
-        *,
-        experiment: str,
-        snapshot: str | None,
-        user: str,
-        idempotency_key: str | None = None,
-        parent: str | None = None,
-        kind: str = "job",
-        job_id: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        claim: int | None = None,
-        numbered: bool = False,
-    ) -> tuple[Job, bool]:
-        """Write one job durably (fsync) as Queued; return it and whether it is new.
+        If its idempotency key is known, the job of the first call is returned unchanged, and the
+        flag is False.
 
-        With `numbered`, a job whose spec has no display name gets one that no job of the store
-        has: the spec's name with the next number, such as ``train-3``. Numbers only grow.
-
-        With a key that exists, the job of the first call is returned unchanged and the flag
-        is False; a different spec or snapshot under the same key raises UsageError.
-
-        With `claim` (see `claim_sweep`), nothing is written unless it is the newest claim of
-        `parent` and that has not ended, checked with the write as one; raises TakenOverError.
+        Raises:
+            UsageError: the key was used for another spec or snapshot; the id is taken; the spec
+                is an array's; a dataset version that the job reads was deleted.
+            TakenOverError: `new.claim` is not the newest claim of its parent, or the parent has
+                ended. This is checked in the same transaction.
         """
-        ...
 
     def job(self, job_id: str) -> Job:
-        """Return a job. Raises NotFoundError."""
-        ...
+        """Return a job."""
 
     def find(self, text: str, *, kind: str | None = None, newest: bool = False) -> Job:
-        """Return the job whose id is, begins with, or has a random tail beginning with `text`.
+        """Return the job whose id is `text`, or begins with it, or whose random tail does.
 
         A name that only one job has is accepted too, and ``ARRAY[3]`` for a member. The name of
         an array or sweep means it, and none of its members or trials. Of several arrays,
         ``ARRAY[3]`` takes the one that is shown under this name, else the one with such a member.
 
         Args:
-            kind: Look among jobs of this kind alone, such as ``sweep``; a whole id is found always.
-            newest: Of several jobs with exactly this name, take the one submitted last.
+            text: An id, the beginning of one, or a name.
+            kind: Look only among jobs of this kind, such as ``sweep``. A whole id is always found.
+            newest: If several jobs have exactly this name, take the one submitted last.
 
         Raises:
-            NotFoundError: there is none; the message has near names.
+            NotFoundError: no job matches; the message has similar names.
             UsageError: several match; the message lists them, and `matches` has their ids.
         """
-        ...
 
-    def jobs(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-    ) -> list[Job]:
-        """Return jobs that match all that is given."""
-        ...
+    def jobs(self, which: JobFilter = EVERY_JOB) -> list[Job]:
+        """Return the jobs that match, with their specs."""
 
-    def job_rows(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-    ) -> list[Mapping[str, Any]]:
-        """Return what `jobs` does as plain JSON data and without specs, for long lists.
+    def job_lines(self, which: JobFilter = EVERY_JOB) -> list[JobLine]:
+        """Return the jobs that match, without their specs, for long lists."""
 
-        Keys are the job's fields but its spec, failure and properties, and `name` (the spec's);
-        times are ISO text.
+    def jobs_of(self, serials: Iterable[int]) -> list[Job]:
+        """Return the jobs with these serials that exist, in order."""
+
+    def job_states(self, jobs: Iterable[str]) -> dict[str, JobState]:
+        """Return the states of those of these jobs that exist, by id.
+
+        An array whose members have not started yet is Queued.
         """
-        ...
-
-    def job_lines(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-        members: bool = True,
-        trials: bool = True,
-    ) -> list[JobLine]:
-        """Return what `jobs` does without specs.
-
-        Args:
-            members: Also members of arrays. Without them, an array that has not ended is in each
-                state that one of its members is in that has not ended either.
-            trials: Also trials of sweeps.
-        """
-        ...
 
     def job_arguments(self, serials: Iterable[int] | None = None) -> dict[int, tuple[str, ...]]:
-        """Return the arguments of each of these jobs' specs (None: of all), by serial."""
-        ...
+        """Return the arguments in the specs of these jobs (None: of all), by serial."""
 
     def counts(self) -> dict[JobState, int]:
-        """Return how many jobs are in each state (states without jobs are left out)."""
-        ...
+        """Return the number of jobs in each state; states without jobs are left out."""
+
+    def update(self, job_id: str, changes: JobChanges) -> Job:
+        """Change priority, tags, properties or name; hold or release the job.
+
+        The priority of an array is also set on its unfinished members.
+
+        Raises:
+            UsageError: the priority of a job that has ended; a property that already has another
+                value; whatever `hold` and `release` refuse.
+        """
+
+    def revise(self, read: Job, spec: JobSpec, changes: JobChanges = NO_CHANGES) -> Job | None:
+        """Replace the spec of a queued job durably; an event keeps the previous revision.
+
+        The job keeps its place in the queue, its snapshot and its id. Its tags become those of
+        the spec, and so does its priority unless it is an array. Of an array, all queued members
+        that still have the array's spec are revised.
+
+        Args:
+            read: The job that `spec` was derived from.
+            spec: The new spec.
+            changes: Applied after the revision as by `update`, in the same transaction.
+
+        Returns:
+            The changed job. None, and nothing changes, if the job's spec, priority or tags are
+            no longer those of `read`.
+
+        Raises:
+            UsageError: neither the job nor any member of the array is queued any more; whatever
+                `update` refuses.
+        """
+
+    def revision(self, job_id: str) -> int:
+        """Return the number of the job's current spec, from 1."""
+
+    def hold(self, job_id: str, *, reason: str) -> Job:
+        """Keep a job from being started until it is released; a live attempt continues.
+
+        Of an array, all unfinished members are held.
+
+        Raises:
+            UsageError: the job has ended.
+        """
+
+    def release(self, job_id: str) -> Job:
+        """Let a held job (all members of an array) be started again.
+
+        Raises:
+            UsageError: the job has ended.
+        """
+
+
+class ArrayStore(Protocol):
+    """Job arrays: many jobs of one spec under a parent that runs nothing itself."""
+
+    def submit_array(self, new: NewJob) -> tuple[Job, bool]:
+        """Write an array and all its members durably; return the array and whether it is new.
+
+        The array is a job of kind ``array``. It is Running from the start, no target starts it,
+        and it ends with its last member: Failed if a member failed, else Canceled if a member was
+        canceled, else Completed. Its members are Queued jobs whose parent it is. The array's
+        properties are its members' too. A known idempotency key is treated as in `submit`.
+
+        Raises:
+            UsageError: as `JobStore.submit`, or the spec is not an array's.
+        """
+
+    def member(self, array_id: str, index: int) -> Job:
+        """Return a member of an array.
+
+        Raises:
+            NotFoundError: there is no such array, or no such index in it.
+        """
+
+    def member_counts(self, parents: Iterable[str]) -> dict[str, Mapping[JobState, int]]:
+        """Return how many children of each parent are in each state.
+
+        Parents without children are left out.
+        """
+
+
+class AttemptStore(Protocol):
+    """Attempts: how a job moves from state to state, each step conditional on its attempt."""
 
     def start(
         self,
@@ -165,31 +217,33 @@ class Store(QueueStore, SweepStore, Protocol):
         epoch: str | None = None,
         changed_at: datetime | None = None,
     ) -> Attempt | None:
-        """Start the job that the policy named: Queued → Provisioning, attempt + 1.
+        """Start a queued job: Queued → Provisioning, with the next attempt number.
 
-        One conditional statement on state Queued, the given (current) attempt number and no
-        cancel request; None when the job is no longer so (two targets never start one job).
+        One conditional statement, so that two target actors never start the same attempt. None if
+        the job is no longer Queued, has another attempt number, is held, or is to be canceled.
 
         Args:
-            epoch: Only while this actor's claim of the job's target is the last one: what an
-                actor reads after its claim is all that any other will ever have started. None:
-                whoever asks.
-            changed_at: Only if the job is as it was read: its spec may have been revised since.
+            job_id: The job.
+            attempt: The attempt number that the job had when it was read.
+            allocation: Name of the allocation that the attempt uses.
+            epoch: Start it only if this is the last epoch that claimed the job's target (see
+                `TargetStore.claim_target`); None starts it for any caller.
+            changed_at: Start it only if the job has not changed since; its spec may have been
+                revised.
         """
-        ...
 
     def move(
         self, job_id: str, *, attempt: int, old: JobState, new: JobState, reason: str = ""
     ) -> bool:
-        """Move a live job one step, if it still is in `old` with this attempt.
+        """Move a live job one step, if it is still in `old` with this attempt.
 
-        Not for final states (`finish`) nor for Queued (`requeue`).
+        Raises:
+            TransitionError: there is no such step. Final states are reached by `finish`, Queued
+                by `requeue`.
         """
-        ...
 
     def set_reason(self, job_id: str, *, attempt: int, reason: str) -> bool:
-        """Say of a live job why it stands where it does; False when the attempt is over."""
-        ...
+        """Say why a live job is in its state; False if the attempt is over."""
 
     def set_hosts(
         self,
@@ -199,12 +253,13 @@ class Store(QueueStore, SweepStore, Protocol):
         hosts: Sequence[Mapping[str, Any]],
         cold_reason: str | None = None,
     ) -> bool:
-        """Record who runs an attempt (and why it is cold)."""
-        ...
+        """Record the hosts that run an attempt, and why they started without a warm interpreter."""
 
     def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
-        """Keep an attempt's exit records, one a node; those of other nodes stay. Idempotent."""
-        ...
+        """Keep exit records of an attempt, one per node. Idempotent.
+
+        Records of other nodes stay.
+        """
 
     def finish(
         self,
@@ -217,17 +272,28 @@ class Store(QueueStore, SweepStore, Protocol):
         outcome: Outcome | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> bool:
-        """Write the one final state durably (fsync); also ends the attempt's row.
+        """Write the one final state of a job durably, and end its attempt.
 
-        With Completed come its `models`, in the same transaction: each gets its version as by
-        `put_model` and an event ``model``; one that is refused, or whose files are others by
-        now, an event ``model_refused``, and the reason says so.
+        False if the job has already ended or has a newer attempt. For a job that is Queued (a
+        cancel before any attempt, a failed parent) pass its current attempt number.
 
-        False when the job is final already or has a newer attempt. From Queued (a cancel
-        before any attempt, a failed parent) pass the current attempt number. Raises
-        TransitionError where the table has no such step (Completed but from Finalizing).
+        Args:
+            job_id: The job.
+            attempt: Its newest attempt.
+            state: The final state.
+            reason: One sentence, for people.
+            failure: What went wrong.
+            outcome: How the attempt ended; None takes the one that belongs to `state`.
+            models: The models of a run that completed, registered in the same transaction. Each
+                gets its version as by `ModelStore.put_model` and an event ``model``. One that is
+                refused, or whose files have changed, gets an event ``model_refused``, and the
+                reason says so.
+
+        Raises:
+            TransitionError: `state` is not final, or there is no such step (only a job that is
+                Finalizing can be Completed).
+            ValueError: models with another state than Completed.
         """
-        ...
 
     def requeue(
         self,
@@ -241,124 +307,67 @@ class Store(QueueStore, SweepStore, Protocol):
         hold: str | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        """Put a live job back to Queued at its old place; ends the attempt's row.
+        """Put a live job back to its old place in the queue durably, and end its attempt.
 
-        With `hold` it stays there until somebody releases it. With `if_without_hosts` nothing is
-        done once hosts of the attempt are recorded (see `set_hosts`), which is refused afterwards.
-        A job whose cancel was requested before becomes Canceled instead (from the queue nobody
-        would start it again). False when the job is not live, or has a newer attempt.
-        """
-        ...
-
-    def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
-        """Ask for a job's end and return its state now.
-
-        A Queued job is Canceled at once; a live one keeps its state and gets the request;
-        a final one is left as it is. Of an array, all members are asked. Idempotent.
-        """
-        ...
-
-    def update(
-        self,
-        job_id: str,
-        *,
-        priority: int | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        properties: Mapping[str, str] | None = None,
-        display_name: str | None = None,
-        hold: str | None = None,
-        release: bool = False,
-    ) -> Job:
-        """Change what may change: priority, tags, properties; hold or release the job.
-
-        An array's priority is that of its unfinished members. A tag of None is removed. `hold` and
-        `release` do what those methods do.
-
-        Raises:
-            UsageError: the priority of a job that has ended; a property that has another value
-                already (properties can only be added); what `hold` and `release` refuse.
-        """
-        ...
-
-    def revise(
-        self,
-        read: Job,
-        spec: JobSpec,
-        *,
-        priority: int | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        display_name: str | None = None,
-        hold: str | None = None,
-        release: bool = False,
-    ) -> Job | None:
-        """Write a new revision of a queued job's spec durably, with an event that keeps the old.
-
-        Its place, snapshot and id stay; its tags, and the priority of a job that is not an array,
-        become those of the spec. Of an array, all queued members whose spec is the array's.
-        Raises UsageError where nothing of it is queued any more.
+        A job that is to be canceled becomes Canceled instead. False if the job is not live or has
+        a newer attempt.
 
         Args:
-            read: The job that `spec` was made from.
-            priority, tags, display_name, hold, release: Applied after the revision as by
-                `update`, in the same transaction.
-
-        Returns:
-            The changed job; None, and nothing is changed, if the job's spec, priority or tags are
-            not those of `read` any more.
+            job_id: The job.
+            attempt: Its newest attempt.
+            reason: One sentence, for people.
+            outcome: How the attempt ended.
+            failure: What went wrong.
+            not_before: The earliest time of the next attempt.
+            hold: Why the job stays queued until somebody releases it; None does not hold it.
+            if_without_hosts: Do nothing and return False if hosts of the attempt are recorded.
+                `set_hosts` is refused afterwards.
         """
-        ...
 
-    def revision(self, job_id: str) -> int:
-        """Return the number of the job's spec, from 1."""
-        ...
+    def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
+        """Ask durably for a job's end, and return its state. Idempotent.
 
-    def hold(self, job_id: str, *, reason: str) -> Job:
-        """Keep a job from being started until it is released; a live attempt goes on.
-
-        Of an array, all unfinished members. Raises UsageError for what has ended.
+        A queued job is Canceled at once. A live job keeps its state and gets the request. A job
+        that has ended stays as it is. Of an array, all members are asked.
         """
-        ...
 
-    def release(self, job_id: str) -> Job:
-        """Let a held job (all members of an array) be started again. Raises as `hold` does."""
-        ...
-
-    # -- attempts and allocations ------------------------------------------------------------
     def attempts(self, job_id: str) -> list[Attempt]:
         """Return a job's attempts, oldest first."""
-        ...
 
     def live(self, target: str) -> list[tuple[Job, Attempt]]:
-        """Return the jobs of a target that are live, with their newest attempt."""
-        ...
+        """Return a target's live jobs, each with its newest attempt."""
+
+
+class AllocationStore(Protocol):
+    """Allocations: the placement groups that a target has reserved."""
 
     def add_allocation(self, name: str, *, target: str, shape: Mapping[str, float]) -> Allocation:
-        """Record an allocation as CREATING, before its group is created."""
-        ...
+        """Record an allocation as CREATING, before its placement group is created."""
 
     def place_allocation(
         self, name: str, *, nodes: Sequence[str], gpus: Sequence[Sequence[str]]
     ) -> bool:
-        """Record where a created group is, CREATING → IDLE."""
-        ...
+        """Record on which nodes and GPUs a placement group is: CREATING → IDLE."""
 
     def hold_allocation(self, name: str, *, job: str, attempt: int) -> bool:
-        """IDLE → HELD by one conditional update (this is also the hand-over)."""
-        ...
+        """Give an idle allocation to an attempt: IDLE → HELD, in one conditional statement."""
 
     def free_allocation(self, name: str, *, job: str, attempt: int, proven: bool) -> bool:
-        """HELD by this attempt → IDLE, or → DRAINING when its ranks are not proven dead."""
-        ...
+        """Take an allocation back from an attempt: HELD → IDLE.
+
+        HELD → DRAINING unless the attempt's ranks are `proven` dead.
+        """
 
     def release_allocation(self, name: str) -> bool:
-        """Any state but RELEASED → RELEASED (its group has been removed)."""
-        ...
+        """Record that the placement group was removed: any state but RELEASED → RELEASED."""
 
     def allocations(self, target: str, *, released: bool = False) -> list[Allocation]:
-        """Return a target's allocations, oldest first; released ones only when asked."""
-        ...
+        """Return a target's allocations, oldest first; with `released`, released ones too."""
 
-    # -- history, metrics, files -------------------------------------------------------------
+
+class RunStore(Protocol):
+    """What a run leaves: its history, its metrics and its files."""
+
     def add_event(
         self,
         job_id: str,
@@ -368,105 +377,297 @@ class Store(QueueStore, SweepStore, Protocol):
         attempt: int = 0,
         data: Mapping[str, Any] | None = None,
     ) -> None:
-        """Add a line to a job's history (state changes add their own)."""
-        ...
+        """Add an event to a job's history. State changes add their own."""
 
     def events(self, job_id: str, *, after: int = 0) -> list[Event]:
-        """Return a job's history after a serial, oldest first."""
-        ...
+        """Return a job's events with a serial above `after`, oldest first."""
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
-        """Keep a batch; repeated keys are ignored. Returns how many were new.
+        """Keep a batch of points; return how many were new. Repeated keys are ignored.
 
-        Points of an attempt that is older than the job's when they come are kept, but always
-        hidden by `metrics`.
+        Points that arrive after a newer attempt has started are kept, but `metrics` never shows
+        them.
         """
-        ...
 
     def metrics(
         self, job_id: str, *, name: str | None = None, all_attempts: bool = False
     ) -> list[MetricPoint]:
-        """Return points in the order they were logged (attempt, rank, sequence).
+        """Return points in the order in which they were logged (attempt, rank, sequence).
 
-        Unless `all_attempts`, points are left out that a newer attempt has made void. Of points
-        with a step, it is those from the newer attempt's first step of that name on. Points
-        without one are void once a newer attempt that started from the beginning has logged
-        anything, or has completed the job.
+        Unless `all_attempts`, points that a newer attempt replaces are left out: of points with a
+        step, those from the newer attempt's first step of that name on; of points without one,
+        all, once a newer attempt that started from the beginning has logged something or has
+        completed the job.
         """
-        ...
 
     def last_metrics(self, names: Iterable[str]) -> dict[int, dict[str, Any]]:
         """Return the newest value of each of these metrics, by the job's serial, then by name.
 
-        Of the newest attempt that logged the name, its lowest rank. Quick whatever the number of
-        points. Values are as in `MetricPoint.value`.
+        It is that of the newest attempt that logged the name, and of its lowest rank. The cost
+        does not depend on the number of points. Values are as in `MetricPoint.value`.
         """
-        ...
 
     def metric_names(self, *, most: int = 1000) -> list[str]:
-        """Return the names under which jobs of this workspace have logged metrics, in order."""
-        ...
+        """Return the names of at most `most` metrics that jobs have logged, in order."""
 
     def publish_files(self, job_id: str, *, attempt: int, files: Sequence[StoredFile]) -> bool:
-        """Make files visible, if `attempt` is still the job's newest and the job is not final.
+        """Make files visible, unless the job has ended or has a newer attempt.
 
-        A name that exists is replaced (a newer attempt's file, a longer log).
+        A file of the same name is replaced (a newer attempt's file, a longer log).
         """
-        ...
 
     def drop_files(self, job_id: str, *, attempt: int, names: Sequence[str]) -> bool:
-        """Take files that `attempt` published out of the job's, as `publish_files` guards it.
+        """Hide files that `attempt` published, on the conditions of `publish_files`.
 
-        Those of other attempts stay, whatever their name. The bytes go with the next prune.
+        Files of other attempts stay, even under the same names. The next prune frees the bytes.
         """
-        ...
 
     def files(self, job_id: str) -> list[StoredFile]:
-        """Return a run's visible files by name."""
-        ...
+        """Return a run's visible files, by name."""
 
-    # -- data ------------------------------------------------------------------------------------
+
+class QueueStore(Protocol):
+    """The queue: what the target actor reads in each turn, and what it learns from the past."""
+
+    def change(self) -> tuple[int, int]:
+        """Return a token that changes with every commit of any process. Cheap.
+
+        Data that is read after this call is at least as new as the token. A token is never used
+        again, so data that was read under it is current as long as it stays the same.
+        """
+
+    def queue_marks(self, target: str) -> list[Mark]:
+        """Return a mark of each job (kind ``job``) that is queued on a target."""
+
+    def correct_submitted(self, jobs: Mapping[str, datetime]) -> None:
+        """Correct the submission times of jobs whose client had a wrong clock, with an event."""
+
+    def checkpoint_times(self, jobs: Iterable[str]) -> dict[str, datetime]:
+        """Return when the newest checkpoint of each job was stored; jobs without are left out."""
+
+    def durations(
+        self, entries: Iterable[tuple[str, str]], *, most: int = 100
+    ) -> dict[tuple[str, str], Durations]:
+        """Return how long the `most` newest completed jobs of each (experiment, entry) ran.
+
+        An attempt that continued from a checkpoint counts together with the attempts before it.
+        Entries without completed jobs are left out. The cost does not depend on the number of
+        jobs.
+        """
+
+    def usual_durations(self, target: str) -> dict[tuple[str, str], Durations]:
+        """Return `durations` for the entries of a target's unfinished jobs.
+
+        An entry without completed jobs in its experiment gets those of any experiment
+        (`Durations.is_of_any`).
+        """
+
+    def earlier_runs(self, jobs: Iterable[str]) -> dict[str, float]:
+        """Return for how many seconds earlier attempts of each job ran.
+
+        These are the attempts that the job's own times do not cover: `started_at` is that of the
+        last attempt, and None while the job is queued again. Jobs without such attempts are left
+        out.
+        """
+
+    def unseen_ends(self, jobs: Iterable[str]) -> frozenset[str]:
+        """Return the jobs with an attempt whose end was not observed.
+
+        Its node or its cluster was lost, so the recorded end is the time of the discovery.
+        """
+
+    def note_predictions(self, predictions: Sequence[Prediction]) -> None:
+        """Keep the first and the newest predicted start of each waiting job.
+
+        Jobs that have started before are ignored.
+        """
+
+    def queue_history(
+        self, *, since: datetime | None = None, target: str | None = None
+    ) -> list[QueueRow]:
+        """Return how the jobs submitted at or after `since` waited, in order of submission."""
+
+    def usage(self, *, since: datetime | None = None, target: str | None = None) -> list[Usage]:
+        """Return what was held by the attempts that ended at or after `since`, or still run."""
+
+
+class SweepStore(Protocol):
+    """Sweeps and their trials."""
+
+    def put_sweep(self, new: NewSweep) -> tuple[Sweep, bool]:
+        """Write a sweep durably; return it and whether it is new.
+
+        The sweep is a job of kind ``sweep``. It is Running from the start, and no target starts
+        it. It is canceled by `request_cancel`, and ended by its driver through `move` and
+        `finish`, with the number of the driver's claim as the attempt. If its idempotency key is
+        known, the sweep of the first call is returned, and the flag is False.
+
+        Raises:
+            UsageError: the base is an array's; the id or the key is another job's; a dataset
+                version that the trials read was deleted.
+        """
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """Return a sweep.
+
+        Raises:
+            NotFoundError: there is no such job, or it is not a sweep.
+        """
+
+    def sweeps(self, *, experiment: str | None = None, limit: int | None = None) -> list[Sweep]:
+        """Return sweeps, newest first."""
+
+    def sweeps_to_drive(self, target: str) -> list[tuple[str, str]]:
+        """Return id and driver of each unfinished sweep of a target."""
+
+    def claim_sweep(self, sweep_id: str) -> int | None:
+        """Make the caller the only driver of a sweep; return the number of the claim.
+
+        Numbers grow, and writes with an older number are refused. None if the sweep has ended.
+        """
+
+    def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
+        """Write new and changed rows of the trial table durably.
+
+        The parameters of a row that exists never change. False if there is a newer claim.
+        """
+
+    def trials(self, sweep_id: str) -> list[TrialRow]:
+        """Return the trial table, in order of number."""
+
+    def child_news(
+        self, parent: str, *, metric: str, cursors: Mapping[str, Mapping[str, Any]]
+    ) -> list[ChildNews]:
+        """Return the states of children, and the points of a metric since the last call.
+
+        Only new points are read.
+
+        Args:
+            parent: The sweep.
+            metric: Name of the metric.
+            cursors: Job id → cursor of the last call, ``{}`` for the first.
+        """
+
+
+class ModelStore(Protocol):
+    """Models: versions of files that completed runs made, and aliases for versions."""
+
+    def put_model(self, run: str, draft: ModelDraft) -> tuple[ModelVersion, bool]:
+        """Write the next version of a model durably; return it and whether it is new.
+
+        The run must have completed and must still have the files `draft.sources` with these
+        digests; this is checked in the same transaction. If a version with the same run, path and
+        digest exists, it is returned: tags are added to it, and aliases moved to it.
+
+        Raises:
+            NotFoundError: there is no such run.
+            UsageError: the run has not completed, or its files have changed.
+        """
+
+    def model(
+        self, name: str, *, version: int | None = None, alias: str | None = None
+    ) -> ModelVersion:
+        """Return a version of a model: by alias, else by number, else the newest."""
+
+    def models(
+        self, *, name: str | None = None, run: str | None = None, latest: bool = False
+    ) -> list[ModelVersion]:
+        """Return versions by name, the newest of each first; with `latest`, only the newest."""
+
+    def update_model(
+        self,
+        name: str,
+        version: int,
+        *,
+        tags: Mapping[str, str | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        description: str | None = None,
+    ) -> ModelVersion:
+        """Change tags (None removes one) and description, and add properties.
+
+        Raises:
+            UsageError: a property already has another value.
+        """
+
+    def set_model_alias(self, name: str, alias: str, version: int | None) -> None:
+        """Make an alias point to a version durably; None removes the alias.
+
+        Raises:
+            NotFoundError: there is no such version, or no such alias to remove.
+        """
+
+    def delete_model(self, name: str, version: int, *, force: bool = False) -> tuple[str, ...]:
+        """Remove a version durably; its number is never used again.
+
+        Returns:
+            The aliases that pointed to it, which are removed too.
+
+        Raises:
+            UsageError: an alias points to it, without `force`.
+        """
+
+
+class DataStore(Protocol):
+    """The catalogue of data."""
+
     @property
     def catalogue(self) -> Catalogue:
         """The records of datastores and datasets; raises the errors of `datastore.errors`."""
-        ...
 
-    # -- pruning ---------------------------------------------------------------------------------
+
+class PruneStore(Protocol):
+    """Removal of what is no longer needed."""
+
     def prune_view(self) -> PruneView:
-        """Return who refers to which stored files, as one state of the store."""
-        ...
+        """Return which records refer to which stored files, as one state of the store."""
 
     def prune_files(self, jobs: Sequence[str]) -> frozenset[str]:
-        """Take the files of finished jobs out; return those jobs.
+        """Remove the files of finished jobs from the store; return those jobs.
 
-        One that an unfinished job resumes from or waits for by now is left as it is.
+        A job that an unfinished job resumes from or waits for is left as it is.
         """
-        ...
 
     def prune_records(self, jobs: Sequence[str]) -> frozenset[str]:
-        """Take finished jobs out with all that belongs to them; return them.
+        """Remove finished jobs with all that belongs to them; return those jobs.
 
-        One that an unfinished job or a model refers to is left as it is.
+        A job that an unfinished job or a model refers to is left as it is.
         """
-        ...
 
-    # -- the store itself ----------------------------------------------------------------------
+
+class TargetStore(Protocol):
+    """Which target actor serves a store."""
+
     def claim_target(self, target: str, *, epoch: str) -> int:
-        """Note that a target actor serves this store now; returns its number, growing."""
-        ...
+        """Record that the target actor `epoch` serves this store; return the claim's number.
+
+        Numbers grow. What an actor reads after its claim is all that earlier actors have started.
+        """
 
     def target_epoch(self, target: str) -> tuple[int, str] | None:
-        """Return the number and name of the actor that claimed the target last."""
-        ...
+        """Return the number and epoch of the last claim of a target."""
+
+
+class Store(
+    JobStore,
+    ArrayStore,
+    AttemptStore,
+    AllocationStore,
+    RunStore,
+    QueueStore,
+    SweepStore,
+    ModelStore,
+    DataStore,
+    PruneStore,
+    TargetStore,
+    Protocol,
+):
+    """All records of one workspace. The module's text is the contract."""
 
     def meta(self, key: str) -> str | None:
         """Return a value of the store's own (workspace id, schema version, …)."""
-        ...
 
     def set_meta(self, key: str, value: str) -> None:
         """Set a value of the store's own."""
-        ...
 
     def close(self) -> None:
-        """Release connections; the store may not be used afterwards."""
-        ...
+        """Release the connections. The store must not be used afterwards."""

@@ -17,7 +17,8 @@ from rayjobs.store.arrays import has_member, member_row
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
-from rayjobs.store.rows import job_of, light_row, line_of, same_submit, to_json
+from rayjobs.store.requests import EVERY_JOB, NO_CHANGES, JobChanges, JobFilter, NewJob
+from rayjobs.store.rows import job_of, line_of, same_submit, to_json
 
 if TYPE_CHECKING:
     from rayjobs.spec.model import JobSpec
@@ -58,12 +59,11 @@ SELECT id, tail, name, display_name FROM jobs WHERE :kind IS NULL OR kind = :kin
 ORDER BY serial DESC LIMIT 2000
 """
 
-LIGHT_COLUMNS = (
+LINE_COLUMNS = (
     "serial, id, experiment, name, display_name, kind, parent, target, submitted_by, state, "
     "attempt, reason, priority, submitted_at, changed_at, started_at, ended_at, "
-    "cancel_requested_at, tags"
+    "cancel_requested_at, tags, snapshot, failure, properties, array_index, placed_at, hold"
 )
-LINE_COLUMNS = f"{LIGHT_COLUMNS}, snapshot, failure, properties, array_index, placed_at, hold"
 UPDATED = "kind = 'job' AND parent = :job AND state NOT IN ('Completed', 'Failed', 'Canceled')"
 
 REVISION = "revision"
@@ -83,6 +83,7 @@ _SHOWN = 10
 
 
 NO_MEMBER = "array_index IS NULL"
+NO_TRIAL = "(parent IS NULL OR array_index IS NOT NULL)"
 # An array that has not ended is in each state that one of its members is in that has not ended.
 ARRAY_IS_IN = """(
     CASE WHEN kind = 'array' AND state NOT IN ('Completed', 'Failed', 'Canceled')
@@ -96,57 +97,44 @@ ARRAY_IS_IN = """(
 class JobsPart(Part):
     """Rows of jobs."""
 
-    def submit(
-        self,
-        spec: JobSpec,
-        *,
-        experiment: str,
-        snapshot: str | None,
-        user: str,
-        idempotency_key: str | None = None,
-        parent: str | None = None,
-        kind: str = "job",
-        job_id: str | None = None,
-        properties: Mapping[str, str] | None = None,
-        claim: int | None = None,
-        numbered: bool = False,
-    ) -> tuple[Job, bool]:
-        """See `Store.submit`. Raises UsageError too when `job_id` is another job's."""
+    def submit(self, new: NewJob) -> tuple[Job, bool]:
+        """See `Store.submit`."""
+        spec = new.spec
         if spec.array is not None:
             raise UsageError("the spec is an array's (`array`); submit it as one, or take that out")
-        if claim is not None and parent is None:
+        if new.claim is not None and new.parent is None:
             raise UsageError("a claim is a parent's; give `parent` with it")
         now = self._now()
-        new_id = job_id or ids.job_id(experiment)
+        new_id = new.id or ids.job_id(new.experiment)
         values = {
             "id": new_id,
             "tail": new_id.rpartition("_")[2],
-            "idempotency_key": idempotency_key,
-            "experiment": experiment,
+            "idempotency_key": new.idempotency_key,
+            "experiment": new.experiment,
             "name": spec.name,
             "display_name": spec.display_name,
-            "kind": kind,
-            "parent": parent,
+            "kind": new.kind,
+            "parent": new.parent,
             "target": spec.target,
-            "submitted_by": user,
-            "snapshot": snapshot,
+            "submitted_by": new.user,
+            "snapshot": new.snapshot,
             "spec": spec.to_json(),
             "priority": spec.priority,
             "now": now,
             "tags": to_json(dict(spec.tags)),
-            "properties": to_json(dict(properties or {})),
+            "properties": to_json(dict(new.properties)),
             "entry": spec.entry,
         }
         with self._database.write(durable=True) as connection:
-            if claim is not None and parent is not None:
-                _refuse_lost_claim(self._row(connection, parent), claim)
-            if idempotency_key is not None:
+            if new.claim is not None and new.parent is not None:
+                _refuse_lost_claim(self._row(connection, new.parent), new.claim)
+            if new.idempotency_key is not None:
                 known = connection.execute(BY_KEY, values).fetchone()
                 if known is not None:
                     first = first_spec(connection, known)
-                    return same_submit(known, spec, snapshot, first), False
+                    return same_submit(known, spec, new.snapshot, first), False
             refuse_removed(connection, spec)
-            if numbered and spec.display_name is None:
+            if new.numbered and spec.display_name is None:
                 values["display_name"] = next_name(connection, spec.name)
             values["submitted_at"] = self._submitted(connection, now)
             try:
@@ -220,96 +208,20 @@ class JobsPart(Part):
         with self._database.read() as connection:
             return job_of(member_row(connection, self._row(connection, array.id), index))
 
-    def jobs(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-    ) -> list[Job]:
+    def jobs(self, which: JobFilter = EVERY_JOB) -> list[Job]:
         """See `Store.jobs`."""
-        rows = self._select("*", states, experiment, parent, target, tag, limit, newest_first)
-        return [job_of(row) for row in rows]
+        return [job_of(row) for row in self._select("*", which)]
 
-    def job_lines(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-        members: bool = True,
-        trials: bool = True,
-    ) -> list[JobLine]:
+    def job_lines(self, which: JobFilter = EVERY_JOB) -> list[JobLine]:
         """See `Store.job_lines`."""
-        where = [] if members else [NO_MEMBER]
-        where += [] if trials else ["(parent IS NULL OR array_index IS NOT NULL)"]
-        rows = self._select(
-            LINE_COLUMNS, states, experiment, parent, target, tag, limit, newest_first, where
-        )
-        return [line_of(row) for row in rows]
+        return [line_of(row) for row in self._select(LINE_COLUMNS, which)]
 
-    def job_rows(
-        self,
-        *,
-        states: Sequence[JobState] | None = None,
-        experiment: str | None = None,
-        parent: str | None = None,
-        target: str | None = None,
-        tag: tuple[str, str] | None = None,
-        limit: int | None = None,
-        newest_first: bool = True,
-    ) -> list[Mapping[str, Any]]:
-        """Return what `jobs` does without specs, as plain JSON data, for long lists.
-
-        Keys are the job's fields, and `name`; times are ISO text.
-        """
-        rows = self._select(
-            LIGHT_COLUMNS, states, experiment, parent, target, tag, limit, newest_first
-        )
-        return [light_row(row) for row in rows]
-
-    def _select(
-        self,
-        columns: str,
-        states: Sequence[JobState] | None,
-        experiment: str | None,
-        parent: str | None,
-        target: str | None,
-        tag: tuple[str, str] | None,
-        limit: int | None,
-        newest_first: bool,
-        only: Sequence[str] = (),
-    ) -> list[sqlite3.Row]:
-        where = list(only)
-        values: dict[str, Any] = {"limit": -1 if limit is None else limit}
-        if states is not None:
-            values.update({f"state{n}": str(state) for n, state in enumerate(states)})
-            wanted = f"IN ({', '.join(f':state{n}' for n in range(len(states)))})"
-            where.append(
-                f"state {wanted}" if NO_MEMBER not in where else ARRAY_IS_IN.format(wanted=wanted)
-            )
-        for column, value in (("experiment", experiment), ("parent", parent), ("target", target)):
-            if value is not None:
-                where.append(f"{column} = :{column}")
-                values[column] = value
-        if tag is not None:
-            where.append(
-                "EXISTS (SELECT 1 FROM json_each(jobs.tags) AS tag"
-                " WHERE tag.key = :tag_name AND tag.value = :tag_value)"
-            )
-            values["tag_name"], values["tag_value"] = tag
+    def _select(self, columns: str, which: JobFilter) -> list[sqlite3.Row]:
+        conditions, values = _conditions(which)
         statement = (  # our own fragments; what users give are values
             f"SELECT {columns} FROM jobs"  # noqa: S608
-            + (f" WHERE {' AND '.join(where)}" if where else "")
-            + f" ORDER BY serial {'DESC' if newest_first else 'ASC'} LIMIT :limit"
+            + (f" WHERE {' AND '.join(conditions)}" if conditions else "")
+            + f" ORDER BY serial {'DESC' if which.newest_first else 'ASC'} LIMIT :limit"
         )
         with self._database.read() as connection:
             return connection.execute(statement, values).fetchall()
@@ -333,40 +245,17 @@ class JobsPart(Part):
             rows = connection.execute("SELECT state, COUNT(*) FROM jobs GROUP BY state").fetchall()
         return {JobState(state): count for state, count in rows}
 
-    def update(
-        self,
-        job_id: str,
-        *,
-        priority: int | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        properties: Mapping[str, str] | None = None,
-        display_name: str | None = None,
-        hold: str | None = None,
-        release: bool = False,
-    ) -> Job:
+    def update(self, job_id: str, changes: JobChanges) -> Job:
         """See `Store.update`."""
-        _check_hold(hold, release)
-        with self._database.write(durable=hold is not None or release) as connection:
-            self._change(connection, job_id, priority, tags, properties, display_name)
-            if hold is None and not release:
+        with self._database.write(durable=changes.is_about_hold) as connection:
+            self._change(connection, job_id, changes)
+            if not changes.is_about_hold:
                 return job_of(self._row(connection, job_id))
-            self._set_hold(connection, job_id, hold)
             changed = self._row(connection, job_id)
         return job_of(changed)  # only now: a job whose spec is damaged can be held too
 
-    def revise(
-        self,
-        read: Job,
-        spec: JobSpec,
-        *,
-        priority: int | None = None,
-        tags: Mapping[str, str | None] | None = None,
-        display_name: str | None = None,
-        hold: str | None = None,
-        release: bool = False,
-    ) -> Job | None:
+    def revise(self, read: Job, spec: JobSpec, changes: JobChanges = NO_CHANGES) -> Job | None:
         """See `Store.revise`."""
-        _check_hold(hold, release)
         text, now, job_id = spec.to_json(), self._now(), read.id
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
@@ -383,7 +272,7 @@ class JobsPart(Part):
                     f"{job_id} is {row['state']}: it no longer waits in the queue",
                     job=job_id,
                 )
-            changes = _differences(before, text)
+            differences = _differences(before, text)
             for one in [row, *waiting] if row["kind"] == ARRAY else waiting:
                 number = _revision(connection, one["id"]) + 1
                 connection.execute(REVISE, {"job": one["id"], "spec": text, "now": now})
@@ -391,7 +280,7 @@ class JobsPart(Part):
                     connection,
                     one["id"],
                     REVISION,
-                    f"revision {number}: {', '.join(changes) or 'nothing changed'}",
+                    f"revision {number}: {', '.join(differences) or 'nothing changed'}",
                     now=now,
                     attempt=one["attempt"],
                     data={"revision": number, "before": before},
@@ -401,9 +290,7 @@ class JobsPart(Part):
             own = row["priority"] if row["kind"] == ARRAY else spec.priority
             values = {"job": job_id, "tags": to_json(dict(spec.tags)), "priority": own}
             connection.execute(TAGS_AND_PRIORITY, values)
-            self._change(connection, job_id, priority, tags, None, display_name)
-            if hold is not None or release:
-                self._set_hold(connection, job_id, hold)
+            self._change(connection, job_id, changes)
             return job_of(self._row(connection, job_id))
 
     def revision(self, job_id: str) -> int:
@@ -413,23 +300,21 @@ class JobsPart(Part):
 
     def hold(self, job_id: str, *, reason: str) -> Job:
         """See `Store.hold`."""
-        return self.update(job_id, hold=reason)
+        return self.update(job_id, JobChanges(hold=reason))
 
     def release(self, job_id: str) -> Job:
         """See `Store.release`."""
-        return self.update(job_id, release=True)
+        return self.update(job_id, JobChanges(release=True))
 
     def _change(
         self,
         connection: sqlite3.Connection,
         job_id: str,
-        priority: int | None,
-        tags: Mapping[str, str | None] | None,
-        properties: Mapping[str, str] | None,
-        display_name: str | None,
+        changes: JobChanges,
     ) -> None:
         row = self._row(connection, job_id)
-        changes: dict[str, Any] = {}
+        columns: dict[str, Any] = {}
+        priority = changes.priority
         if priority is not None and priority != row["priority"]:
             if JobState(row["state"]).is_final:
                 raise UsageError(
@@ -437,7 +322,7 @@ class JobsPart(Part):
                     f"ended cannot be changed",
                     job=job_id,
                 )
-            changes["priority"] = priority
+            columns["priority"] = priority
             self._event(
                 connection,
                 job_id,
@@ -451,19 +336,21 @@ class JobsPart(Part):
                     f"UPDATE jobs SET priority = :priority WHERE {UPDATED}",  # noqa: S608
                     {"priority": priority, "job": job_id},
                 )
-        if tags:
-            merged = {**json.loads(row["tags"]), **tags}
-            changes["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
-        if properties:
-            changes["properties"] = _add_only(job_id, row["properties"], properties)
-        if display_name is not None:
-            changes["display_name"] = display_name
-        if changes:
-            assignments = ", ".join(f"{column} = :{column}" for column in changes)
+        if changes.tags:
+            merged = {**json.loads(row["tags"]), **changes.tags}
+            columns["tags"] = to_json({k: v for k, v in merged.items() if v is not None})
+        if changes.properties:
+            columns["properties"] = _add_only(job_id, row["properties"], changes.properties)
+        if changes.display_name is not None:
+            columns["display_name"] = changes.display_name
+        if columns:
+            assignments = ", ".join(f"{column} = :{column}" for column in columns)
             connection.execute(
                 f"UPDATE jobs SET {assignments} WHERE id = :job",  # noqa: S608
-                {**changes, "job": job_id},
+                {**columns, "job": job_id},
             )
+        if changes.is_about_hold:
+            self._set_hold(connection, job_id, changes.hold)
 
     def _set_hold(self, connection: sqlite3.Connection, job_id: str, reason: str | None) -> None:
         row = self._row(connection, job_id)
@@ -498,6 +385,29 @@ class JobsPart(Part):
                 now=self._now(),
                 attempt=one["attempt"],
             )
+
+
+def _conditions(which: JobFilter) -> tuple[list[str], dict[str, Any]]:
+    """Return the SQL conditions of a filter, and their values."""
+    conditions = [] if which.members else [NO_MEMBER]
+    conditions += [] if which.trials else [NO_TRIAL]
+    values: dict[str, Any] = {"limit": -1 if which.limit is None else which.limit}
+    if which.states is not None:
+        values.update({f"state{n}": str(state) for n, state in enumerate(which.states)})
+        wanted = f"IN ({', '.join(f':state{n}' for n in range(len(which.states)))})"
+        conditions.append(f"state {wanted}" if which.members else ARRAY_IS_IN.format(wanted=wanted))
+    for column in ("experiment", "parent", "target"):
+        value = getattr(which, column)
+        if value is not None:
+            conditions.append(f"{column} = :{column}")
+            values[column] = value
+    if which.tag is not None:
+        conditions.append(
+            "EXISTS (SELECT 1 FROM json_each(jobs.tags) AS tag"
+            " WHERE tag.key = :tag_name AND tag.value = :tag_value)"
+        )
+        values["tag_name"], values["tag_value"] = which.tag
+    return conditions, values
 
 
 def first_spec(connection: sqlite3.Connection, row: sqlite3.Row) -> str:
@@ -545,11 +455,6 @@ def _refuse_lost_claim(parent: sqlite3.Row, claim: int) -> None:
         job=parent["id"],
         claim=claim,
     )
-
-
-def _check_hold(hold: str | None, release: bool) -> None:
-    if hold is not None and (release or not hold):
-        raise UsageError("hold a job for a reason, or release it; say which")
 
 
 def _add_only(job_id: str, stored: str, new: Mapping[str, str]) -> str:

@@ -62,40 +62,8 @@ WHERE name = :name AND version = :version RETURNING *
 class ModelsPart(Part):
     """Rows of models and aliases."""
 
-    def put_model(
-        self,
-        name: str,
-        *,
-        run: str,
-        path: str,
-        digest: str,
-        files: Sequence[ModelFile],
-        sources: Sequence[StoredFile],
-        lineage: Mapping[str, Any],
-        user: str = "",
-        framework: str = "",
-        framework_version: str = "",
-        description: str | None = None,
-        tags: Mapping[str, str] | None = None,
-        properties: Mapping[str, str] | None = None,
-        aliases: Sequence[str] = (),
-    ) -> tuple[ModelVersion, bool]:
+    def put_model(self, run: str, draft: ModelDraft) -> tuple[ModelVersion, bool]:
         """See `Store.put_model`."""
-        draft = ModelDraft(
-            name=name,
-            path=path,
-            digest=digest,
-            files=tuple(files),
-            sources=tuple(sources),
-            lineage=lineage,
-            user=user,
-            framework=framework,
-            framework_version=framework_version,
-            description=description,
-            tags=tags or {},
-            properties=properties or {},
-            aliases=tuple(aliases),
-        )
         with self._database.write(durable=True) as connection:
             job = self._row(connection, run)
             if job["state"] != JobState.COMPLETED:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -223,14 +222,6 @@ def file_of(row: sqlite3.Row) -> StoredFile:
         blob=row["blob"],
         stored_at=time_of(row["stored_at"]),
     )
-
-
-def light_row(row: sqlite3.Row) -> Mapping[str, Any]:
-    """Return a listing's row as plain JSON data, times as text."""
-    data = dict(row)
-    data["user"] = data.pop("submitted_by")
-    data["tags"] = _strings(data["tags"])
-    return data
 
 
 def same_submit(

@@ -14,7 +14,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -22,6 +22,7 @@ from rayjobs.jobs.records import ChildNews, MetricPoint, Sweep, TrialRow
 from rayjobs.jobs.states import JobState
 from rayjobs.store.part import Part
 from rayjobs.store.references import refuse_removed
+from rayjobs.store.requests import NewSweep
 from rayjobs.store.rows import (
     failure_of,
     job_of,
@@ -30,9 +31,6 @@ from rayjobs.store.rows import (
     time_text,
     to_json,
 )
-
-if TYPE_CHECKING:
-    from rayjobs.spec.model import JobSpec
 
 KIND = "sweep"
 
@@ -97,46 +95,33 @@ _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class SweepsPart(Part):
     """Rows of sweeps and trials."""
 
-    def put_sweep(
-        self,
-        base: JobSpec,
-        *,
-        sweep: Mapping[str, Any],
-        driver: str,
-        experiment: str,
-        snapshot: str | None,
-        user: str,
-        name: str = "sweep",
-        tags: Mapping[str, str] | None = None,
-        properties: Mapping[str, str] | None = None,
-        idempotency_key: str | None = None,
-        sweep_id: str | None = None,
-    ) -> tuple[Sweep, bool]:
+    def put_sweep(self, new: NewSweep) -> tuple[Sweep, bool]:
         """See `Store.put_sweep`."""
+        base = new.base
         if base.array is not None:
             raise UsageError("a sweep's trials are no arrays: take `array` out of its job")
         now = self._now()
-        new_id = sweep_id or ids.job_id(experiment)
+        new_id = new.id or ids.job_id(new.experiment)
         values = {
             "id": new_id,
             "tail": new_id.rpartition("_")[2],
-            "idempotency_key": idempotency_key,
-            "experiment": experiment,
-            "name": name,
-            "display_name": name,
+            "idempotency_key": new.idempotency_key,
+            "experiment": new.experiment,
+            "name": new.name,
+            "display_name": new.name,
             "target": base.target,
-            "submitted_by": user,
-            "snapshot": snapshot,
+            "submitted_by": new.user,
+            "snapshot": new.snapshot,
             "spec": base.to_json(),
             "priority": base.priority,
             "now": now,
-            "tags": to_json(dict(tags or {})),
-            "properties": to_json(dict(properties or {})),
-            "driver": driver,
-            "sweep": to_json(dict(sweep)),
+            "tags": to_json(dict(new.tags)),
+            "properties": to_json(dict(new.properties)),
+            "driver": new.driver,
+            "sweep": to_json(dict(new.definition)),
         }
         with self._database.write(durable=True) as connection:
-            if idempotency_key is not None:
+            if new.idempotency_key is not None:
                 known = connection.execute(
                     f"{SWEEP} WHERE jobs.idempotency_key = :idempotency_key", values
                 ).fetchone()
@@ -147,7 +132,7 @@ class SweepsPart(Part):
                 connection.execute(INSERT_SWEEP_JOB, values)
             except sqlite3.IntegrityError as error:
                 raise UsageError(
-                    f"the id {new_id!r} or the idempotency key {idempotency_key!r} is another "
+                    f"the id {new_id!r} or the idempotency key {new.idempotency_key!r} is another "
                     f"job's already; use new ones for a new sweep",
                     job=new_id,
                 ) from error

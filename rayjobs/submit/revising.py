@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+from rayjobs.store.requests import NO_CHANGES, JobChanges
 
 if TYPE_CHECKING:
     from rayjobs.policy.capacity import Capacity
@@ -21,10 +23,8 @@ OF_SIZE = ("distribution", "resources")
 def revise(
     workspace: OpenWorkspace,
     job: Job,
-    changes: Mapping[str, Any],
-    *,
-    tags: Mapping[str, str | None] | None = None,
-    **others: Any,
+    fields: Mapping[str, Any],
+    changes: JobChanges = NO_CHANGES,
 ) -> Job:
     """Write a new revision of a waiting job's spec; return the job.
 
@@ -32,19 +32,19 @@ def revise(
     What another process changes at the same time is kept.
 
     Args:
-        changes: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
-        tags: Tags to set; those with None are removed.
-        others: What `Store.revise` changes with the revision, in the same transaction.
+        fields: Fields of the spec that differ, as in a job file: ``{"max_duration": "2h"}``.
+        changes: What changes with the revision, in the same transaction.
 
     Raises:
         UsageError: the job does not wait, or runs nothing itself.
         SpecError: a change is wrong, or the job could never be placed; all problems at once.
     """
-    of_spec = {} if job.kind == "array" else (tags or {})  # members have their own tags
-    of_array = tags if job.kind == "array" else None
+    tags: Mapping[str, str | None] = {}
+    if job.kind != "array":  # an array's tags are not its spec's: members have their own
+        tags, changes = changes.tags or {}, replace(changes, tags=None)
     while True:
-        spec = _changed(job, changes, of_spec)
-        revised = workspace.store.revise(job, spec, tags=of_array, **others)
+        spec = _changed(job, fields, tags)
+        revised = workspace.store.revise(job, spec, changes)
         if revised is not None:
             return revised
         job = workspace.store.job(job.id)  # another process changed it: its changes count too

@@ -15,6 +15,7 @@ from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, SpecError,
 from rayjobs.core.paths import home as default_home
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
+from rayjobs.store.requests import NewJob
 
 if TYPE_CHECKING:
     from rayjobs.policy.capacity import Capacity
@@ -129,24 +130,28 @@ def submit(
         if parent is not None:
             raise UsageError("a trial is not an array: take `array` out of its job")
         job, created = workspace.store.submit_array(
-            ready,
-            experiment=experiment,
-            snapshot=digest,
-            user=user_name(),
-            idempotency_key=idempotency_key,
-            properties=properties,
-            numbered=numbered,
+            NewJob(
+                spec=ready,
+                experiment=experiment,
+                snapshot=digest,
+                user=user_name(),
+                idempotency_key=idempotency_key,
+                properties=properties,
+                numbered=numbered,
+            )
         )
     else:
         job, created = workspace.store.submit(
-            ready,
-            experiment=experiment,
-            snapshot=digest,
-            user=user_name(),
-            idempotency_key=idempotency_key,
-            parent=parent,
-            properties=properties,
-            numbered=numbered,
+            NewJob(
+                spec=ready,
+                experiment=experiment,
+                snapshot=digest,
+                user=user_name(),
+                idempotency_key=idempotency_key,
+                parent=parent,
+                properties=properties,
+                numbered=numbered,
+            )
         )
     starting = False
     notes = checked.notes

@@ -7,6 +7,7 @@ from pathlib import Path
 from rayjobs.core.errors import NotFoundError
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter
 from rayjobs.target import reach
 from rayjobs.target.record import load_target
 
@@ -45,7 +46,7 @@ def end(store: Store, job_id: str, *, by: str, why: str) -> list[str]:
     ended = []
     if job.kind != "job":
         unfinished = [state for state in JobState if state not in FINAL]
-        for line in store.job_lines(states=unfinished, parent=job_id, members=True):
+        for line in store.job_lines(JobFilter(states=unfinished, parent=job_id, members=True)):
             ended += end(store, line.id, by=by, why=why)
     reason = f"canceled by {by}; {why}, so its processes were not seen to end"
     for _ in range(_TRIES):

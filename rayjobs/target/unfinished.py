@@ -16,6 +16,7 @@ from rayjobs.core.errors import RayjobsError, TargetError
 from rayjobs.core.text import counted, verb
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.store.requests import JobFilter
 from rayjobs.target import abandoned, keeper, local_head, reach, starting, stop_record, wake_client
 from rayjobs.target.record import all_targets, load_target
 from rayjobs.target.stopping import Place
@@ -95,7 +96,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
         try:
             with open_workspace(path, create=False) as opened:
                 jobs = opened.store.job_lines(
-                    states=UNFINISHED, target=name, members=False, newest_first=False
+                    JobFilter(states=UNFINISHED, target=name, members=False, newest_first=False)
                 )
         except RayjobsError as error:
             unreadable.append((path, error.message))

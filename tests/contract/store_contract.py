@@ -18,6 +18,7 @@ from rayjobs.jobs.records import AllocationState, Job, MetricPoint, StoredFile
 from rayjobs.jobs.states import FINAL, LIVE, JobState, may_move
 from rayjobs.spec.model import Dependency, Input, JobSpec, Resources
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob
 
 S = JobState
 WAY = (S.PROVISIONING, S.PREPARING, S.RUNNING, S.FINALIZING)
@@ -42,9 +43,9 @@ class TurnedClock:
 
 def submit(store: Store, spec: JobSpec = SPEC, **values: Any) -> Job:
     """Submit a job with what most tests do not care about."""
-    return store.submit(spec, **{"experiment": "mnist", "snapshot": None, "user": "ada", **values})[
-        0
-    ]
+    return store.submit(
+        NewJob(spec=spec, **{"experiment": "mnist", "snapshot": None, "user": "ada", **values})
+    )[0]
 
 
 def bring(store: Store, job: Job, state: JobState) -> int:
@@ -106,13 +107,15 @@ class StoreContract:
             target="cluster",
         )
         job, is_new = store.submit(
-            spec,
-            experiment="große Zahlen",
-            snapshot="sha256:ab",
-            user="ada",
-            parent="sweep_1",
-            kind="trial",
-            properties={"commit": "abc"},
+            NewJob(
+                spec=spec,
+                experiment="große Zahlen",
+                snapshot="sha256:ab",
+                user="ada",
+                parent="sweep_1",
+                kind="trial",
+                properties={"commit": "abc"},
+            )
         )
         assert is_new
         assert store.job(job.id) == job
@@ -128,11 +131,15 @@ class StoreContract:
 
     def test_a_repeated_key_gives_the_first_job(self, store: Store) -> None:
         first, is_new = store.submit(
-            SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k"
+            NewJob(
+                spec=SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k"
+            )
         )
         bring(store, first, S.RUNNING)
         again, is_new_again = store.submit(
-            SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k"
+            NewJob(
+                spec=SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k"
+            )
         )
         assert (is_new, is_new_again, again.id, again.state) == (True, False, first.id, S.RUNNING)
         assert len(store.jobs()) == 1
@@ -151,9 +158,9 @@ class StoreContract:
         assert store.counts() == {S.QUEUED: 2}
 
     def test_an_id_is_given_once(self, store: Store) -> None:
-        submit(store, job_id="mnist_1_aaaaaaaa")
+        submit(store, id="mnist_1_aaaaaaaa")
         with pytest.raises(UsageError, match="exists already"):
-            submit(store, job_id="mnist_1_aaaaaaaa")
+            submit(store, id="mnist_1_aaaaaaaa")
         assert len(store.jobs()) == 1
 
     def test_threads_with_one_key_make_one_job(self, store: Store) -> None:
@@ -163,7 +170,9 @@ class StoreContract:
         def one() -> None:
             barrier.wait()
             job, is_new = store.submit(
-                SPEC, experiment="mnist", snapshot=None, user="ada", idempotency_key="k"
+                NewJob(
+                    spec=SPEC, experiment="mnist", snapshot=None, user="ada", idempotency_key="k"
+                )
             )
             got.append((job.id, is_new))
 
@@ -205,11 +214,11 @@ class StoreContract:
         assert submit(store, numbered=True).display_name == "digits-2"
 
     def test_a_job_is_found_by_id_beginning_tail_and_name(self, store: Store) -> None:
-        first = submit(store, job_id="mnist_1700000001_0a1b2c3d")
+        first = submit(store, id="mnist_1700000001_0a1b2c3d")
         second = submit(
             store,
             JobSpec(script="a.py", name="cats", display_name="All cats"),
-            job_id="cats_1700000002_ffee0011",
+            id="cats_1700000002_ffee0011",
         )
         for text in (first.id, "mnist_17", "mnist", "0a1b2c3d", "0a1", "digits"):
             assert store.find(text).id == first.id, text
@@ -217,8 +226,8 @@ class StoreContract:
             assert store.find(text).id == second.id, text
 
     def test_an_ambiguous_text_lists_the_jobs(self, store: Store) -> None:
-        submit(store, job_id="mnist_1_aa000000")
-        submit(store, job_id="mnist_2_aa111111")
+        submit(store, id="mnist_1_aa000000")
+        submit(store, id="mnist_2_aa111111")
         for text in ("mnist", "aa", "digits"):
             with pytest.raises(UsageError) as caught:
                 store.find(text)
@@ -227,18 +236,18 @@ class StoreContract:
         assert store.find("aa0").id == "mnist_1_aa000000"
 
     def test_a_whole_id_wins_over_longer_ones(self, store: Store) -> None:
-        submit(store, job_id="mnist_1")
-        submit(store, job_id="mnist_1_aa000000")
+        submit(store, id="mnist_1")
+        submit(store, id="mnist_1_aa000000")
         assert store.find("mnist_1").id == "mnist_1"
 
     def test_a_whole_name_wins_over_beginnings(self, store: Store) -> None:
-        submit(store, job_id="mnist_1_aa000000")
-        submit(store, job_id="mnist_2_bb000000")
-        named = submit(store, JobSpec(script="a.py", name="mnist"), job_id="x_3_cc000000")
+        submit(store, id="mnist_1_aa000000")
+        submit(store, id="mnist_2_bb000000")
+        named = submit(store, JobSpec(script="a.py", name="mnist"), id="x_3_cc000000")
         assert store.find("mnist").id == named.id
 
     def test_the_beginning_of_a_name_is_not_another_job(self, store: Store) -> None:
-        job = submit(store, JobSpec(script="a.py", name="exp10"), job_id="exp10_1_aa000000")
+        job = submit(store, JobSpec(script="a.py", name="exp10"), id="exp10_1_aa000000")
         for text in ("exp1", "ex"):
             with pytest.raises(NotFoundError):
                 store.find(text)
@@ -246,12 +255,12 @@ class StoreContract:
 
     @pytest.mark.parametrize("text", ["%", "_", "mnist_%", "'", "\\", "no such job", "\U0010ffff"])
     def test_text_is_taken_literally(self, store: Store, text: str) -> None:
-        submit(store, job_id="mnist_1_aa000000")
+        submit(store, id="mnist_1_aa000000")
         with pytest.raises(NotFoundError):
             store.find(text)
 
     def test_what_is_not_found_names_what_is_near(self, store: Store) -> None:
-        submit(store, JobSpec(script="a.py", name="digits"), job_id="mnist_1_aa000000")
+        submit(store, JobSpec(script="a.py", name="digits"), id="mnist_1_aa000000")
         with pytest.raises(NotFoundError, match="did you mean digits"):
             store.find("digist")
         with pytest.raises(NotFoundError, match="mnist_1_aa000000"):
@@ -267,7 +276,7 @@ class StoreContract:
             lambda: store.finish("nope", attempt=1, state=S.FAILED),
             lambda: store.requeue("nope", attempt=1, reason="", outcome=""),
             lambda: store.request_cancel("nope"),
-            lambda: store.update("nope", priority=1),
+            lambda: store.update("nope", JobChanges(priority=1)),
             lambda: store.attempts("nope"),
             lambda: store.events("nope"),
             lambda: store.add_event("nope", "note", "text"),
@@ -287,8 +296,9 @@ class StoreContract:
         bring(store, three, S.RUNNING)
 
         def found(**filters: Any) -> list[str]:
-            jobs = [job.id for job in store.jobs(**filters)]
-            assert [row["id"] for row in store.job_rows(**filters)] == jobs
+            which = JobFilter(**filters)
+            jobs = [job.id for job in store.jobs(which)]
+            assert [line.id for line in store.job_lines(which)] == jobs
             return jobs
 
         assert found() == [three.id, two.id, one.id]
@@ -304,14 +314,12 @@ class StoreContract:
         assert found(tag=("a.b", "2")) == []
         assert store.counts() == {S.QUEUED: 2, S.RUNNING: 1}
 
-    def test_light_rows_say_what_jobs_say(self, store: Store) -> None:
+    def test_lines_say_what_jobs_say(self, store: Store) -> None:
         job = submit(store, JobSpec(script="a.py", name="digits", tags={"a": "b"}))
-        (row,) = store.job_rows()
+        (line,) = store.job_lines()
         for field in ("id", "serial", "experiment", "state", "attempt", "priority", "user", "tags"):
-            assert row[field] == getattr(job, field), field
-        assert row["name"] == "digits"
-        assert "spec" not in row
-        assert datetime.fromisoformat(row["submitted_at"]) == job.submitted_at
+            assert getattr(line, field) == getattr(job, field), field
+        assert (line.name, line.submitted_at) == ("digits", job.submitted_at)
 
     # -- states --------------------------------------------------------------------------------
 
@@ -413,7 +421,7 @@ class StoreContract:
         assert not store.publish_files(job.id, attempt=attempt, files=[stored("a", attempt)])
         assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
         with pytest.raises(UsageError, match="priority"):
-            store.update(job.id, priority=5)
+            store.update(job.id, JobChanges(priority=5))
 
     @pytest.mark.parametrize("state", WAY)
     def test_a_requeued_job_keeps_its_place(self, store: Store, state: JobState) -> None:
@@ -434,7 +442,7 @@ class StoreContract:
         assert (queued.reason, queued.not_before) == ("its node was lost", later)
         assert queued.started_at is None
         assert queued.submitted_at == job.submitted_at
-        assert [j.id for j in store.jobs(newest_first=False)] == [job.id, behind.id]
+        assert [j.id for j in store.jobs(JobFilter(newest_first=False))] == [job.id, behind.id]
         (ended,) = store.attempts(job.id)
         assert (ended.outcome, ended.failure) == ("node lost", FAILURE)
         assert ended.ended_at is not None
@@ -554,10 +562,12 @@ class StoreContract:
         job = submit(store, JobSpec(script="a.py", tags={"keep": "1", "drop": "2"}))
         changed = store.update(
             job.id,
-            priority=9,
-            tags={"drop": None, "new": "ü"},
-            properties={"a": "1"},
-            display_name="Best one",
+            JobChanges(
+                priority=9,
+                tags={"drop": None, "new": "ü"},
+                properties={"a": "1"},
+                display_name="Best one",
+            ),
         )
         assert changed == store.job(job.id)
         assert changed.tags == {"keep": "1", "new": "ü"}
@@ -566,20 +576,20 @@ class StoreContract:
         assert changed.spec == job.spec
         assert store.find("Best one").id == job.id
         assert "priority 0 → 9" in [event.message for event in store.events(job.id)]
-        assert store.update(job.id) == changed
+        assert store.update(job.id, JobChanges()) == changed
 
     def test_properties_are_written_once(self, store: Store) -> None:
         job = submit(store, properties={"a": "1"})
-        store.update(job.id, properties={"a": "1", "b": "2"})
+        store.update(job.id, JobChanges(properties={"a": "1", "b": "2"}))
         with pytest.raises(UsageError, match=r"'a'.*'1'.*'2'"):
-            store.update(job.id, properties={"a": "2", "c": "3"}, tags={"t": "1"})
+            store.update(job.id, JobChanges(properties={"a": "2", "c": "3"}, tags={"t": "1"}))
         assert store.job(job.id).properties == {"a": "1", "b": "2"}
         assert store.job(job.id).tags == {}
 
     def test_a_final_job_can_still_be_tagged(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.COMPLETED)
-        assert store.update(job.id, tags={"best": "yes"}).tags == {"best": "yes"}
+        assert store.update(job.id, JobChanges(tags={"best": "yes"})).tags == {"best": "yes"}
 
     # -- allocations -----------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewSweep
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, steps, submit
 
@@ -30,14 +31,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
 
 def submit_array(store: SqlStore, spec: JobSpec = SPEC, *, key: str | None = None) -> Job:
     return store.submit_array(
-        spec, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key=key
+        NewJob(spec=spec, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key=key)
     )[0]
 
 
 def test_an_array_has_a_job_for_each_index(store: SqlStore) -> None:
     array = submit_array(store)
     assert (array.kind, array.state, array.array_index) == ("array", S.RUNNING, None)
-    members = store.jobs(parent=array.id, newest_first=False)
+    members = store.jobs(JobFilter(parent=array.id, newest_first=False))
     assert [member.array_index for member in members] == [0, 1, 2, 3]
     for member in members:
         assert (member.kind, member.state, member.parent) == ("job", S.QUEUED, array.id)
@@ -46,17 +47,17 @@ def test_an_array_has_a_job_for_each_index(store: SqlStore) -> None:
         assert steps(store, member) == [(None, "Queued")]
     assert len({member.id for member in members}) == 4
     assert store.member_counts([array.id]) == {array.id: {S.QUEUED: 4}}
-    assert [one.id for one in store.job_lines(members=False)] == [array.id]
+    assert [one.id for one in store.job_lines(JobFilter(members=False))] == [array.id]
     assert len(store.job_lines()) == 5
 
 
 def test_a_repeated_key_gives_the_first_array(store: SqlStore) -> None:
     first = submit_array(store, key="k")
     again, is_new = store.submit_array(
-        SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k"
+        NewJob(spec=SPEC, experiment="mnist", snapshot="sha256:1", user="ada", idempotency_key="k")
     )
     assert (again, is_new) == (first, False)
-    assert len(store.jobs(parent=first.id)) == 4
+    assert len(store.jobs(JobFilter(parent=first.id))) == 4
     other = SPEC.model_copy(update={"array": Array(indices="0-4")})
     with pytest.raises(UsageError, match="another spec"):
         submit_array(store, other, key="k")
@@ -73,7 +74,7 @@ def test_a_submit_that_is_cut_short_leaves_nothing(
         with pytest.raises(Exception, match="killed here"):
             submit_array(store, key="k")
     assert store.counts() == {}
-    assert len(store.jobs(parent=submit_array(store, key="k").id)) == 4
+    assert len(store.jobs(JobFilter(parent=submit_array(store, key="k").id))) == 4
 
 
 def test_members_are_found_by_their_index(store: SqlStore) -> None:
@@ -95,7 +96,7 @@ def test_a_member_that_ran_again_leaves_the_array_its_name(store: SqlStore, newe
     array = submit_array(store)
     alone = SPEC.model_copy(update={"array": Array(indices="1", count=4)})
     again, _ = store.submit_array(
-        alone, experiment="mnist", snapshot="sha256:1", user="ada", numbered=True
+        NewJob(spec=alone, experiment="mnist", snapshot="sha256:1", user="ada", numbered=True)
     )
     assert again.display_name == "shards-1"
     assert store.find("shards[1]", newest=newest).parent == array.id
@@ -114,7 +115,11 @@ def test_neither_a_job_nor_a_sweep_takes_an_array_s_spec(store: SqlStore) -> Non
     with pytest.raises(UsageError, match="array"):
         submit(store, SPEC)
     with pytest.raises(UsageError, match="array"):
-        store.put_sweep(SPEC, sweep={}, driver="a:b", experiment="e", snapshot=None, user="ada")
+        store.put_sweep(
+            NewSweep(
+                base=SPEC, definition={}, driver="a:b", experiment="e", snapshot=None, user="ada"
+            )
+        )
     with pytest.raises(UsageError, match="no `array`"):
         submit_array(store, JobSpec(script="a.py"))
 
@@ -211,10 +216,15 @@ def test_a_member_that_is_canceled_instead_of_queued_again_ends_the_array(store:
 def test_a_priority_is_that_of_all_members(store: SqlStore) -> None:
     array = submit_array(store)
     bring(store, store.member(array.id, 0), S.COMPLETED)
-    assert store.update(array.id, priority=7).priority == 7
-    assert [job.priority for job in store.jobs(parent=array.id, newest_first=False)] == [0, 7, 7, 7]
+    assert store.update(array.id, JobChanges(priority=7)).priority == 7
+    assert [job.priority for job in store.jobs(JobFilter(parent=array.id, newest_first=False))] == [
+        0,
+        7,
+        7,
+        7,
+    ]
     single = store.member(array.id, 3)
-    assert store.update(single.id, priority=9).priority == 9
+    assert store.update(single.id, JobChanges(priority=9)).priority == 9
     assert store.member(array.id, 2).priority == 7
 
 
@@ -241,7 +251,7 @@ def test_a_hold_of_an_array_holds_its_members(store: SqlStore) -> None:
     array = submit_array(store)
     bring(store, store.member(array.id, 0), S.COMPLETED)
     store.hold(array.id, reason="wait for me")
-    held = [job.held for job in store.jobs(parent=array.id, newest_first=False)]
+    held = [job.held for job in store.jobs(JobFilter(parent=array.id, newest_first=False))]
     assert held == [None, "wait for me", "wait for me", "wait for me"]
     store.release(array.id)
     assert {job.held for job in store.jobs()} == {None}
@@ -267,12 +277,14 @@ def test_ten_thousand_members_are_one_submit(store: SqlStore) -> None:
 def test_a_line_says_what_the_job_does(store: SqlStore) -> None:
     spec = JobSpec(script="a.py", name="n", display_name="N", tags={"a": "b"}, priority=3)
     job, _ = store.submit(
-        spec,
-        experiment="e",
-        snapshot="sha256:1",
-        user="ada",
-        parent="p",
-        properties={"c": "d"},
+        NewJob(
+            spec=spec,
+            experiment="e",
+            snapshot="sha256:1",
+            user="ada",
+            parent="p",
+            properties={"c": "d"},
+        )
     )
     attempt = bring(store, job, S.RUNNING)
     broken = Failure(FailureClass.USER, "boom", lines=("x",))

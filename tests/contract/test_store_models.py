@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.jobs.records import Job, ModelFile, ModelVersion
+from rayjobs.jobs.records import Job, ModelDraft, ModelFile, ModelVersion
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
@@ -38,15 +38,16 @@ def put(store: Store, job: Job, name: str = "m", **values: Any) -> tuple[ModelVe
     source = stored("outputs/m.pt", 1)
     file = ModelFile(name="m.pt", size=source.size, digest=source.digest, blob=source.blob)
     given: dict[str, Any] = {
-        "run": job.id,
+        "name": name,
         "path": "outputs/m.pt",
         "digest": source.digest,
-        "files": [file],
-        "sources": [source],
+        "files": (file,),
+        "sources": (source,),
         "lineage": {"run": job.id, "metrics": {"loss": 0.5}},
         **values,
     }
-    return store.put_model(name, **given)
+    run = given.pop("run", job.id)
+    return store.put_model(run, ModelDraft(**given))
 
 
 def test_versions_count_from_one_and_come_back_as_written(store: Store) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rayjobs.jobs.queue_records import Prediction
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import SHAPE, bring, submit
 
@@ -132,7 +133,7 @@ def test_what_earlier_attempts_ran_is_told_while_their_job_waits_again(
 
 def test_members_of_arrays_teach_too(store: SqlStore, clock: SetClock) -> None:
     spec = JobSpec(script="train.py", array=Array(indices="0-1"))
-    array, _ = store.submit_array(spec, experiment="mnist", snapshot=None, user="ada")
+    array, _ = store.submit_array(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))
     bring(store, store.member(array.id, 0), S.RUNNING)
     clock.go(12)
     assert store.move(store.member(array.id, 0).id, attempt=1, old=S.RUNNING, new=S.FINALIZING)
@@ -155,8 +156,12 @@ def test_a_new_experiment_learns_from_the_same_script_elsewhere(
 ) -> None:
     for seconds in (10, 30):
         ran(store, clock, seconds)
-    store.submit(JobSpec(script="train.py"), experiment="new", snapshot=None, user="ada")
-    store.submit(JobSpec(script="other.py"), experiment="new", snapshot=None, user="ada")
+    store.submit(
+        NewJob(spec=JobSpec(script="train.py"), experiment="new", snapshot=None, user="ada")
+    )
+    store.submit(
+        NewJob(spec=JobSpec(script="other.py"), experiment="new", snapshot=None, user="ada")
+    )
     known = store.usual_durations("local")
     assert set(known) == {("new", "train.py")}
     found = known["new", "train.py"]

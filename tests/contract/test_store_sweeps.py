@@ -15,6 +15,7 @@ from rayjobs.jobs.records import ChildNews, Sweep, TrialRow
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter, NewSweep
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import TurnedClock, bring, point, submit
 
@@ -24,13 +25,13 @@ AT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
 def put(store: Store, **values: Any) -> Sweep:
     fields: dict[str, Any] = {
-        "sweep": {"metric": "accuracy"},
+        "definition": {"metric": "accuracy"},
         "driver": "somewhere:start",
         "experiment": "mnist",
         "snapshot": "sha256:" + "ab" * 32,
         "user": "ada",
     }
-    return store.put_sweep(BASE, **{**fields, **values})[0]
+    return store.put_sweep(NewSweep(base=BASE, **{**fields, **values}))[0]
 
 
 def row(number: int, **values: Any) -> TrialRow:
@@ -53,20 +54,22 @@ class SweepContract:
         assert (sweep.spec, sweep.driver) == ({"metric": "accuracy"}, "somewhere:start")
         assert store.sweep(job.id) == sweep
         assert store.live("local") == []
-        assert store.jobs(states=[JobState.QUEUED]) == []
+        assert store.jobs(JobFilter(states=[JobState.QUEUED])) == []
         assert store.start(job.id, attempt=0, allocation="a") is None
         assert store.find(job.id.rpartition("_")[2]).id == job.id
 
     def test_a_key_gives_the_first_sweep_and_a_jobs_key_is_refused(self, store: Store) -> None:
         first = put(store, idempotency_key="k")
         again, created = store.put_sweep(
-            BASE,
-            sweep={},
-            driver="d:s",
-            experiment="x",
-            snapshot=None,
-            user="",
-            idempotency_key="k",
+            NewSweep(
+                base=BASE,
+                definition={},
+                driver="d:s",
+                experiment="x",
+                snapshot=None,
+                user="",
+                idempotency_key="k",
+            )
         )
         assert (again.job.id, created) == (first.job.id, False)
         submit(store, idempotency_key="of-a-job")
@@ -118,7 +121,7 @@ class SweepContract:
         assert store.finish(sweep, attempt=new, state=JobState.CANCELED)
         with pytest.raises(TakenOverError, match="is Canceled"):
             submit(store, parent=sweep, claim=new, idempotency_key="trial-1")
-        assert [job.id for job in store.jobs(parent=sweep)] == [first.id]
+        assert [job.id for job in store.jobs(JobFilter(parent=sweep))] == [first.id]
         with pytest.raises(NotFoundError):
             submit(store, parent="nothing", claim=1)
         with pytest.raises(UsageError, match="give `parent`"):

@@ -17,6 +17,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from tests.fakes.cluster import FakeAgent, FakeCluster
 
@@ -77,7 +78,9 @@ class World:
 
     def submit(self, **more: Any) -> Job:
         values: dict[str, Any] = {"script": "train.py", "name": "t"} | more
-        job, _ = self.store.submit(JobSpec(**values), experiment="t", snapshot=None, user="u")
+        job, _ = self.store.submit(
+            NewJob(spec=JobSpec(**values), experiment="t", snapshot=None, user="u")
+        )
         self.engine.wake()
         return job
 

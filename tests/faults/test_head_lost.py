@@ -23,6 +23,7 @@ from rayjobs.injob.identity import is_alive, send_signal
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Resources
+from rayjobs.store.requests import JobFilter
 from rayjobs.target import local_head, starting, targets, wake_client
 from rayjobs.target.record import TargetRecord, save_target
 from rayjobs.workspace.folder import locate, open_workspace
@@ -77,7 +78,7 @@ def test_ten_jobs_outlive_the_actor_and_then_the_whole_head(
     made = [submit(jobs, told, go) for _ in range(JOBS)]
 
     def running() -> list[Job]:
-        return jobs.store.jobs(states=[JobState.RUNNING])
+        return jobs.store.jobs(JobFilter(states=[JobState.RUNNING]))
 
     until(lambda: len(running()) == PLACES, "every place is taken")
     first = {job.id for job in running()}

@@ -41,6 +41,7 @@ from rayjobs.protocol.settled import Found
 from rayjobs.results.collect import MetricFollower
 from rayjobs.results.logs import Logs
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace import blobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import on_node, on_node_of
@@ -63,10 +64,12 @@ class Attempt:
         store = workspace.store
         self.workspace = workspace
         self.job, _ = store.submit(
-            JobSpec(script="a.py", source_directory="."),
-            experiment="e",
-            snapshot=None,
-            user="u",
+            NewJob(
+                spec=JobSpec(script="a.py", source_directory="."),
+                experiment="e",
+                snapshot=None,
+                user="u",
+            )
         )
         store.add_allocation("place", target="local", shape={})
         store.start(self.job.id, attempt=0, allocation="place")

@@ -10,6 +10,7 @@ import pytest
 
 from rayjobs.snapshots import Snapshot, pack, survey
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import open_workspace
@@ -42,7 +43,9 @@ def packed_files(source: Path, blobs: FolderBlobs) -> set[str]:
 def make_workspace(folder: Path) -> None:
     with open_workspace(folder) as workspace:
         workspace.store.submit(
-            JobSpec(name="a", script="train.py"), experiment="a", snapshot=None, user="ada"
+            NewJob(
+                spec=JobSpec(name="a", script="train.py"), experiment="a", snapshot=None, user="ada"
+            )
         )
     (folder / "blobs" / "secret.bin").parent.mkdir(parents=True, exist_ok=True)
     (folder / "blobs" / "secret.bin").write_text("of a former snapshot")
@@ -99,7 +102,9 @@ def test_a_store_and_its_backup_are_left_out_under_any_name(
 
 def test_a_store_that_is_open_is_left_out_with_its_log(source: Path, packed: FolderBlobs) -> None:
     store = SqlStore(source / "pkg" / "queue.db")
-    store.submit(JobSpec(name="a", script="train.py"), experiment="a", snapshot=None, user="ada")
+    store.submit(
+        NewJob(spec=JobSpec(name="a", script="train.py"), experiment="a", snapshot=None, user="ada")
+    )
     assert packed_files(source, packed) == CODE
     store.close()
 

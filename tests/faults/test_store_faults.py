@@ -20,6 +20,7 @@ from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.jobs.states import JobState
 from rayjobs.store import connection as connection_module
 from rayjobs.store import schema
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import bring, submit
 
@@ -66,7 +67,7 @@ def is_whole(path: Path) -> bool:
 def held(tmp_path: Path) -> Iterator[tuple[SqlStore, subprocess.Popen[bytes]]]:
     """A store whose lock is held by a stopped process."""
     store = SqlStore(tmp_path / "store.db", busy_timeout_s=0.3)
-    submit(store, job_id="before")
+    submit(store, id="before")
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(store.path)])
     try:
         deadline = time.monotonic() + DEADLINE_S
@@ -85,7 +86,7 @@ def test_a_lock_that_stays_is_named_and_reads_go_on(
 ) -> None:
     store, holder = held
     for call in (
-        lambda: submit(store, job_id="refused"),
+        lambda: submit(store, id="refused"),
         lambda: store.start("before", attempt=0, allocation="a"),
         lambda: store.add_event("before", "note", "text"),
     ):
@@ -94,11 +95,11 @@ def test_a_lock_that_stays_is_named_and_reads_go_on(
     assert [job.id for job in store.jobs()] == ["before"]
     assert store.job("before").state is JobState.QUEUED
     reader = SqlStore(str(store.path), busy_timeout_s=0.3)
-    assert [row["id"] for row in reader.job_rows()] == ["before"]
+    assert [line.id for line in reader.job_lines()] == ["before"]
     reader.close()
     holder.kill()
     holder.wait()
-    assert submit(store, job_id="after").serial == 2
+    assert submit(store, id="after").serial == 2
 
 
 def test_a_lock_that_goes_is_waited_for(
@@ -107,7 +108,7 @@ def test_a_lock_that_goes_is_waited_for(
     first, holder = held
     patient = SqlStore(str(first.path), busy_timeout_s=DEADLINE_S)
     os.kill(holder.pid, signal.SIGCONT)  # it ends, and with it its lock
-    assert submit(patient, job_id="waited").serial == 2
+    assert submit(patient, id="waited").serial == 2
     patient.close()
 
 
@@ -172,7 +173,7 @@ def test_a_store_that_cannot_grow_says_so_without_a_mount(
     with pytest.raises(StoreFullError, match="nothing was changed"):
         for _ in range(1000):
             kept.append(submit(store).id)
-    assert [job.id for job in store.jobs(newest_first=False)] == kept
+    assert [job.id for job in store.jobs(JobFilter(newest_first=False))] == kept
     assert all(len(store.events(job)) == 1 for job in kept)
     store.close()
     monkeypatch.undo()
@@ -198,7 +199,13 @@ def test_no_acknowledged_submit_of_a_killed_client_is_lost(tmp_path: Path) -> No
     assert len(jobs) - len(acknowledged) <= 30
     for key, job in acknowledged.items():
         again, is_new = store.submit(
-            jobs[job].spec, experiment="mnist", snapshot=None, user="ada", idempotency_key=key
+            NewJob(
+                spec=jobs[job].spec,
+                experiment="mnist",
+                snapshot=None,
+                user="ada",
+                idempotency_key=key,
+            )
         )
         assert (again.id, is_new) == (job, False)
     for job in jobs:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 
 # A client is killed within so long.
@@ -26,11 +27,13 @@ def client(path: Path, number: int, tell: int) -> None:
         key = f"{number}-{at}"
         for _ in range(2):
             job, _new = store.submit(
-                JobSpec(script="train.py", name="t"),
-                experiment="t",
-                snapshot=None,
-                user="u",
-                idempotency_key=key,
+                NewJob(
+                    spec=JobSpec(script="train.py", name="t"),
+                    experiment="t",
+                    snapshot=None,
+                    user="u",
+                    idempotency_key=key,
+                )
             )
             os.write(tell, f"{key} {job.id}\n".encode())
 

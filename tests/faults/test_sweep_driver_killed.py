@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from rayjobs.jobs.states import JobState
+from rayjobs.store.requests import JobFilter
 from rayjobs.tuning.driver_actor import DRIVER_EVENT
 from rayjobs.tuning.engine import SweepState
 from rayjobs.tuning.spec import parse_sweep
@@ -104,7 +105,7 @@ def kill_twice(jobs: Jobs, tmp_path: Path) -> None:
     until(lambda: jobs.store.job(sweep).state.is_final, "the sweep has ended")
 
     parent, trials = jobs.store.job(sweep), load_trials(jobs.store, sweep)
-    children = jobs.store.jobs(parent=sweep, newest_first=False)
+    children = jobs.store.jobs(JobFilter(parent=sweep, newest_first=False))
     assert parent.state is JobState.COMPLETED, parent.reason
     assert len(pids(jobs, sweep)) >= 3
     SweepState(trials)  # in order, without gaps: missing=0
@@ -128,7 +129,7 @@ def allow(turns: Path, count: int) -> None:
 
 def wait_for_ends(jobs: Jobs, sweep: str, count: int) -> None:
     def ended() -> bool:
-        children = jobs.store.jobs(parent=sweep)
+        children = jobs.store.jobs(JobFilter(parent=sweep))
         return sum(child.state.is_final for child in children) >= count
 
     until(ended, f"{count} trials have ended")

@@ -8,6 +8,7 @@ import pytest
 
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, Dependency
+from rayjobs.store.requests import JobFilter
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray
@@ -32,7 +33,7 @@ def test_members_know_their_index_and_the_array_ends_as_the_worst_of_them(jobs: 
     assert ended.failure is not None
     assert ended.failure.message.startswith("1 of 3 members failed, [5] first: rank 0 exited")
     assert ended.failure.exit_code == 3
-    members = jobs.store.jobs(parent=array.id, newest_first=False)
+    members = jobs.store.jobs(JobFilter(parent=array.id, newest_first=False))
     assert [member.array_index for member in members] == [1, 3, 5]
     for member in members:
         said = f"{array.id} 3 ['--shard', '{member.array_index}']\n"

@@ -23,6 +23,7 @@ from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import AllocationState, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Dependency, Distribution, JobSpec, Resources, Retries
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 from tests.checker.evidence import Evidence, Ran
 from tests.checker.invariants import Violation, check
@@ -175,10 +176,10 @@ class World:
         )
         key = f"key{len(self.made)}"
         job, _ = self.store.submit(
-            spec, experiment="t", snapshot=None, user="u", idempotency_key=key
+            NewJob(spec=spec, experiment="t", snapshot=None, user="u", idempotency_key=key)
         )
         again, created = self.store.submit(
-            spec, experiment="t", snapshot=None, user="u", idempotency_key=key
+            NewJob(spec=spec, experiment="t", snapshot=None, user="u", idempotency_key=key)
         )
         assert (again.id, created) == (job.id, False)
         self.made.append((key, job.id))
@@ -298,7 +299,7 @@ class World:
             assert self.actor is not None
             if self.actor.task.done():
                 self._start_actor()
-            for job in self.store.jobs(states=[JobState.QUEUED]):
+            for job in self.store.jobs(JobFilter(states=[JobState.QUEUED])):
                 if job.held is not None:  # too many of its hosts were killed: somebody looks at it
                     self.store.release(job.id)
             if all(state.is_final for state, count in self.store.counts().items() if count):

@@ -8,6 +8,7 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.states import JobState
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.checker.evidence import Evidence
 
@@ -43,7 +44,7 @@ class Watch:
         store = self._workspace.store
         while not self._over.wait(LOOK_S):
             try:
-                for job in store.jobs(states=[JobState.QUEUED]):
+                for job in store.jobs(JobFilter(states=[JobState.QUEUED])):
                     if job.attempt == 0:
                         continue
                     newest = checkpoints.newest(store, self._workspace.blobs, job.id)

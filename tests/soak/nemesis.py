@@ -16,6 +16,7 @@ from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
 from rayjobs.target import keeper, local_head, starting
 from rayjobs.workspace.folder import OpenWorkspace
@@ -133,7 +134,7 @@ class Nemesis:
         return None if more_s is None else time.monotonic() - began_s
 
     def _running(self) -> Job:
-        return self._rng.choice(self._store.jobs(states=[JobState.RUNNING]))
+        return self._rng.choice(self._store.jobs(JobFilter(states=[JobState.RUNNING])))
 
     def _kill_host(self) -> float | None:
         job = self._running()

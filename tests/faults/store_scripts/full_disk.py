@@ -12,6 +12,7 @@ from typing import Any
 from rayjobs.core.errors import StorageFullError, StoreFullError
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.folder import WorkspaceFiles, open_workspace
 
@@ -25,7 +26,7 @@ spec = JobSpec(script="train.py")
 
 
 def submit() -> str:
-    return store.submit(spec, experiment="mnist", snapshot=None, user="ada")[0].id
+    return store.submit(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))[0].id
 
 
 def full(call: Any) -> str:
@@ -59,7 +60,7 @@ found["finish"] = full(lambda: store.finish(running, attempt=1, state=JobState.F
 found["state while full"] = store.job(running).state
 found["read while full"] = {job.id for job in store.jobs()} == set(acknowledged)
 other = SqlStore(WorkspaceFiles(workspace.path).store)
-found["read by another while full"] = len(other.job_rows()) == len(acknowledged)
+found["read by another while full"] = len(other.job_lines()) == len(acknowledged)
 other.close()
 
 filler.unlink()

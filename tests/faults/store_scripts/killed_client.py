@@ -9,6 +9,7 @@ import signal
 import sys
 
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 
 
@@ -18,11 +19,13 @@ def submit_for_ever(round_number: int, pipe: int) -> None:
     while True:
         key = f"{round_number}-{number}"
         job, _ = store.submit(
-            JobSpec(script="train.py"),
-            experiment="mnist",
-            snapshot=None,
-            user="ada",
-            idempotency_key=key,
+            NewJob(
+                spec=JobSpec(script="train.py"),
+                experiment="mnist",
+                snapshot=None,
+                user="ada",
+                idempotency_key=key,
+            )
         )
         os.write(pipe, f"{key} {job.id}\n".encode())
         number += 1

@@ -6,6 +6,7 @@ import json
 import sys
 
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
 from tests.faults.store_scripts.forks import at_once
 
@@ -13,11 +14,13 @@ from tests.faults.store_scripts.forks import at_once
 def submit(_: int) -> tuple[str, bool]:
     with open_workspace(sys.argv[1], busy_timeout_s=100) as workspace:
         job, is_new = workspace.store.submit(
-            JobSpec(script="train.py"),
-            experiment="mnist",
-            snapshot=None,
-            user="ada",
-            idempotency_key="one",
+            NewJob(
+                spec=JobSpec(script="train.py"),
+                experiment="mnist",
+                snapshot=None,
+                user="ada",
+                idempotency_key="one",
+            )
         )
         return job.id, is_new
 

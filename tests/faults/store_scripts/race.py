@@ -6,6 +6,7 @@ import json
 import sys
 
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from tests.faults.store_scripts.forks import at_once
 
@@ -15,7 +16,9 @@ JOBS = [f"job_{number}" for number in range(int(sys.argv[2]))]
 def prepare(_: int) -> None:
     store = SqlStore(sys.argv[1], busy_timeout_s=100)
     for job in JOBS:
-        store.submit(JobSpec(script="train.py"), experiment="x", snapshot=None, user="", job_id=job)
+        store.submit(
+            NewJob(spec=JobSpec(script="train.py"), experiment="x", snapshot=None, user="", id=job)
+        )
         store.add_allocation(f"rj-{job}", target="local", shape={"nodes": 1})
         store.place_allocation(f"rj-{job}", nodes=["n"], gpus=[[]])
     store.close()

@@ -15,6 +15,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job, MetricPoint, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 LOG = b"one\ntwo \xff\x00\nthree, without an end"
@@ -31,7 +32,7 @@ class Queue:
         """Write a job that waits."""
         values = {"name": name, "script": "train.py", **spec}
         job, _ = self.workspace.store.submit(
-            JobSpec(**values), experiment=name, snapshot=None, user="ada"
+            NewJob(spec=JobSpec(**values), experiment=name, snapshot=None, user="ada")
         )
         return job
 

@@ -11,6 +11,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import JobFilter, NewJob
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -18,9 +19,9 @@ from tests.unit.cli.conftest import Queue, Terminal
 def array(queue: Queue) -> Job:
     """An array of four that waits."""
     spec = JobSpec(script="train.py", name="shards", array=Array(indices="0-3", limit=2))
-    return queue.workspace.store.submit_array(spec, experiment="shards", snapshot=None, user="ada")[
-        0
-    ]
+    return queue.workspace.store.submit_array(
+        NewJob(spec=spec, experiment="shards", snapshot=None, user="ada")
+    )[0]
 
 
 def member(queue: Queue, array: Job, index: int) -> Job:
@@ -71,7 +72,7 @@ def test_an_array_is_listed_by_the_states_of_its_members(
 
     assert listed("Queued") == [array.id]
     assert listed("Running") == []
-    queue.start(queue.workspace.store.jobs(parent=array.id)[0])
+    queue.start(queue.workspace.store.jobs(JobFilter(parent=array.id))[0])
     assert listed("Queued") == listed("Running") == [array.id]
     assert listed("Failed") == []
 

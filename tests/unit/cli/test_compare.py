@@ -13,6 +13,7 @@ from rayjobs import snapshots
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.results.values import named_arguments
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobChanges, NewJob
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -23,11 +24,13 @@ def submitted(queue: Queue, folder: Path, *arguments: str, **spec: Any) -> Job:
         folder, blobs_put=blobs.put_file, blobs_has=blobs.exists, cache=queue.workspace.path / "c"
     )
     job, _ = queue.workspace.store.submit(
-        JobSpec(name="train", script="train.py", arguments=arguments, **spec),
-        experiment="train",
-        snapshot=packed.digest,
-        user="ada",
-        numbered=True,
+        NewJob(
+            spec=JobSpec(name="train", script="train.py", arguments=arguments, **spec),
+            experiment="train",
+            snapshot=packed.digest,
+            user="ada",
+            numbered=True,
+        )
     )
     return job
 
@@ -53,7 +56,7 @@ def pair(queue: Queue, tmp_path: Path) -> tuple[Job, Job]:
     (folder / "train.py").write_text("print(2)")
     (folder / "new.py").write_text("")
     second = submitted(queue, folder, "--lr", "0.2", "--epochs=3", environment_variables={"A": "1"})
-    queue.workspace.store.update(first.id, properties={"azureml.git.commit": "abc123"})
+    queue.workspace.store.update(first.id, JobChanges(properties={"azureml.git.commit": "abc123"}))
     measured(queue, first, [0.1, 0.5])
     measured(queue, second, [0.2, 0.75])
     return first, second

@@ -17,6 +17,7 @@ from rayjobs.cli.params import FileName, Names
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter, NewSweep
 from tests.unit.cli.conftest import Queue, leaves
 from tests.unit.cli.test_completion import completed
 
@@ -85,13 +86,15 @@ def filled(queue: Queue) -> Queue:
     queue.completed("mnist", arguments=("--lr", "0.1"), tags={"owner": "ada"})
     queue.submit("other")
     store.put_sweep(
-        JobSpec(name="search", script="t.py"),
-        sweep={},
-        driver="m:f",
-        experiment="search",
-        snapshot=None,
-        user="ada",
-        name="search",
+        NewSweep(
+            base=JobSpec(name="search", script="t.py"),
+            definition={},
+            driver="m:f",
+            experiment="search",
+            snapshot=None,
+            user="ada",
+            name="search",
+        )
     )
     folder = queue.workspace.path.parent / "data"
     folder.mkdir()
@@ -137,7 +140,9 @@ CASES = [
 
 @pytest.mark.parametrize(("words", "expected"), CASES, ids=[words for words, _ in CASES])
 def test_values_are_offered(words: str, expected: list[str], filled: Queue) -> None:
-    ids = {job.kind: job.id for job in filled.workspace.store.jobs(newest_first=False)[:1]}
+    ids = {
+        job.kind: job.id for job in filled.workspace.store.jobs(JobFilter(newest_first=False))[:1]
+    }
     sweep = next(job.id for job in filled.workspace.store.jobs() if job.kind == "sweep")
     names = {"job": ids["job"], "sweep": sweep}
     offered = offered_for(words.format(**names))

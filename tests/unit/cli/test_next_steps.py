@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import NewJob
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -27,7 +28,7 @@ def test_next_steps_fit_the_job(queue: Queue, terminal: Terminal) -> None:
 def test_next_steps_of_an_array_list_its_members(queue: Queue, terminal: Terminal) -> None:
     spec = JobSpec(script="train.py", name="shards", array=Array(indices="0-1"))
     array, _ = queue.workspace.store.submit_array(
-        spec, experiment="shards", snapshot=None, user="ada"
+        NewJob(spec=spec, experiment="shards", snapshot=None, user="ada")
     )
     terminal.type("cancel", array.id)
     assert f"rayjobs ls --parent {tail(array)}" in terminal.type("wait", array.id).err

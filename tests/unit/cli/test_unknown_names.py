@@ -6,6 +6,7 @@ import pytest
 
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import NewJob
 from tests.unit.cli.conftest import Queue, Terminal
 
 
@@ -74,9 +75,9 @@ def test_sweep_ls_refuses_an_unknown_experiment(terminal: Terminal) -> None:
 def array(queue: Queue) -> Job:
     """An array of two that waits."""
     spec = JobSpec(script="train.py", name="shards", array=Array(indices="4-5"))
-    return queue.workspace.store.submit_array(spec, experiment="mnist", snapshot=None, user="ada")[
-        0
-    ]
+    return queue.workspace.store.submit_array(
+        NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada")
+    )[0]
 
 
 @pytest.mark.parametrize("command", ["metrics", "files", "download"])

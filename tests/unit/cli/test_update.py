@@ -13,6 +13,7 @@ from rayjobs.cli.exits import Exit
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.submit.revising import revise
 from rayjobs.workspace.folder import WorkspaceFiles
 from tests.unit.cli.conftest import Queue, Terminal
@@ -58,8 +59,8 @@ def test_a_waiting_job_gets_a_new_revision_in_its_place(queue: Queue, terminal: 
 def test_two_who_read_the_same_and_change_it_lose_nothing(queue: Queue) -> None:
     store, read = queue.workspace.store, queue.submit()
     revise(queue.workspace, read, {"max_duration": "2h"})
-    revise(queue.workspace, read, {}, tags={"a": "b"})
-    revise(queue.workspace, read, {"priority": 4}, tags={"c": "d"})
+    revise(queue.workspace, read, {}, JobChanges(tags={"a": "b"}))
+    revise(queue.workspace, read, {"priority": 4}, JobChanges(tags={"c": "d"}))
     new = store.job(read.id)
     assert (new.spec.max_duration_s, new.spec.priority, new.priority) == (7200.0, 4, 4)
     assert dict(new.tags) == dict(new.spec.tags) == {"a": "b", "c": "d"}
@@ -90,7 +91,7 @@ def test_what_runs_keeps_what_it_was_started_with(queue: Queue, terminal: Termin
 def test_the_members_of_an_array_that_wait_are_changed(queue: Queue, terminal: Terminal) -> None:
     store = queue.workspace.store
     spec = JobSpec(script="train.py", array=Array(indices="0-2"))
-    array, _ = store.submit_array(spec, experiment="e", snapshot=None, user="u")
+    array, _ = store.submit_array(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))
     queue.start(store.member(array.id, 0))
     assert terminal.type("update", array.id, "--max-duration", "90s").code == 0
     limits = [store.member(array.id, index).spec.max_duration_s for index in range(3)]
@@ -102,7 +103,7 @@ def test_the_members_of_an_array_that_wait_are_changed(queue: Queue, terminal: T
 def test_all_changes_of_one_update_are_kept_or_none(queue: Queue, terminal: Terminal) -> None:
     store = queue.workspace.store
     spec = JobSpec(script="train.py", array=Array(indices="0-1"))
-    array, _ = store.submit_array(spec, experiment="e", snapshot=None, user="u")
+    array, _ = store.submit_array(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))
     every = ("--priority", "5", "--tag", "a=b", "--display-name", "mine", "--hold", "not yet")
     options = ("update", array.id, "--max-duration", "90s", *every)
     file = WorkspaceFiles(queue.workspace.path).store
@@ -135,13 +136,13 @@ def test_all_changes_of_one_update_are_kept_or_none(queue: Queue, terminal: Term
 def test_a_submit_that_is_repeated_finds_its_changed_job(queue: Queue) -> None:
     store, spec = queue.workspace.store, JobSpec(script="train.py")
     values = {"experiment": "e", "snapshot": None, "user": "u", "idempotency_key": "k"}
-    job, _ = store.submit(spec, **values)  # type: ignore[arg-type]
+    job, _ = store.submit(NewJob(spec=spec, **values))  # type: ignore[arg-type]
     changed = spec.model_copy(update={"max_duration_s": 60.0})
     assert store.revise(job, changed) is not None
-    again, is_new = store.submit(spec, **values)  # type: ignore[arg-type]
+    again, is_new = store.submit(NewJob(spec=spec, **values))  # type: ignore[arg-type]
     assert (again.id, is_new) == (job.id, False)
     try:
-        store.submit(changed, **values)  # type: ignore[arg-type]
+        store.submit(NewJob(spec=changed, **values))  # type: ignore[arg-type]
     except UsageError as error:
         assert "another spec" in error.message
     else:

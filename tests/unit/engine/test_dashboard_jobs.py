@@ -20,6 +20,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 
 
@@ -80,7 +81,9 @@ class Scene:
 
     def submit(self, **more: Any) -> Job:
         values: dict[str, Any] = {"script": "train.py", "name": "t"} | more
-        job, _ = self.store.submit(JobSpec(**values), experiment="e", snapshot=None, user="ann")
+        job, _ = self.store.submit(
+            NewJob(spec=JobSpec(**values), experiment="e", snapshot=None, user="ann")
+        )
         return job
 
     def start(self, job: Job) -> Job:

@@ -21,6 +21,7 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.settled import Settled
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import WorkspaceFiles
@@ -43,7 +44,9 @@ REQUEST = {
 
 def submit(here: World) -> Job:
     spec = JobSpec(script="train.py", name="t")
-    job, _ = here.store.submit(spec, experiment="t", snapshot="sha256:" + "ab" * 32, user="ada")
+    job, _ = here.store.submit(
+        NewJob(spec=spec, experiment="t", snapshot="sha256:" + "ab" * 32, user="ada")
+    )
     here.engine.wake()
     return job
 

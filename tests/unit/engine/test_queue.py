@@ -15,6 +15,7 @@ from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Waiting
 from rayjobs.spec.model import Array, Dependency, JobSpec, Resources, Retries
+from rayjobs.store.requests import JobFilter, NewJob
 from tests.fakes.world import World, play
 
 
@@ -22,13 +23,13 @@ def submit_array(here: World, indices: str, limit: int | None = None) -> Job:
     spec = JobSpec(
         script="train.py", array=Array(indices=indices, limit=limit), resources=Resources(cpus=1)
     )
-    array, _ = here.store.submit_array(spec, experiment="t", snapshot=None, user="ada")
+    array, _ = here.store.submit_array(NewJob(spec=spec, experiment="t", snapshot=None, user="ada"))
     here.engine.wake()
     return array
 
 
 def members(here: World, array: Job) -> list[Job]:
-    return here.store.jobs(parent=array.id, newest_first=False)
+    return here.store.jobs(JobFilter(parent=array.id, newest_first=False))
 
 
 def launches(here: World) -> list[str]:

@@ -27,6 +27,7 @@ from rayjobs.policy import Plan, Rule, Situation, decide
 from rayjobs.policy.order import rank
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.spec.model import Array, Dependency, JobSpec
+from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.store.sql import SqlStore
 
 NODE = NodeInfo("n0", "127.0.0.1", 4.0, 0.0, 8e9, 4.0, 0.0, 8e9)
@@ -51,7 +52,7 @@ class Counted:
 
     def submit(self, **more: Any) -> Job:
         spec = JobSpec(**({"script": "train.py", "name": "t"} | more))
-        return self.store.submit(spec, experiment="e", snapshot=None, user="u")[0]
+        return self.store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))[0]
 
 
 Scene = Callable[[Counted, QueueView], Awaitable[None]]
@@ -78,7 +79,7 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path) -> None:
         store.asked.clear()
         await view.look()
         assert store.asked == {"change": 1}
-        store.store.update(jobs[2].id, priority=7)
+        store.store.update(jobs[2].id, JobChanges(priority=7))
         await view.look()
         assert store.asked["jobs_of"] == 1
         key = view.served.key(jobs[2].id)
@@ -237,7 +238,9 @@ def test_all_parents_that_have_not_ended_are_named(tmp_path: Path) -> None:
         one, ended = store.submit(), store.submit()
         store.store.request_cancel(ended.id)
         spec = JobSpec(script="train.py", array=Array(indices="0-3"))
-        array, _ = store.store.submit_array(spec, experiment="e", snapshot=None, user="u")
+        array, _ = store.store.submit_array(
+            NewJob(spec=spec, experiment="e", snapshot=None, user="u")
+        )
         child = store.submit(
             depends_on=(
                 Dependency(job=one.id),
@@ -291,10 +294,10 @@ def test_the_order_never_depends_on_a_clients_clock(tmp_path: Path, wrong: timed
             return [key.rpartition("::")[2] for key in sorted(plan.by_key, key=_place(plan))]
 
         assert await line() == [job.id for job in jobs]
-        jobs.append(client.submit(spec, experiment="e", snapshot=None, user="u")[0])
+        jobs.append(client.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))[0])
         jobs.append(store.submit())
         assert await line() == [job.id for job in jobs]
-        made, _ = client.submit_array(array, experiment="e", snapshot=None, user="u")
+        made, _ = client.submit_array(NewJob(spec=array, experiment="e", snapshot=None, user="u"))
         jobs += [client.member(made.id, 0), client.member(made.id, 1), store.submit()]
         assert await line() == [job.id for job in jobs]
         for job in jobs:
@@ -319,7 +322,7 @@ def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> Non
     async def scene(store: Counted, view: QueueView) -> None:
         await view.look(datetime.now(UTC))
         spec = JobSpec(script="train.py", name="t")
-        job, _ = client.submit(spec, experiment="e", snapshot=None, user="u")
+        job, _ = client.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))
         await view.look(datetime.now(UTC))
         (seen,) = view.queued.values()
         assert (datetime.now(UTC) - seen.submitted_at).total_seconds() < 60.0

@@ -16,6 +16,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import open_workspace
 from tests.attempts import request_of
 
@@ -80,7 +81,9 @@ def plan_of(
 
 def job_of(tmp_path: Path, spec: JobSpec) -> Job:
     with open_workspace(tmp_path / "ws", create=True) as workspace:
-        job, _ = workspace.store.submit(spec, experiment="test", snapshot=None, user="ada")
+        job, _ = workspace.store.submit(
+            NewJob(spec=spec, experiment="test", snapshot=None, user="ada")
+        )
         return job
 
 

@@ -13,6 +13,7 @@ import pytest
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace
 from tests.unit.cli.conftest import Queue, queue, terminal  # noqa: F401 - fixtures
 
@@ -66,11 +67,13 @@ class Runs:
             self.blobs.put_bytes(code, f"snapshots/sha256/{snapshot[7:9]}/{snapshot[7:]}.tar.zst")
         spec = {key: options.pop(key) for key in ("resume_from", "depends_on") if key in options}
         return self.store.submit(
-            JobSpec(script="train.py", name=name, **spec),
-            experiment="mnist",
-            snapshot=snapshot,
-            user="ada",
-            **options,  # type: ignore[arg-type]  # what the test gives
+            NewJob(
+                spec=JobSpec(script="train.py", name=name, **spec),
+                experiment="mnist",
+                snapshot=snapshot,
+                user="ada",
+                **options,  # type: ignore[arg-type]  # what the test gives
+            )
         )[0]
 
     def finished(self, name: str, *files: bytes, code: bytes = b"", **options: object) -> Job:

@@ -12,7 +12,7 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.safe_delete import ASIDE, OwnFolder, UnsafeDeletionError
 from rayjobs.housekeeping import prune
 from rayjobs.housekeeping.prune import Plan, Rules
-from rayjobs.jobs.records import Job, ModelFile
+from rayjobs.jobs.records import Job, ModelDraft, ModelFile
 from rayjobs.jobs.states import JobState
 from rayjobs.resume import resuming
 from rayjobs.submit.submitting import check_snapshot
@@ -32,15 +32,16 @@ def prune_all(runs: Runs, rules: Rules = ALL) -> Plan:
 def register(runs: Runs, job: Job, name: str = "digits") -> None:
     """Make a model of a job's first file."""
     [stored] = runs.store.files(job.id)
-    runs.store.put_model(
-        name,
-        run=job.id,
+    file = ModelFile(name="0.bin", size=stored.size, digest=stored.digest, blob=stored.blob)
+    draft = ModelDraft(
+        name=name,
         path=stored.name,
         digest=stored.digest,
-        files=[ModelFile(name="0.bin", size=stored.size, digest=stored.digest, blob=stored.blob)],
-        sources=[stored],
+        files=(file,),
+        sources=(stored,),
         lineage={},
     )
+    runs.store.put_model(job.id, draft)
 
 
 # -- what goes -------------------------------------------------------------------------------------

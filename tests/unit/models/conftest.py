@@ -17,6 +17,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.results.collect import Publisher
 from rayjobs.snapshots import blob_key
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from tests.attempts import on_node
 
 S = JobState
@@ -36,7 +37,9 @@ class Runs:
         if snapshot is not None:
             self.workspace.opened.blobs.put_bytes(b"code", blob_key(snapshot))
         values = {"script": "train.py", "arguments": ("--lr", "0.1"), **spec}
-        job, _ = store.submit(JobSpec(**values), experiment="mnist", snapshot=snapshot, user="ada")
+        job, _ = store.submit(
+            NewJob(spec=JobSpec(**values), experiment="mnist", snapshot=snapshot, user="ada")
+        )
         self.attempt(job)
         return store.job(job.id)
 

@@ -16,6 +16,7 @@ from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatasetInUse, DatasetNotFound, DatastoreInUse
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import Array, Input, JobSpec
+from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.folder import WorkspaceFiles
 from tests.unit.models.conftest import Runs
@@ -134,7 +135,7 @@ def test_what_is_referred_to_just_before_the_deletion_is_written_stays(
             if what == "model":
                 other.set_model_alias("best", "live", 1)
             else:
-                other.submit(spec, experiment="e", snapshot=None, user="eve")
+                other.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="eve"))
         with write(durable=durable) as connection:
             yield connection
 
@@ -159,10 +160,10 @@ def test_a_job_cannot_be_submitted_with_a_dataset_that_was_deleted_since_its_che
     store = runs.workspace.opened.store
     values = {"experiment": "e", "snapshot": None, "user": "eve"}
     with pytest.raises(UsageError, match="digits:1, the input 'data' of the job, was deleted"):
-        store.submit(spec, **values)  # type: ignore[arg-type]
+        store.submit(NewJob(spec=spec, **values))  # type: ignore[arg-type]
     several = spec.model_copy(update={"array": Array(indices="0-1")})
     with pytest.raises(UsageError, match="was deleted"):
-        store.submit_array(several, **values)  # type: ignore[arg-type]
+        store.submit_array(NewJob(spec=several, **values))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="was deleted"):
-        store.put_sweep(spec, sweep={}, driver="a:b", **values)  # type: ignore[arg-type]
+        store.put_sweep(NewSweep(base=spec, definition={}, driver="a:b", **values))  # type: ignore[arg-type]
     assert store.jobs() == []

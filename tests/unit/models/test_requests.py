@@ -18,6 +18,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
 from rayjobs.results.collect import Publisher
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from tests.attempts import on_node
 from tests.unit.models.conftest import SNAPSHOT, Runs
 from tests.unit.models.test_sweep_best import a_sweep
@@ -358,11 +359,13 @@ def test_a_trial_that_diverged_registers_nothing_by_itself_either(
     store = runs.workspace.store
     sweep = a_sweep(runs, metric="accuracy")
     trial, _ = store.submit(
-        JobSpec(script="train.py"),
-        experiment="mnist",
-        snapshot=SNAPSHOT,
-        user="ada",
-        parent=sweep.id,
+        NewJob(
+            spec=JobSpec(script="train.py"),
+            experiment="mnist",
+            snapshot=SNAPSHOT,
+            user="ada",
+            parent=sweep.id,
+        )
     )
     runs.attempt(trial)
     runs.write(trial, m__pt=b"w")

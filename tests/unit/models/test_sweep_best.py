@@ -10,6 +10,7 @@ from rayjobs.api import model as models
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
@@ -30,12 +31,14 @@ SPEC = SweepSpec.model_validate(
 
 def a_sweep(runs: Runs, **definition: str) -> Job:
     sweep, _ = runs.workspace.store.put_sweep(
-        JobSpec(script="train.py"),
-        sweep=definition,
-        driver="rayjobs.tuning:none",
-        experiment="digits",
-        snapshot=None,
-        user="ada",
+        NewSweep(
+            base=JobSpec(script="train.py"),
+            definition=definition,
+            driver="rayjobs.tuning:none",
+            experiment="digits",
+            snapshot=None,
+            user="ada",
+        )
     )
     return sweep.job
 
@@ -81,7 +84,9 @@ def child(runs: Runs, sweep: Job, *values: float, name: str = "accuracy") -> Job
     """Return a completed run of a sweep that logged `values`."""
     store = runs.workspace.store
     spec = JobSpec(script="train.py")
-    job, _ = store.submit(spec, experiment="digits", snapshot=SNAPSHOT, user="ada", parent=sweep.id)
+    job, _ = store.submit(
+        NewJob(spec=spec, experiment="digits", snapshot=SNAPSHOT, user="ada", parent=sweep.id)
+    )
     runs.attempt(job)
     runs.write(job, model__pt=b"weights")
     runs.log(job, name, values)

@@ -17,6 +17,7 @@ from rayjobs.engine.workspace_server import WorkspaceServer
 from rayjobs.node import remote_workspace
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.blobs import blob_key
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import on_node
@@ -47,7 +48,7 @@ def far(near: OpenWorkspace, monkeypatch: pytest.MonkeyPatch) -> OpenWorkspace:
 
 def test_records_are_the_same_on_both_sides(near: OpenWorkspace, far: OpenWorkspace) -> None:
     spec = JobSpec(script="train.py", name="t")
-    job, _ = near.store.submit(spec, experiment="t", snapshot=None, user="u")
+    job, _ = near.store.submit(NewJob(spec=spec, experiment="t", snapshot=None, user="u"))
     assert (far.id, far.name) == (near.id, near.name)
     assert far.store.job(job.id) == job
     far.store.add_event(job.id, "note", "from afar")

@@ -17,6 +17,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, scan_files
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.workspace import blobs as blobs_module
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
@@ -271,7 +272,7 @@ def workspace(tmp_path: Path) -> Iterator[OpenWorkspace]:
 @pytest.fixture
 def job(workspace: OpenWorkspace) -> Job:
     job, _ = workspace.store.submit(
-        JobSpec(script="a.py"), experiment="e", snapshot=None, user="me"
+        NewJob(spec=JobSpec(script="a.py"), experiment="e", snapshot=None, user="me")
     )
     workspace.store.start(job.id, attempt=0, allocation="rj-local-1")
     return job
@@ -328,7 +329,7 @@ def test_a_delivered_batch_is_in_the_store_once(
 def test_a_property_that_exists_is_told_and_stops_nothing(
     root: Path, workspace: OpenWorkspace, job: Job
 ) -> None:
-    workspace.store.update(job.id, properties={"author": "you"})
+    workspace.store.update(job.id, JobChanges(properties={"author": "you"}))
     (root / "metrics" / "rank-0.jsonl").write_bytes(LOGGED)
     follower = MetricFollower(root, attempt=1)
     for batch in follower.batches():

@@ -28,6 +28,7 @@ from rayjobs.results.log_lines import (
 from rayjobs.results.log_times import RankTimes
 from rayjobs.results.logs import Logs, Part
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import on_node
 from tests.unit.results.played import begin, end
@@ -46,7 +47,7 @@ def job(workspace: OpenWorkspace) -> Job:
     spec = JobSpec.model_validate(
         {"script": "a.py", "distribution": {"processes_per_node": 2, "backend": "gloo"}}
     )
-    job, _ = workspace.store.submit(spec, experiment="e", snapshot=None, user="me")
+    job, _ = workspace.store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="me"))
     return job
 
 

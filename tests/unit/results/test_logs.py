@@ -13,6 +13,7 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.jobs.records import Job
 from rayjobs.results.logs import Logs, prefixed, real_name
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.unit.results.played import begin, end
 
@@ -26,7 +27,7 @@ def workspace(tmp_path: Path) -> Iterator[OpenWorkspace]:
 @pytest.fixture
 def job(workspace: OpenWorkspace) -> Job:
     job, _ = workspace.store.submit(
-        JobSpec(script="a.py"), experiment="e", snapshot=None, user="me"
+        NewJob(spec=JobSpec(script="a.py"), experiment="e", snapshot=None, user="me")
     )
     return job
 

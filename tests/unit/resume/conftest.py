@@ -19,6 +19,7 @@ from rayjobs.node.node import Node
 from rayjobs.protocol.attempts import Resume
 from rayjobs.results.collect import Publisher
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewJob
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import on_node, request_of
 
@@ -35,7 +36,7 @@ class Trainer:
     def submit(self, **spec: Any) -> Job:
         values = {"script": "train.py", **spec}
         return self.workspace.store.submit(
-            JobSpec(**values), experiment="mnist", snapshot=None, user="ada"
+            NewJob(spec=JobSpec(**values), experiment="mnist", snapshot=None, user="ada")
         )[0]
 
     def start(self, job: Job) -> AttemptPaths:

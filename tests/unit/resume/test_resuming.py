@@ -14,6 +14,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.resume import resuming
 from rayjobs.spec.model import Array, JobSpec
+from rayjobs.store.requests import JobFilter
 from rayjobs.submit import submitting
 from rayjobs.submit.submitting import submit
 from tests.unit.resume.conftest import Trainer
@@ -220,7 +221,7 @@ def test_a_member_that_is_resumed_keeps_its_index_and_count(trainer: Trainer) ->
     trainer.end(member, JobState.FAILED)
     done = submitting.resume(trainer.workspace, f"{array.id}[2]", wake=False).job
     assert (done.kind, done.spec.resume_from) == ("array", member.id)
-    (again,) = trainer.workspace.store.jobs(parent=done.id)
+    (again,) = trainer.workspace.store.jobs(JobFilter(parent=done.id))
     _, environment = trainer.prepared(again, attempt=1)
     assert environment["RAYJOBS_ARRAY_INDEX"] == "2"
     assert environment["RAYJOBS_ARRAY_COUNT"] == "4"

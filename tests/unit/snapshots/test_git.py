@@ -13,6 +13,7 @@ from rayjobs.cli.main import run
 from rayjobs.snapshots import git
 from rayjobs.snapshots.git import GitFacts, GitLook, filtered, without_credentials
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
 from rayjobs.workspace.folder import open_workspace
 
@@ -230,9 +231,9 @@ def test_a_job_an_array_and_a_sweep_keep_it_and_show_prints_it(
         job = submit(workspace, JobSpec(**plain), wake=False).job
         assert job.properties["azureml.git.dirty"] == "True"
         array = submit(workspace, JobSpec(**plain, array="0-1"), wake=False).job
-        assert [git.kept(one.properties) for one in workspace.store.jobs(parent=array.id)] == [
-            git.kept(job.properties)
-        ] * 2
+        assert [
+            git.kept(one.properties) for one in workspace.store.jobs(JobFilter(parent=array.id))
+        ] == [git.kept(job.properties)] * 2
         swept = submit_sweep(
             workspace,
             parse_sweep(

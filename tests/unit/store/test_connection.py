@@ -15,6 +15,7 @@ import pytest
 
 from rayjobs.core.errors import StoreError, UsageError
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobChanges, JobFilter
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import submit
 
@@ -139,7 +140,7 @@ def test_a_fork_waits_for_the_transactions_of_other_threads(tmp_path: Path) -> N
         stop.set()
         thread.join()
     assert ends == [True] * 5
-    jobs = store.jobs(newest_first=False)
+    jobs = store.jobs(JobFilter(newest_first=False))
     assert [job.serial for job in jobs] == list(range(1, len(jobs) + 1))
     store.close()
 
@@ -165,7 +166,7 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
     def work(number: int) -> None:
         try:
             for turn in range(10):
-                job = submit(store, job_id=f"job_{number}_{turn}")
+                job = submit(store, id=f"job_{number}_{turn}")
                 assert store.job(job.id) == job
                 store.add_event(job.id, "note", "text")
                 assert len(store.events(job.id)) == 2
@@ -186,9 +187,9 @@ def test_a_failed_call_leaves_nothing_behind(tmp_path: Path) -> None:
     store = SqlStore(tmp_path / "store.db")
     job = submit(store)
     with pytest.raises(UsageError):
-        store.update(job.id, tags={"t": "1"}, priority=3, properties={"a": "1"}) and store.update(
-            job.id, priority=4, properties={"a": "2"}
-        )
+        store.update(
+            job.id, JobChanges(tags={"t": "1"}, priority=3, properties={"a": "1"})
+        ) and store.update(job.id, JobChanges(priority=4, properties={"a": "2"}))
     assert (store.job(job.id).priority, store.job(job.id).tags) == (3, {"t": "1"})
     assert [e.kind for e in store.events(job.id)] == ["state", "priority"]
     store.close()
@@ -202,7 +203,7 @@ def test_a_backup_of_a_store_in_use_is_whole(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "store.db", tmp_path / "plain-copy.db")
     submit(store)
     copy = SqlStore(tmp_path / "copy.db")
-    assert [job.id for job in copy.jobs(newest_first=False)] == [job.id for job in jobs]
+    assert [job.id for job in copy.jobs(JobFilter(newest_first=False))] == [job.id for job in jobs]
     copy.close()
     with sqlite3.connect(tmp_path / "plain-copy.db") as connection:
         tables = connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
@@ -223,6 +224,6 @@ def test_thousands_of_jobs_are_listed_whole(tmp_path: Path) -> None:
             f" INSERT INTO jobs (id, {columns}) SELECT 'job_' || i, {columns} FROM n, jobs"
         )
     connection.close()
-    assert len(store.jobs()) == len(store.job_rows()) == 3_000
-    assert [job.serial for job in store.jobs(limit=2)] == [3_000, 2_999]
+    assert len(store.jobs()) == len(store.job_lines()) == 3_000
+    assert [job.serial for job in store.jobs(JobFilter(limit=2))] == [3_000, 2_999]
     store.close()

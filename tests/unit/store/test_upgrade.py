@@ -17,6 +17,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
 from rayjobs.store import schema, tables
 from rayjobs.store.migrations.upgrade import upgrade
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 
 ASSETS = Path(__file__).parents[2] / "assets" / "stores"
@@ -83,7 +84,7 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
     shutil.copy(old, path)
     store = SqlStore(path)
     try:
-        jobs = {job.state: job for job in store.jobs(experiment="mnist")}
+        jobs = {job.state: job for job in store.jobs(JobFilter(experiment="mnist"))}
         assert set(jobs) == set(JobState)
         failed = jobs[JobState.FAILED]
         assert failed.failure is not None
@@ -107,10 +108,16 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
         # It goes on where it was: keys are known, serials are new.
         spec = jobs[JobState.QUEUED].spec
         again, is_new = store.submit(
-            spec, experiment="x", snapshot="sha256:" + "ab" * 32, user="", idempotency_key="key-0"
+            NewJob(
+                spec=spec,
+                experiment="x",
+                snapshot="sha256:" + "ab" * 32,
+                user="",
+                idempotency_key="key-0",
+            )
         )
         assert (again.id, is_new) == (jobs[JobState.QUEUED].id, False)
-        fresh, _ = store.submit(spec, experiment="mnist", snapshot=None, user="ada")
+        fresh, _ = store.submit(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))
         assert fresh.serial > retried.serial
         assert store.find(fresh.id.rpartition("_")[2]).id == fresh.id
     finally:
@@ -138,14 +145,18 @@ def test_a_newer_store_is_refused_in_one_sentence(tmp_path: Path) -> None:
 def test_an_open_store_is_refused_once_somebody_upgraded_it(tmp_path: Path) -> None:
     path = tmp_path / "store.db"
     store = SqlStore(path)
-    job, _ = store.submit(JobSpec(script="a.py"), experiment="x", snapshot=None, user="")
+    job, _ = store.submit(
+        NewJob(spec=JobSpec(script="a.py"), experiment="x", snapshot=None, user="")
+    )
     with sqlite3.connect(path) as connection:
         connection.execute(f"PRAGMA user_version = {schema.VERSION + 1}")
     connection.close()
     for call in (
         lambda: store.job(job.id),
         lambda: store.start(job.id, attempt=0, allocation="a"),
-        lambda: store.submit(JobSpec(script="a.py"), experiment="x", snapshot=None, user=""),
+        lambda: store.submit(
+            NewJob(spec=JobSpec(script="a.py"), experiment="x", snapshot=None, user="")
+        ),
     ):
         with pytest.raises(StoreVersionError, match="upgrade rayjobs"):
             call()
@@ -169,8 +180,10 @@ def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> 
     program = (
         "import sys; from rayjobs.store.sql import SqlStore;"
         "from rayjobs.spec.model import JobSpec;"
+        "from rayjobs.store.requests import NewJob;"
         "store = SqlStore(sys.argv[1]);"
-        "store.submit(JobSpec(script='a.py'), experiment='x', snapshot=None, user='');"
+        "spec = JobSpec(script='a.py');"
+        "store.submit(NewJob(spec=spec, experiment='x', snapshot=None, user=''));"
         "print(sorted({'sqlalchemy', 'alembic', 'ray', 'torch'} & set(sys.modules)))"
     )
     done = subprocess.run(
@@ -186,7 +199,7 @@ def test_everyday_use_imports_neither_sqlalchemy_nor_alembic(tmp_path: Path) -> 
 def test_a_listing_needs_no_pydantic(tmp_path: Path) -> None:
     program = (
         "import sys; from rayjobs.store.sql import SqlStore;"
-        "store = SqlStore(sys.argv[1]); store.job_rows(); store.counts(); store.allocations('l');"
+        "store = SqlStore(sys.argv[1]); store.job_lines(); store.counts(); store.allocations('l');"
         "print('pydantic' in sys.modules)"
     )
     done = subprocess.run(

@@ -13,6 +13,7 @@ import pytest
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobChanges, NewJob
 from rayjobs.store.sql import SqlStore
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
@@ -25,12 +26,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> SqlStore:
 
 def submit(store: SqlStore, **more: str) -> str:
     spec = JobSpec.model_validate({"script": "train.py", "name": "t"} | more)
-    return store.submit(spec, experiment="e", snapshot=None, user="u")[0].id
+    return store.submit(NewJob(spec=spec, experiment="e", snapshot=None, user="u"))[0].id
 
 
 CHANGES: dict[str, Callable[[SqlStore, str], object]] = {
     "submit": lambda store, job: submit(store),
-    "priority": lambda store, job: store.update(job, priority=3),
+    "priority": lambda store, job: store.update(job, JobChanges(priority=3)),
     "hold": lambda store, job: store.hold(job, reason="later"),
     "cancel": lambda store, job: store.request_cancel(job),
     "start": lambda store, job: store.start(job, attempt=0, allocation="a"),
@@ -55,7 +56,7 @@ def test_a_change_of_another_process_is_told(tmp_path: Path) -> None:
     job = submit(other)
     seen = store.change()
     assert seen != before
-    other.update(job, priority=1)
+    other.update(job, JobChanges(priority=1))
     assert store.change() != seen
     store.close()
     other.close()

@@ -16,6 +16,7 @@ from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.submit.submitting import submit
 from rayjobs.target import (
     keeper,
@@ -79,7 +80,12 @@ def test_a_stop_with_jobs_lists_them_and_what_can_be_done(
 
 def test_jobs_of_other_targets_are_none_of_its(workspace: OpenWorkspace, place: Place) -> None:
     job, _ = workspace.store.submit(
-        JobSpec(script="a.py", name="a", target="lab"), experiment="a", snapshot=None, user="u"
+        NewJob(
+            spec=JobSpec(script="a.py", name="a", target="lab"),
+            experiment="a",
+            snapshot=None,
+            user="u",
+        )
     )
     assert not unfinished.of_target("local", home=place.home)
     assert job.state is JobState.QUEUED
@@ -189,7 +195,12 @@ def test_a_target_with_jobs_is_removed_only_on_demand(workspace: OpenWorkspace) 
     save_target(TargetRecord("lab", address="127.0.0.1:1", token_file="t"), home=lab.home)
     starting.register_workspace(lab.paths, workspace.path)
     workspace.store.submit(
-        JobSpec(script="a.py", name="a", target="lab"), experiment="a", snapshot=None, user="u"
+        NewJob(
+            spec=JobSpec(script="a.py", name="a", target="lab"),
+            experiment="a",
+            snapshot=None,
+            user="u",
+        )
     )
     with pytest.raises(TargetError, match="1 waiting job"):
         targets.remove_target("lab", home=lab.home)
@@ -368,7 +379,7 @@ def test_a_target_whose_cluster_is_gone_is_removed_with_its_jobs(
     running = queue.start(queue.submit("a", target="lab"))
     spec = JobSpec(name="b", script="train.py", target="lab", array={"indices": "0-2"})
     array = submit(workspace, spec, wake=False).job
-    member = next(job for job in workspace.store.jobs(parent=array.id))
+    member = next(job for job in workspace.store.jobs(JobFilter(parent=array.id)))
     queue.start(member)
     done = terminal.type("target", "rm", "lab", "--cancel")
     assert done.code == 0, done.err

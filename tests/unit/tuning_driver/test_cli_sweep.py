@@ -15,6 +15,7 @@ from rayjobs.cli.main import run
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.target import starting, stop_record
 from rayjobs.target.stopping import Place
 from rayjobs.tuning.goal import PrimaryMetricGoal
@@ -299,7 +300,7 @@ def test_a_name_means_the_sweep_and_never_its_trials(world: World, call: Call) -
     sweep = finished(world)
     name = world.store.job(sweep).display_name
     assert name is not None
-    assert {job.spec.name for job in world.store.jobs(parent=sweep)} == {name}
+    assert {job.spec.name for job in world.store.jobs(JobFilter(parent=sweep))} == {name}
     assert world.store.find(name).id == sweep
     for command in ("show", "best", "cancel"):
         code, _, err = call(command, name)
@@ -312,8 +313,10 @@ def test_of_several_sweeps_of_a_name_the_newest_is_read_and_none_is_canceled(
     older, newer = finished(world), finished(world)
     name = world.store.job(newer).display_name
     assert name is not None
-    world.store.submit(  # a job of that name too: sweep commands look among sweeps alone
-        JobSpec(name=name, script="train.py"), experiment=name, snapshot=None, user="ada"
+    world.store.submit(
+        NewJob(  # a job of that name too: sweep commands look among sweeps alone
+            spec=JobSpec(name=name, script="train.py"), experiment=name, snapshot=None, user="ada"
+        )
     )
     code, out, err = call("show", "--json", name)
     assert (code, json.loads(out)["id"]) == (0, newer)

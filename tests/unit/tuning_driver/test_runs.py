@@ -14,6 +14,7 @@ from rayjobs import Estimator, Experiment, Run, ScriptRunConfig, Workspace
 from rayjobs.core.errors import JobFailedError, NotFoundError, SpecError, UsageError
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewSweep
 from rayjobs.tuning import (
     HyperDriveConfig,
     HyperDriveRun,
@@ -189,12 +190,14 @@ def test_a_sweep_of_a_later_version_does_not_hide_the_other_runs(
 ) -> None:
     store = world.store
     later, _ = store.put_sweep(
-        JobSpec(script="train.py"),
-        sweep={"of": "a later version"},
-        driver="rayjobs.tuning.driver_actor:start",
-        experiment=experiment.name,
-        snapshot=None,
-        user="ada",
+        NewSweep(
+            base=JobSpec(script="train.py"),
+            definition={"of": "a later version"},
+            driver="rayjobs.tuning.driver_actor:start",
+            experiment=experiment.name,
+            snapshot=None,
+            user="ada",
+        )
     )
     sweep = submit(world, experiment)
     assert [one.id for one in experiment.get_runs()] == [sweep.id, later.job.id]

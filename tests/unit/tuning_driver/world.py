@@ -12,6 +12,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter
 from rayjobs.tuning.driver import Driver
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.submitter import submit_sweep
@@ -86,7 +87,7 @@ class World:
         raise AssertionError(f"the sweep did not end: {driver.state}")
 
     def jobs(self, sweep_id: str) -> list[Job]:
-        return self.store.jobs(parent=sweep_id, newest_first=False)
+        return self.store.jobs(JobFilter(parent=sweep_id, newest_first=False))
 
     def trials(self, sweep_id: str) -> tuple[TrialRecord, ...]:
         return load_trials(self.store, sweep_id)
@@ -95,7 +96,7 @@ class World:
     def play(self) -> None:
         """Let every job take one step: start, one report, or its end."""
         open_states = [state for state in JobState if state not in FINAL]
-        for job in self.store.jobs(states=open_states, newest_first=False):
+        for job in self.store.jobs(JobFilter(states=open_states, newest_first=False)):
             if job.kind == "job":
                 self.step(job)
 

@@ -1,0 +1,144 @@
+"""What callers hand to a store: jobs to list, new jobs and sweeps, changes of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.states import JobState
+
+if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+    from rayjobs.spec.model import JobSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobFilter:
+    """Which jobs a listing returns, and in which order. A job must meet every condition.
+
+    Attributes:
+        states: The job is in one of these; None accepts every state.
+        experiment: Its experiment.
+        parent: The id of its array or sweep.
+        target: Its target.
+        tag: Name and value of one of its tags.
+        members: Include members of arrays. Without them, an unfinished array is in each state
+            that an unfinished member of it is in, instead of its own.
+        trials: Include trials of sweeps.
+        limit: The most jobs to return; None returns all.
+        newest_first: By time of submission, newest first; otherwise oldest first.
+    """
+
+    states: Sequence[JobState] | None = None
+    experiment: str | None = None
+    parent: str | None = None
+    target: str | None = None
+    tag: tuple[str, str] | None = None
+    members: bool = True
+    trials: bool = True
+    limit: int | None = None
+    newest_first: bool = True
+
+
+EVERY_JOB = JobFilter()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """A job, or an array, to be written.
+
+    Attributes:
+        spec: What to run.
+        experiment: The experiment that it belongs to.
+        snapshot: Digest of its code; None if it runs without a source directory.
+        user: Who submits it.
+        id: Its id; None lets the store make one.
+        idempotency_key: A second submit with the same key returns the first one's job.
+        parent: The sweep that it is a trial of.
+        kind: ``job``; other kinds are not started by a target.
+        properties: Facts about the job, which can be added to but not changed.
+        claim: Write the trial only while this is the newest claim of `parent`
+            (see `SweepStore.claim_sweep`).
+        numbered: If the spec has no display name, give the job one that is unique in the store:
+            the spec's name with the next number, such as ``train-3``.
+    """
+
+    spec: JobSpec
+    experiment: str
+    snapshot: str | None
+    user: str
+    id: str | None = None
+    idempotency_key: str | None = None
+    parent: str | None = None
+    kind: str = "job"
+    properties: Mapping[str, str] = field(default_factory=dict)
+    claim: int | None = None
+    numbered: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobChanges:
+    """Changes of a job that do not need a new revision of its spec. None leaves a field as it is.
+
+    Attributes:
+        priority: The new priority.
+        tags: Tags to set; a tag whose value is None is removed.
+        properties: Properties to add.
+        display_name: The name that people see.
+        hold: Why the job is to be held; not empty.
+        release: Release the job; not together with `hold`.
+
+    Raises:
+        UsageError: `hold` is empty, or comes together with `release`.
+    """
+
+    priority: int | None = None
+    tags: Mapping[str, str | None] | None = None
+    properties: Mapping[str, str] | None = None
+    display_name: str | None = None
+    hold: str | None = None
+    release: bool = False
+
+    def __post_init__(self) -> None:
+        if self.hold is not None and (self.release or not self.hold):
+            raise UsageError("hold a job for a reason, or release it; say which")
+
+    @property
+    def is_about_hold(self) -> bool:
+        """Whether the job is to be held or released."""
+        return self.hold is not None or self.release
+
+
+NO_CHANGES = JobChanges()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewSweep:
+    """A sweep to be written.
+
+    Attributes:
+        base: What each trial runs, before its parameters.
+        definition: The sweep's own definition, plain JSON data.
+        driver: ``module:function`` that starts a driver of the sweep on a target.
+        experiment: The experiment that the sweep and its trials belong to.
+        snapshot: Digest of the trials' code; None if they run without a source directory.
+        user: Who submits it.
+        name: The sweep's name, for people.
+        tags: The sweep's tags.
+        properties: Facts about the sweep, which can be added to but not changed.
+        idempotency_key: A second submit with the same key returns the first one's sweep.
+        id: Its id; None lets the store make one.
+    """
+
+    base: JobSpec
+    definition: Mapping[str, Any]
+    driver: str
+    experiment: str
+    snapshot: str | None
+    user: str
+    name: str = "sweep"
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    id: str | None = None
