@@ -7,21 +7,11 @@ a program's author to guess whether the name is mistyped, or the installation br
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from rayjobs.datastore.errors import NotSupported
 
-
-def absent(name: str, instead: str) -> Callable[..., NoReturn]:
-    """Return a function that refuses any call with one sentence."""
-
-    def refuse(*_given: Any, **_more: Any) -> NoReturn:
-        raise NotSupported(f"{name} is not supported; {instead}.")
-
-    refuse.__name__ = name.rpartition(".")[2]
-    refuse.__doc__ = f"Not supported; {instead}."
-    return refuse
-
+_Class = TypeVar("_Class")
 
 _FRAME = "use to_pandas_dataframe() and select the rows of the frame"
 _S3 = (
@@ -29,93 +19,67 @@ _S3 = (
     "that every node mounts"
 )
 _FETCHED = "export the rows to CSV or Parquet files, and use those"
+_READ_LATER = "use Dataset.Tabular.{} on the destination once the job has ended"
+
+# By the name that programs use for the class: its absent methods, and what to do instead.
+_ABSENT = {
+    "Datastore": {
+        "register_azure_blob_container": _S3,
+        "register_azure_file_share": _S3,
+        "register_azure_data_lake": _S3,
+        "register_azure_data_lake_gen2": _S3,
+        "register_azure_sql_database": _FETCHED,
+        "register_azure_postgre_sql": _FETCHED,
+        "register_azure_my_sql": _FETCHED,
+    },
+    "Dataset": {
+        "update": "a version never changes: register the dataset again with "
+        "create_new_version=True, or use add_tags",
+    },
+    "FileDataset": {
+        "filter": "choose files by a glob in from_files, or by take and skip",
+    },
+    "TabularDataset": {
+        "filter": _FRAME,
+        "with_timestamp_columns": _FRAME,
+        "time_before": _FRAME,
+        "time_after": _FRAME,
+        "time_between": _FRAME,
+        "time_recent": _FRAME,
+        "partition_by": "use to_pandas_dataframe().groupby and write parts",
+        "to_dask_dataframe": "use to_parquet_files and dask.read_parquet",
+        "to_spark_dataframe": "use to_parquet_files and spark.read.parquet",
+    },
+    "Dataset.Tabular": {"from_sql_query": _FETCHED},
+    "OutputFileDatasetConfig": {
+        "as_input": "register_on_complete(NAME) and let the next job, submitted to run after this "
+        "one, read dataset:NAME, or give it the destination's path as an input",
+        "read_delimited_files": _READ_LATER.format("from_delimited_files"),
+        "read_parquet_files": _READ_LATER.format("from_parquet_files"),
+    },
+}
 
 
-class AbsentOfDatastore:
-    """Of `Datastore`: storages that only Azure has."""
+def with_absent(known_as: str) -> Callable[[type[_Class]], type[_Class]]:
+    """Return a decorator that adds a class's absent methods, each of which refuses any call.
 
-    register_azure_blob_container = staticmethod(
-        absent("Datastore.register_azure_blob_container", _S3)
-    )
-    register_azure_file_share = staticmethod(absent("Datastore.register_azure_file_share", _S3))
-    register_azure_data_lake = staticmethod(absent("Datastore.register_azure_data_lake", _S3))
-    register_azure_data_lake_gen2 = staticmethod(
-        absent("Datastore.register_azure_data_lake_gen2", _S3)
-    )
-    register_azure_sql_database = staticmethod(
-        absent("Datastore.register_azure_sql_database", _FETCHED)
-    )
-    register_azure_postgre_sql = staticmethod(
-        absent("Datastore.register_azure_postgre_sql", _FETCHED)
-    )
-    register_azure_my_sql = staticmethod(absent("Datastore.register_azure_my_sql", _FETCHED))
+    Args:
+        known_as: The name that programs use for the class.
+    """
+
+    def add(cls: type[_Class]) -> type[_Class]:
+        for name, instead in _ABSENT[known_as].items():
+            # Real attributes, and not `__getattr__`: programs call some on the class itself.
+            setattr(cls, name, staticmethod(_refusal(f"{known_as}.{name}", instead)))
+        return cls
+
+    return add
 
 
-class AbsentOfDataset:
-    """Of every dataset."""
+def _refusal(name: str, instead: str) -> Callable[..., NoReturn]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise NotSupported(f"{name} is not supported; {instead}.")
 
-    update = staticmethod(
-        absent(
-            "Dataset.update",
-            "a version never changes: register the dataset again with create_new_version=True, or "
-            "use add_tags",
-        )
-    )
-
-
-class AbsentOfFileDataset(AbsentOfDataset):
-    """Of `FileDataset`."""
-
-    filter = staticmethod(
-        absent("FileDataset.filter", "choose files by a glob in from_files, or by take and skip")
-    )
-
-
-class AbsentOfTabularDataset(AbsentOfDataset):
-    """Of `TabularDataset`."""
-
-    filter = staticmethod(absent("TabularDataset.filter", _FRAME))
-    with_timestamp_columns = staticmethod(absent("TabularDataset.with_timestamp_columns", _FRAME))
-    time_before = staticmethod(absent("TabularDataset.time_before", _FRAME))
-    time_after = staticmethod(absent("TabularDataset.time_after", _FRAME))
-    time_between = staticmethod(absent("TabularDataset.time_between", _FRAME))
-    time_recent = staticmethod(absent("TabularDataset.time_recent", _FRAME))
-    partition_by = staticmethod(
-        absent("TabularDataset.partition_by", "use to_pandas_dataframe().groupby and write parts")
-    )
-    to_dask_dataframe = staticmethod(
-        absent("TabularDataset.to_dask_dataframe", "use to_parquet_files and dask.read_parquet")
-    )
-    to_spark_dataframe = staticmethod(
-        absent("TabularDataset.to_spark_dataframe", "use to_parquet_files and spark.read.parquet")
-    )
-
-
-class AbsentOfTables:
-    """Of `Dataset.Tabular`."""
-
-    from_sql_query = staticmethod(absent("Dataset.Tabular.from_sql_query", _FETCHED))
-
-
-class AbsentOfOutput:
-    """Of `OutputFileDatasetConfig`."""
-
-    as_input = staticmethod(
-        absent(
-            "OutputFileDatasetConfig.as_input",
-            "register_on_complete(NAME) and let the next job, submitted to run after this one, "
-            "read dataset:NAME, or give it the destination's path as an input",
-        )
-    )
-    read_delimited_files = staticmethod(
-        absent(
-            "OutputFileDatasetConfig.read_delimited_files",
-            "use Dataset.Tabular.from_delimited_files on the destination once the job has ended",
-        )
-    )
-    read_parquet_files = staticmethod(
-        absent(
-            "OutputFileDatasetConfig.read_parquet_files",
-            "use Dataset.Tabular.from_parquet_files on the destination once the job has ended",
-        )
-    )
+    refuse.__name__ = name.rpartition(".")[2]
+    refuse.__doc__ = f"Not supported; {instead}."
+    return refuse

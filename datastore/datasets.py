@@ -17,7 +17,7 @@ from datetime import UTC
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from rayjobs.datastore.absent import AbsentOfFileDataset
+from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import StoredFile, open_backend
 from rayjobs.datastore.catalogue import (
     Catalogue,
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 _MODES = ("direct", "mount", "download")
 
 
+@with_absent("Dataset")
 class AbstractDataset(ABC):
     """Files of one version, where they are, and (once registered) a name and a number.
 
@@ -261,7 +262,8 @@ class AbstractDataset(ABC):
         return f"{type(self).__name__}({title}; {where})"
 
 
-class FileDataset(AbsentOfFileDataset, AbstractDataset):
+@with_absent("FileDataset")
+class FileDataset(AbstractDataset):
     """A set of files, of any format."""
 
     kind = "file"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.core.text import counted, verb
-from rayjobs.datastore.absent import AbsentOfOutput
+from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
 from rayjobs.datastore.errors import DataExists, InvalidReference
@@ -222,7 +222,8 @@ def _there_already(output: DataOutput, backend: Backend, uploads: Sequence[Uploa
 
 
 @dataclass(frozen=True, eq=False)
-class OutputFileDatasetConfig(AbsentOfOutput):
+@with_absent("OutputFileDatasetConfig")
+class OutputFileDatasetConfig:
     """An output as a job's argument: a folder the script writes to, stored at `destination`.
 
     `destination` is (datastore, path); in the path `{run-id}` and `{output-name}` are filled in.

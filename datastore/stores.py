@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from rayjobs.datastore.absent import AbsentOfDatastore
+from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
@@ -54,7 +54,8 @@ def catalogue_of(workspace: Catalogue | HasCatalogue) -> Catalogue:
     raise InvalidReference(f"{workspace!r} is not a workspace: it has no catalogue of data.")
 
 
-class Datastore(AbsentOfDatastore):
+@with_absent("Datastore")
+class Datastore:
     """A registered storage, looked up by name; the default one without a name.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rayjobs.datastore.absent import AbsentOfTables, AbsentOfTabularDataset
+from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.catalogue import DatasetRecord, DatastoreRecord
 from rayjobs.datastore.datasets import (
     AbstractDataset,
@@ -43,7 +43,8 @@ TYPES = {
 }
 
 
-class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
+@with_absent("TabularDataset")
+class TabularDataset(AbstractDataset):
     """A table; nothing is read before its rows are asked for."""
 
     kind = "tabular"
@@ -178,7 +179,8 @@ class TabularDataset(AbsentOfTabularDataset, AbstractDataset):
             yield from batch.to_pylist()
 
 
-class TabularDatasetFactory(AbsentOfTables):
+@with_absent("Dataset.Tabular")
+class TabularDatasetFactory:
     """Makes tables; reached as `Dataset.Tabular`."""
 
     @staticmethod
