@@ -8,6 +8,7 @@ that could not begin, proves nothing: the exit status is 1 then.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mutants import FOLDER, Mutant, MutantError, load, mutation
@@ -156,38 +157,65 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Prove all mutants, or those of the named faults; 1 when one survives."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("faults", nargs="*", type=int, help="numbers of faults; all by default")
-    parser.add_argument("--list", action="store_true", help="only say what there is")
+    parser.add_argument("--list", action="store_true", help="list the mutants and run nothing")
+    parser.add_argument(
+        "--only", metavar="FOLDER", help="only mutants all of whose tests are in this folder"
+    )
+    parser.add_argument(
+        "--log",
+        type=Path,
+        metavar="FILE",
+        help="append each result to this file, and skip the mutants that it lists as red",
+    )
     options = parser.parse_args(arguments)
     mutants = [
         mutant
         for mutant in load(ROOT / FOLDER)
         if not options.faults or mutant.fault in options.faults
+        if not options.only or all(test.startswith(options.only) for test in mutant.tests)
     ]
     if options.list:
         for mutant in mutants:
             print(mutant.name, *mutant.tests, sep="\n       ")
         return 0
+    proven = _red(options.log) if options.log else set()
+    left = [mutant for mutant in mutants if mutant.name not in proven]
     folder = Path(tempfile.mkdtemp(prefix="prove-", dir="/tmp"))
     folder.chmod(0o755)  # some tests run what is in it as another user
     survived = 0
     try:
         copy = Copy(folder)
-        tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
-        before = copy.outcomes(tests)
-        sound = {test: of(before, test) for test in tests}
-        for mutant in mutants:
-            started_s = time.monotonic()
-            odd = [f"{test} {sound[test]}" for test in mutant.tests if sound[test] != "passed"]
-            problem = f"without the change: {'; '.join(odd)}" if odd else prove(copy, mutant)
-            survived += bool(problem)
-            took = f"{time.monotonic() - started_s:6.1f} s"
-            print(f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}", flush=True)
-            if problem:
-                print(f"                    {problem}", flush=True)
+        for _, group in itertools.groupby(left, key=lambda mutant: mutant.fault):
+            for line, is_red in _results(copy, list(group)):
+                survived += not is_red
+                print(line, flush=True)
+                if options.log:
+                    with options.log.open("a", encoding="utf-8") as log:
+                        log.write(f"{line}\n")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"prove: {len(mutants) - survived} of {len(mutants)} handlers are proven")
     return 1 if survived else 0
+
+
+def _results(copy: Copy, mutants: Sequence[Mutant]) -> Iterator[tuple[str, bool]]:
+    """Yield a line for each mutant, and whether all of its tests turned red."""
+    tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
+    before = copy.outcomes(tests)
+    sound = {test: of(before, test) for test in tests}
+    for mutant in mutants:
+        started_s = time.monotonic()
+        odd = [f"{test} {sound[test]}" for test in mutant.tests if sound[test] != "passed"]
+        problem = f"without the change: {'; '.join(odd)}" if odd else prove(copy, mutant)
+        took = f"{time.monotonic() - started_s:6.1f} s"
+        line = f"{'SURVIVED' if problem else 'red':<8} {took}  {mutant.name}"
+        yield f"{line}\n                    {problem}" if problem else line, not problem
+
+
+def _red(log: Path) -> set[str]:
+    """Return the names of the mutants that a log lists as red."""
+    lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    return {line.split(" s  ", 1)[1] for line in lines if line.startswith("red ")}
 
 
 if __name__ == "__main__":
