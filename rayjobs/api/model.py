@@ -69,7 +69,7 @@ def register(
     for alias in aliases:
         check_alias(alias)
     store = opened.store
-    job = store.find(run)
+    job = lineage.find_run(store, run)
     lineage.refuse_without(job)
     points = store.metrics(job.id)
     primary = lineage.primary_of(store, job, points, primary_metric, value)

@@ -17,6 +17,7 @@ from rayjobs.results import metrics
 from rayjobs.snapshots import git
 from rayjobs.store.base import Store
 
+RUNS_SHOWN = 10
 VERSION = 1
 DATA_KEYS = ("name", "source", "mode", "version", "dataset", "dataset_id", "files", "bytes")
 
@@ -24,6 +25,32 @@ FACT_KEYS = (
     *("python", "implementation", "packages", "package_count", "torch", "torch_built_for"),
     *("machine", "system", "cpu", "cpus", "memory_bytes", "gpus"),
 )
+
+
+def find_run(store: Store, text: str) -> Job:
+    """Return the run that `text` names, for a registration.
+
+    Raises:
+        NotFoundError: there is none.
+        UsageError: several have this name; the message lists those that have completed.
+    """
+    try:
+        return store.find(text)
+    except UsageError as error:
+        matches = error.values.get("matches", ())
+        named = [store.job(one) for one in matches]
+        completed = [one for one in named if one.state is JobState.COMPLETED]
+        if not completed:
+            raise
+    shown = "\n".join(
+        f"  {one.id}  {one.display_name or one.spec.name}" for one in completed[:RUNS_SHOWN]
+    )
+    more = "\n  …" if len(completed) > RUNS_SHOWN else ""
+    raise UsageError(
+        f"{text!r} names {len(named)} runs; a model comes from one that has completed. "
+        f"Give its id:\n{shown}{more}",
+        matches=matches,
+    )
 
 
 def refuse_without(job: Job, *, at_its_end: bool = False) -> None:

@@ -482,7 +482,9 @@ def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | N
 
     known: dict[str, str] = {}
     for row in reversed(rows):
-        known.update({name: row["id"] for name in row if name})
+        # A spec's name that several jobs share is no answer where they are shown under others.
+        shown = row["display_name"] or row["name"]
+        known.update({name: row["id"] for name in (row["id"], row["tail"], shown) if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
     meant = ", ".join(dict.fromkeys(near))
     listing = "sweep ls" if kind == "sweep" else "ls"

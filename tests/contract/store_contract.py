@@ -268,6 +268,12 @@ class StoreContract:
         with pytest.raises(UsageError, match="empty"):
             store.find("")
 
+    def test_a_name_that_several_jobs_share_is_not_suggested(self, store: Store) -> None:
+        for _ in range(2):
+            submit(store, JobSpec(script="a.py", name="train"), numbered=True)
+        with pytest.raises(NotFoundError, match=r"did you mean train-[12], train-[12]\?"):
+            store.find("trian")
+
     def test_calls_about_an_unknown_job_say_so(self, store: Store) -> None:
         for call in (
             lambda: store.job("nope"),

@@ -84,6 +84,18 @@ def test_mistakes_are_told_in_a_sentence(runs: Runs, terminal: Terminal) -> None
     assert terminal.type("model", "register", "a b", "--run", job.id).code == 2
 
 
+def test_of_several_runs_with_a_name_the_completed_ones_are_suggested(
+    runs: Runs, terminal: Terminal
+) -> None:
+    trained, running = runs.trained(), runs.begin()
+    name = trained.spec.name
+    done = terminal.type("model", "register", "m", "--run", name, "--path", "model.pt")
+    assert (done.code, done.out) == (2, "")
+    assert f"{name!r} names 2 runs" in done.err
+    assert trained.id in done.err
+    assert running.id not in done.err
+
+
 def test_resume_submits_a_job_that_goes_on(runs: Runs, terminal: Terminal) -> None:
     job = runs.begin()
     runs.save(job, 5)
