@@ -20,7 +20,7 @@ from rayjobs.core.errors import (
 )
 from rayjobs.core.text import duration_text
 from rayjobs.store.filesystem import SHARED, file_system_of
-from rayjobs.store.schema import VERSION, version_of
+from rayjobs.store.schema import OLDEST, UNRELEASED, VERSION, version_of
 from rayjobs.store.witness import Witness, events_of
 
 BUSY_TIMEOUT_S = 10.0
@@ -95,6 +95,8 @@ def check(path: Path) -> Report:
         )
     elif version == 0:
         problems.append("it holds no records of rayjobs. Name another workspace")
+    elif version < OLDEST:
+        problems.append(f"its version is {version}: {UNRELEASED}")
     elif version < VERSION:
         warnings.append(
             f"its version is {version}, and this rayjobs writes {VERSION}: the next command "

@@ -8,6 +8,11 @@ from pathlib import Path
 from rayjobs.core.errors import StoreError, StoreVersionError
 
 VERSION = 7  # the number of the newest file in migrations/versions
+OLDEST = 7  # earlier versions were never released; no migration leads from them
+UNRELEASED = (
+    "a development version of rayjobs wrote it, and this version cannot read it; make a new "
+    "workspace"
+)
 
 
 def version_of(connection: sqlite3.Connection) -> int:
@@ -44,7 +49,7 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path | None) -> None:
     a kill in the middle: what was not committed was never there.
 
     Raises:
-        StoreVersionError: the store is newer than this code.
+        StoreVersionError: the store is newer than this code, or older than the first release.
         StoreError: the file is a database of something else.
     """
     found = version_of(connection)
@@ -53,6 +58,12 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path | None) -> None:
     where = str(path or ":memory:")
     if found > VERSION:
         check_version(connection, where)
+    if 0 < found < OLDEST:
+        raise StoreVersionError(
+            f"the store {where} has schema version {found}: {UNRELEASED}",
+            found=found,
+            known=VERSION,
+        )
     if found == 0:
         _create(connection, where)
     elif path is None:

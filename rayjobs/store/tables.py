@@ -1,8 +1,9 @@
-"""The store's tables in SQLAlchemy Core: what migrations lead to and `schema.sql` is written from.
+"""The store's tables in SQLAlchemy Core: the one place where the schema is written by hand.
 
-Imported by migrations and tests only: SQLAlchemy alone costs a command more start-up time than
-all the rest of the store (docs/decisions/0002-store-statements.md). Run this module to print
-`schema.sql` anew after a change.
+`schema.sql`, which creates new stores, is generated from these tables: run this module after a
+change. Migrations hold only the differences between versions. Imported by migrations and tests
+only: SQLAlchemy alone costs a command more start-up time than all the rest of the store
+(docs/decisions/0002-store-statements.md).
 """
 
 from __future__ import annotations
@@ -48,14 +49,13 @@ jobs = sa.Table(
     sa.Column("failure", sa.Text),
     sa.Column("tags", sa.Text, nullable=False),
     sa.Column("properties", sa.Text, nullable=False),
-    # The random end of the id, so that it alone finds the job through an index. Added by 0002.
+    # The random end of the id, so that it alone finds the job through an index.
     sa.Column("tail", sa.Text, nullable=False, server_default=""),
-    # Added by 0006. The script or command, for durations learned from history; the member's place
-    # in its array; when it first got a place; why it is held back, NULL when it is not.
+    # The script or command, for durations learned from history.
     sa.Column("entry", sa.Text, nullable=False, server_default=""),
-    sa.Column("array_index", sa.Integer),
-    sa.Column("placed_at", sa.Text),
-    sa.Column("hold", sa.Text),
+    sa.Column("array_index", sa.Integer),  # the member's number in its array
+    sa.Column("placed_at", sa.Text),  # when its first attempt started
+    sa.Column("hold", sa.Text),  # why it is held; NULL if it is not
     sa.UniqueConstraint("id", name="uq_jobs_id"),
     sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
     sqlite_autoincrement=True,  # a serial is never given twice, whatever is pruned
@@ -65,7 +65,7 @@ sa.Index("ix_jobs_parent_state", jobs.c.parent, jobs.c.state)
 sa.Index("ix_jobs_experiment", jobs.c.experiment)
 sa.Index("ix_jobs_name", jobs.c.name)
 sa.Index("ix_jobs_tail", jobs.c.tail)
-sa.Index("ix_jobs_display_name", jobs.c.display_name)  # added by 0007
+sa.Index("ix_jobs_display_name", jobs.c.display_name)
 sa.Index("ix_jobs_history", jobs.c.experiment, jobs.c.entry, jobs.c.state, jobs.c.ended_at)
 
 attempts = sa.Table(
@@ -116,7 +116,7 @@ events = sa.Table(
 )
 sa.Index("ix_events_job", events.c.job, events.c.serial)
 
-# Points are by far the most rows: they name their job by its serial, and lie in key order.
+# Most rows of a store are points. They name their job by its serial, and are stored in key order.
 metrics = sa.Table(
     "metrics",
     metadata,
@@ -132,8 +132,8 @@ metrics = sa.Table(
     sqlite_with_rowid=False,
 )
 
-# Of each metric its newest point, so that a list of ten thousand jobs shows and sorts by it
-# without reading their points. In the order in which it is read. Added by 0007.
+# The newest point of each metric of a job, in the order in which lists read it. A list of ten
+# thousand jobs shows and sorts by these without reading all points.
 last_metrics = sa.Table(
     "last_metrics",
     metadata,
@@ -168,7 +168,7 @@ targets = sa.Table(
     sa.Column("claimed_at", sa.Text, nullable=False),
 )
 
-# A sweep is a row of `jobs` (kind "sweep") with this beside it. Both tables were added by 0003.
+# A sweep is a row of `jobs` (kind "sweep") and a row here.
 sweeps = sa.Table(
     "sweeps",
     metadata,
@@ -194,7 +194,7 @@ trials = sa.Table(
     sa.Column("ended_at", sa.Text),
 )
 
-# A model's version; its number is never given twice, so a deleted one stays. Added by 0004.
+# Versions of models. Rows of deleted versions stay, so that their numbers are never used again.
 models = sa.Table(
     "models",
     metadata,
@@ -225,8 +225,8 @@ model_aliases = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
 )
 
-# The catalogue of data. A dataset's version is never given twice, so a removed one stays. Both
-# these and the manifests (kept by digest, compressed) were added by 0005.
+# The catalogue of data. Rows of removed versions stay, so that their numbers are never used again.
+# Manifests are compressed, and kept by digest.
 datastores = sa.Table(
     "datastores",
     metadata,
@@ -258,8 +258,8 @@ manifests = sa.Table(
     sa.Column("content", sa.LargeBinary, nullable=False),
 )
 
-# When the target's policy thought that a job would start: its first and its last word before the
-# start, so that `rayjobs report queue` can hold them against what happened. Added by 0006.
+# The first and the last predicted start of each job, which `rayjobs report queue` compares with
+# the real one.
 predictions = sa.Table(
     "predictions",
     metadata,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -20,12 +19,13 @@ from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.jobs.states import JobState
 from rayjobs.store import connection as connection_module
 from rayjobs.store import schema
+from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import bring, submit
+from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ROOT = Path(__file__).parents[2]
-OLD_STORE = ROOT / "tests" / "assets" / "stores" / "version-1.db"
 pytestmark = pytest.mark.timeout(600)  # some wait for several facts, each patiently
 
 DEADLINE_S = 150.0
@@ -215,24 +215,20 @@ def test_no_acknowledged_submit_of_a_killed_client_is_lost(tmp_path: Path) -> No
 
 
 def test_an_upgrade_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path) -> None:
-    kills = run_script("killed_opening", tmp_path, OLD_STORE)
+    steps = with_next_step(tmp_path / "steps")
+    kills = run_script("killed_opening", tmp_path, NEWEST_STORE, NEXT, steps)
     assert kills >= 8  # pragmas, begin, the step itself, alembic's mark, the version, commit
-    untouched = SqlStore(_copy(OLD_STORE, tmp_path / "untouched.db"))
-    wanted = untouched.jobs()
-    untouched.close()
+    jobs = "SELECT id, state FROM jobs ORDER BY serial"
+    wanted = _read(NEWEST_STORE, jobs)
     for number in range(kills + 1):
         path = tmp_path / f"{number}.db"
-        connection = sqlite3.connect(path)
-        version = schema.version_of(connection)
-        columns = {row[1] for row in connection.execute("PRAGMA table_info(jobs)")}
-        connection.close()
+        columns = {row[1] for row in _read(path, "PRAGMA table_info(jobs)")}
         # Either all of it happened, or nothing.
-        assert (version == schema.VERSION) == ("tail" in columns), number
+        assert (_read(path, "PRAGMA user_version") == [(NEXT,)]) == ("length" in columns), number
         assert is_whole(path)
-        store = SqlStore(path)
-        assert store.jobs() == wanted
-        assert store.find("00000003").state is JobState.RUNNING
-        store.close()
+        upgrade(path, to=NEXT, versions=steps)
+        assert _read(path, jobs) == wanted
+        assert _read(path, "PRAGMA user_version") == [(NEXT,)]
 
 
 def test_a_creation_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path) -> None:
@@ -244,9 +240,12 @@ def test_a_creation_killed_anywhere_is_completed_by_the_next_open(tmp_path: Path
         store.close()
 
 
-def _copy(source: Path, target: Path) -> Path:
-    shutil.copy(source, target)
-    return target
+def _read(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute(statement).fetchall()
+    finally:
+        connection.close()
 
 
 # -- races ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from rayjobs.core.paths import TargetPaths
 from rayjobs.core.version import __version__
 from rayjobs.housekeeping.doctor.findings import Finding, Level, Place
 from rayjobs.store.filesystem import SHARED, file_system_of
-from rayjobs.store.schema import VERSION, version_of
+from rayjobs.store.schema import OLDEST, UNRELEASED, VERSION, version_of
 from rayjobs.target import local_head, targets
 from rayjobs.target.versions import check_client, must_replace
 from rayjobs.workspace.folder import WorkspaceFiles
@@ -76,6 +76,8 @@ def store(place: Place) -> Iterator[Finding]:
             "Upgrade rayjobs: pip install --upgrade rayjobs.",
             data,
         )
+    elif version < OLDEST:
+        yield Finding("store", Level.FAIL, f"{path} has version {version}: {UNRELEASED}", "", data)
     elif kind in SHARED:
         yield Finding(
             "store",

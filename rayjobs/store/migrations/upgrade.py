@@ -11,13 +11,19 @@ from alembic import command
 from alembic.config import Config
 
 LOCK_TIMEOUT_S = 60.0
+VERSIONS = Path(__file__).parent / "versions"
 
 
-def upgrade(path: Path, *, to: int) -> None:
-    """Bring the store at `path` to schema version `to`; nothing is done where it is there already.
+def upgrade(path: Path, *, to: int, versions: Path | None = None) -> None:
+    """Bring the store at `path` to schema version `to`, unless it has that version already.
 
     All steps, alembic's own mark and SQLite's `user_version` are one transaction: a kill in the
     middle leaves the store as it was, and the next call starts again. Waits for other writers.
+
+    Args:
+        path: The store's file.
+        to: The version to reach.
+        versions: The folder of the steps; None takes those of the package.
     """
 
     def connect() -> sqlite3.Connection:
@@ -38,7 +44,9 @@ def upgrade(path: Path, *, to: int) -> None:
         connection.execute("PRAGMA synchronous = FULL")
 
     config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
+    config.set_main_option("script_location", _escaped(Path(__file__).parent))
+    config.set_main_option("version_locations", _escaped(versions or VERSIONS))
+    config.set_main_option("path_separator", "newline")
     try:
         with engine.begin() as connection:
             found = int(connection.exec_driver_sql("PRAGMA user_version").scalar_one())
@@ -49,3 +57,8 @@ def upgrade(path: Path, *, to: int) -> None:
             connection.exec_driver_sql(f"PRAGMA user_version = {to:d}")
     finally:
         engine.dispose()
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as a value of alembic's configuration, where ``%`` begins a reference."""
+    return str(path).replace("%", "%%")

@@ -1,4 +1,6 @@
-"""Kill the opening of a store before each writing statement: FOLDER [OLD STORE]; prints how many.
+"""Kill the opening of a store before each writing statement: FOLDER; prints how many.
+
+FOLDER OLD_STORE VERSION STEPS kills the upgrade of a store with the steps of a folder instead.
 
 Leaves FOLDER/<k>.db, killed before statement k + 1; the last one was not killed.
 """
@@ -13,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.sql import SqlStore
 
 real_connect = sqlite3.connect
@@ -38,14 +41,22 @@ def open_until(path: Path, last: int) -> None:
         return connection
 
     sqlite3.connect = connect  # type: ignore[assignment]
-    SqlStore(path)
+    open_store(path)
+
+
+def open_store(path: Path) -> None:
+    """Open a store, or upgrade one."""
+    if len(sys.argv) > 2:
+        upgrade(path, to=int(sys.argv[3]), versions=Path(sys.argv[4]))
+    else:
+        SqlStore(path).close()
 
 
 folder = Path(sys.argv[1])
 # Once in this process, so that the many children find every module imported.
 if len(sys.argv) > 2:
     shutil.copy(sys.argv[2], folder / "first.db")
-SqlStore(folder / "first.db").close()
+open_store(folder / "first.db")
 kills = 0
 while True:
     path = folder / f"{kills}.db"

@@ -16,18 +16,17 @@ from rayjobs.store import care, schema
 from rayjobs.store.sql import SqlStore
 from rayjobs.target import starting
 from rayjobs.target.stopping import Place
+from tests.schema_steps import NEWEST_STORE, use_next_version
 from tests.unit.cli.conftest import Queue, Terminal
 from tests.unit.cli.fake_target import target
 
-OLD_STORE = Path(__file__).parents[2] / "assets" / "stores" / "version-1.db"
-
 
 def old_workspace(home: Path) -> Path:
-    """Make a workspace with a store of the first version; return the store's file."""
+    """Make a workspace with a stored store; return the store's file."""
     folder = home / "w"
     folder.mkdir()
     (folder / "workspace.json").write_text('{"version": 1, "id": "a1", "name": "old"}\n')
-    return Path(shutil.copy(OLD_STORE, folder / "store.db"))
+    return Path(shutil.copy(NEWEST_STORE, folder / "store.db"))
 
 
 def version_of(path: Path) -> int:
@@ -115,25 +114,29 @@ def test_what_is_no_store_fails_the_check(own_home: Path, terminal: Terminal) ->
 
 
 def test_a_check_and_a_backup_leave_an_old_store_old(
-    own_home: Path, terminal: Terminal, tmp_path: Path
+    own_home: Path, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = old_workspace(own_home)
+    path, old = old_workspace(own_home), schema.VERSION
+    use_next_version(monkeypatch, tmp_path / "versions")
     done = terminal.type("db", "check")
     assert done.code == 0 and "rayjobs db upgrade" in done.out
     assert terminal.type("db", "backup", str(tmp_path / "copy.db")).code == 0
-    assert (version_of(path), version_of(tmp_path / "copy.db")) == (1, 1)
+    assert (version_of(path), version_of(tmp_path / "copy.db")) == (old, old)
 
 
-def test_an_upgrade_keeps_the_old_store_beside_it(own_home: Path, terminal: Terminal) -> None:
-    path = old_workspace(own_home)
+def test_an_upgrade_keeps_the_old_store_beside_it(
+    own_home: Path, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, old = old_workspace(own_home), schema.VERSION
+    use_next_version(monkeypatch, tmp_path / "versions")
     done = terminal.type("db", "upgrade", "--json")
     assert json.loads(done.out) == {
-        "from": 1,
+        "from": old,
         "to": schema.VERSION,
-        "copy": str(path.with_name("store-version-1.db")),
+        "copy": str(path.with_name(f"store-version-{old}.db")),
     }
     assert version_of(path) == schema.VERSION
-    assert version_of(path.with_name("store-version-1.db")) == 1
+    assert version_of(path.with_name(f"store-version-{old}.db")) == old
     assert "already" in terminal.type("db", "upgrade").out
 
 

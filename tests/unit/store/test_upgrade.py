@@ -1,4 +1,4 @@
-"""Old stores are brought up to today's schema with all that is in them; newer ones are refused."""
+"""Stores of released versions are upgraded with all that is in them; others are refused."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rayjobs.core.errors import StoreError, StoreVersionError
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
-from rayjobs.store import schema, tables
+from rayjobs.store import care, schema, tables
 from rayjobs.store.migrations.upgrade import upgrade
 from rayjobs.store.requests import JobFilter, NewJob
 from rayjobs.store.sql import SqlStore
+from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ASSETS = Path(__file__).parents[2] / "assets" / "stores"
 OLD_STORES = sorted(ASSETS.glob("version-*.db"))
@@ -50,10 +51,33 @@ def shape_of(path: Path) -> dict[str, object]:
         return found
 
 
-def test_migrations_lead_to_the_schema_of_a_new_store(tmp_path: Path) -> None:
-    SqlStore(tmp_path / "new.db").close()
-    upgrade(tmp_path / "migrated.db", to=schema.VERSION)
-    assert shape_of(tmp_path / "migrated.db") == shape_of(tmp_path / "new.db")
+def test_a_step_leads_to_the_next_version(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    shutil.copy(NEWEST_STORE, path)
+    for _ in range(2):  # the second call finds nothing to do
+        upgrade(path, to=NEXT, versions=with_next_step(tmp_path / "versions"))
+        shutil.rmtree(tmp_path / "versions")
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute("SELECT name, length FROM jobs").fetchall()
+    assert rows and all(length == len(name) for name, length in rows)
+    shape = shape_of(path)
+    assert (shape["mark"], shape["version"]) == ([(f"{NEXT:04d}",)], [(NEXT,)])
+
+
+@pytest.mark.parametrize("version", range(1, schema.OLDEST))
+def test_a_store_of_a_development_version_is_refused(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "store.db"
+    SqlStore(path).close()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    with pytest.raises(StoreVersionError) as caught:
+        SqlStore(path)
+    message = str(caught.value)
+    assert f"{path} has schema version {version}" in message and "development version" in message
+    assert "\n" not in message
+    assert "development version" in care.check(path).problems[0]
+    assert shape_of(path)["version"] == [(version,)]
 
 
 def test_the_schema_file_says_what_the_tables_say() -> None:
@@ -65,7 +89,7 @@ def test_the_tables_need_no_migration(tmp_path: Path) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    upgrade(tmp_path / "store.db", to=schema.VERSION)
+    SqlStore(tmp_path / "store.db").close()
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'store.db'}")
     try:
         with engine.connect() as connection:
@@ -74,8 +98,9 @@ def test_the_tables_need_no_migration(tmp_path: Path) -> None:
         engine.dispose()
 
 
-def test_every_version_before_this_one_has_a_store_here() -> None:
-    assert [path.stem for path in OLD_STORES] == [f"version-{n}" for n in range(1, schema.VERSION)]
+def test_every_released_version_has_a_store_here() -> None:
+    versions = range(schema.OLDEST, schema.VERSION + 1)
+    assert [path.stem for path in OLD_STORES] == [f"version-{n}" for n in versions]
 
 
 @pytest.mark.parametrize("old", OLD_STORES, ids=lambda path: path.stem)
