@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from files import ROOT
 from reference import first_sentence, meanings
 
-from rayjobs import injob, jobs, protocol
+from rayjobs import injob, jobs, protocol, target
 from rayjobs.injob.messages import Message
 from rayjobs.injob.outcomes import EndReason, Outcome
 from rayjobs.jobs.outcomes import ENDS, RULES
@@ -40,7 +40,7 @@ KINDS = {str: "text", int: "whole number", float: "number", bool: "true or false
 
 def classes() -> dict[str, type[Message]]:
     """Return every class of a message, by its name."""
-    for package in (injob, jobs, protocol):
+    for package in (injob, jobs, protocol, target):
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             spec = importlib.util.find_spec(module.name)
             source = spec.loader.get_source(module.name) if spec and spec.loader else ""

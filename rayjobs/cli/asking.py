@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, TargetError, UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
+from rayjobs.target.requests import TargetRequest
 
 
 def check_running(job: Job) -> None:
@@ -30,7 +32,7 @@ def check_running(job: Job) -> None:
 
 
 def ask_target(
-    job: Job, workspace: Path, request: dict[str, Any], *, timeout_s: float
+    job: Job, workspace: Path, request: TargetRequest, *, timeout_s: float
 ) -> dict[str, Any]:
     """Return what the job's target answers to `request`, to which the job is added.
 
@@ -41,7 +43,7 @@ def ask_target(
     from rayjobs.core.paths import home
     from rayjobs.target.wake_client import ask, socket_of
 
-    asked = {**request, "workspace": str(workspace), "job": job.id}
+    asked = replace(request, workspace=str(workspace), job=job.id)
     try:
         answer = ask(socket_of(job.target, home()), asked, timeout_s=timeout_s)
     except TimeoutError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
@@ -13,6 +13,7 @@ from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.target.keeping import is_kept
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
 
 if TYPE_CHECKING:
@@ -115,9 +116,8 @@ class _Answer:
     def __init__(self, target: str, keys: list[str], workspace: Path) -> None:
         self.target = target
         self.is_late = False
-        request: dict[str, Any] = {"op": "status"}
-        if len(keys) <= ASKED_BY_NAME:
-            request["keys"] = keys
+        is_few = len(keys) <= ASKED_BY_NAME
+        request = TargetRequest("status", keys=tuple(keys) if is_few else None)
         try:
             status = ask(socket_of(target, home()), request, timeout_s=ANSWER_S)
         except TimeoutError:

@@ -9,6 +9,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import Duration
 from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
 from rayjobs.core.text import duration_text
+from rayjobs.target.requests import TargetRequest
 
 ANSWER_S = 10.0
 
@@ -37,7 +38,7 @@ def simulate_eviction(settings: Settings, job: str, notice: float | None) -> Non
         found = workspace.store.find(job)
         check_running(found)
         answer = ask_target(
-            found, workspace.path, {"op": "evict", "notice_s": notice}, timeout_s=ANSWER_S
+            found, workspace.path, TargetRequest("evict", notice_s=notice), timeout_s=ANSWER_S
         )
     if settings.as_json:
         print_json({"id": found.id, "attempt": answer["attempt"], "notice_s": notice})

@@ -14,6 +14,7 @@ from rayjobs.cli.settings import Settings, common_options, job_argument, json_op
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones
+from rayjobs.target.requests import TargetRequest
 
 # A host dumps its ranks one after another, each in some ten milliseconds on a quiet machine.
 ANSWER_S = 130.0
@@ -39,7 +40,7 @@ def stacks(settings: Settings, job: str, rank: int | None) -> None:
     with settings.open() as workspace:
         found = newest_named(settings, workspace.store, job)
         check_running(found)
-        answer = ask_target(found, workspace.path, {"op": "stacks"}, timeout_s=ANSWER_S)
+        answer = ask_target(found, workspace.path, TargetRequest("stacks"), timeout_s=ANSWER_S)
     ranks: list[dict[str, Any]] = answer["ranks"]
     odd, why = odd_ones([RankStack.from_json(one) for one in ranks])
     if rank is not None:

@@ -20,6 +20,7 @@ from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import JobFilter
 from rayjobs.target.record import load_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
 from rayjobs.workspace.folder import OpenWorkspace
 
@@ -114,7 +115,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
 
 def _status(target: str) -> tuple[dict[str, Any] | None, str]:
     try:
-        status = ask(socket_of(target, home()), {"op": "status"}, timeout_s=ANSWER_S)
+        status = ask(socket_of(target, home()), TargetRequest("status"), timeout_s=ANSWER_S)
     except TimeoutError:
         return None, "busy"
     if status is None or not status.get("ok"):

@@ -22,6 +22,7 @@ from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobFilter
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
 
 EPILOG = """\b
@@ -103,7 +104,7 @@ def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
     """Return what the target's policy decided about a job; None: nobody answers, or nothing."""
     if job.state is not JobState.QUEUED:
         return None
-    request = {"op": "explain", "key": key_of(workspace, job)}
+    request = TargetRequest("explain", key=key_of(workspace, job))
     try:
         answer = ask(socket_of(job.target, home()), request, timeout_s=ANSWER_S)
     except TimeoutError:

@@ -35,6 +35,7 @@ from rayjobs.protocol.names import NAMESPACE, actor_name
 from rayjobs.store.base import Store
 from rayjobs.target.limits import LimitsFile
 from rayjobs.target.record import load_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.secrets import TargetSecrets
 
 if TYPE_CHECKING:
@@ -159,41 +160,41 @@ class TargetActor:
         if self._engine is not None:
             self._engine.wake()
 
-    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _answer(self, values: dict[str, Any]) -> dict[str, Any]:
         engine = self._engine
         assert engine is not None
+        asked = TargetRequest.from_json(values)
         me = {
             "ok": True,
             "version": __version__,
             "epoch": self.epoch,
             "pid": os.getpid(),
         }
-        if asked["op"] == "retire":
-            return {**me, **await self._retire(engine, force=bool(asked.get("force")))}
-        if asked["op"] == "resume":
+        if asked.op == "retire":
+            return {**me, **await self._retire(engine, force=asked.force)}
+        if asked.op == "resume":
             engine.resume()
             return me
         if engine.is_retired:
             return {"ok": False, "stopping": True, "error": "the target is being stopped"}
-        if asked["op"] == "wake":
-            path = asked.get("workspace")
-            if path:
-                served = await engine.board.add(str(path))
+        if asked.op == "wake":
+            if asked.workspace:
+                served = await engine.board.add(asked.workspace)
                 me["served"] = served is not None
             engine.wake()
             return me
-        if asked["op"] == "ping":
+        if asked.op == "ping":
             return me
-        if asked["op"] == "sees":
-            return {**me, "sees": [name for name in asked["names"] if os.environ.get(str(name))]}
-        if asked["op"] == "status":
-            return {**me, **engine.status(asked.get("keys"))}
-        if asked["op"] == "explain":
-            decision = engine.explain(str(asked["key"]))
+        if asked.op == "sees":
+            return {**me, "sees": [name for name in asked.names if os.environ.get(name)]}
+        if asked.op == "status":
+            return {**me, **engine.status(asked.keys)}
+        if asked.op == "explain":
+            decision = engine.explain(asked.key)
             return {**me, "decision": None if decision is None else decision.to_dict()}
-        if asked["op"] in job_asks.OPERATIONS:
+        if asked.op in job_asks.OPERATIONS:
             return {**me, **await job_asks.answer(engine, asked)}
-        return {"ok": False, "error": f"no operation {asked['op']!r}"}
+        return {"ok": False, "error": f"no operation {asked.op!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
         """Start no more jobs, so that none slips in before the head is stopped.

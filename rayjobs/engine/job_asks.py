@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.core.text import duration_text
 from rayjobs.protocol.calls import STACKS
+from rayjobs.target.requests import TargetRequest
 
 if TYPE_CHECKING:
     from rayjobs.engine.attempt.drive import Drive
@@ -17,26 +17,25 @@ if TYPE_CHECKING:
 OPERATIONS = ("evict", "stacks")
 
 
-async def answer(engine: Engine, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to ``{"op", "workspace", "job", ...}``.
+async def answer(engine: Engine, asked: TargetRequest) -> dict[str, Any]:
+    """Return the answer to a request about a job.
 
     ``{"ok": False, "error": sentence}`` where the job has no attempt that runs.
     """
-    known = engine.drives.get(f"{asked['workspace']}::{asked['job']}")
+    known = engine.drives.get(f"{asked.workspace}::{asked.job}")
     if known is None:
-        return _no(f"job {asked['job']} has no attempt that runs")
+        return _no(f"job {asked.job} has no attempt that runs")
     drive = known[0]
-    if asked["op"] == "evict":
-        return _evict(drive, asked)
+    if asked.op == "evict":
+        return _evict(drive, asked.notice_s)
     return await _stacks(engine, drive)
 
 
-def _evict(drive: Drive, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _evict(drive: Drive, notice_s: float | None) -> dict[str, Any]:
     """Let the attempt be evicted, as a spot machine is; without notice it is killed at once."""
     if drive.canceled.is_set() or drive.preempted.is_set():
         return _no(f"job {drive.job.id} is being ended already")
-    notice_s = asked.get("notice_s")
-    grace_s = 0.0 if notice_s is None else float(notice_s)
+    grace_s = notice_s or 0.0
     how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
     drive.preempt(f"a simulated eviction {how}", grace_s=grace_s)
     return {"attempt": drive.number}

@@ -12,6 +12,8 @@ from rayjobs.injob import control, detach, exitrecord, extras, kernel, masterpor
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.extras import HostExtras
+from rayjobs.injob.hostmessages import NAME as HOST_FILE
+from rayjobs.injob.hostmessages import HostFile, HostRequest
 from rayjobs.injob.hostsignals import HostSignals
 from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
@@ -94,25 +96,27 @@ class Host:
             control.listen(plan.socket), self._selector, self._answer
         )
         self._extras = _extras_of(plan, self._starter)
-        exitrecord.write_file(os.path.join(plan.root, "host.json"), self._description())
+        exitrecord.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
-    def _description(self) -> dict[str, Any]:
-        return {
-            "version": 1,
-            **own_identity().to_json(),
-            "job": self.plan.job,
-            "attempt": self.plan.attempt,
-            "node": self.plan.node,
-            "marker": self.plan.marker,
-            "socket": self.plan.socket,
-            "started_at": self._started_at,
-            "cold": self._cold_reason,
-            "tree": self.tree.kind,
-            "tree_refused": self.tree.refused,
-            "cgroup": self.tree.cgroup,
-            "memory": self.memory.how,
-            "pids": self.processes.how,
-        }
+    def _description(self) -> HostFile:
+        me = own_identity()
+        return HostFile(
+            pid=me.pid,
+            start_time=me.start_time,
+            boot_id=me.boot_id,
+            socket=self.plan.socket,
+            job=self.plan.job,
+            attempt=self.plan.attempt,
+            node=self.plan.node,
+            marker=self.plan.marker,
+            started_at=self._started_at,
+            cold=self._cold_reason,
+            tree=self.tree.kind,
+            tree_refused=tuple(self.tree.refused),
+            cgroup=self.tree.cgroup,
+            memory=self.memory.how,
+            pids=self.processes.how,
+        )
 
     def _hold_port(self) -> str | None:
         """Hold the ranks' meeting point until this process ends; return why that failed."""
@@ -328,26 +332,25 @@ class Host:
 
     # ---- answers ------------------------------------------------------------------------------
 
-    def _answer(self, request: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        operation = request.get("op")
-        if operation == "status":
+    def _answer(self, values: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        request = HostRequest.from_json(values)
+        if request.op == "status":
             return self._status()
-        if operation == "cancel":
-            grace = request.get("grace_s")
-            sentence = str(request.get("reason") or CANCELED.sentence)
+        if request.op == "cancel":
+            sentence = request.reason or CANCELED.sentence
             self.ending.begin(
                 Outcome.CANCELED,
                 sentence,
-                grace_s=None if grace is None else float(grace),
-                end_reason=end_reason(request.get("end_reason"), sentence),
+                grace_s=request.grace_s,
+                end_reason=end_reason(request.end_reason, sentence),
             )
             return {"ok": True, "state": self.state}
-        if operation == "wait":
+        if request.op == "wait":
             return self.record.to_json() if self.record is not None else None
         answer = self.watch.answer(request)
         if answer is not None:
-            return {**answer, "state": self.state} if operation == "stalled" else answer
-        return {"ok": False, "error": f"unknown operation {operation!r}"}
+            return {**answer, "state": self.state} if request.op == "stalled" else answer
+        return {"ok": False, "error": f"unknown operation {request.op!r}"}
 
     def _status(self) -> dict[str, Any]:
         return {

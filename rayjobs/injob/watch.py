@@ -10,6 +10,7 @@ from typing import Any, List, Mapping, Optional, Sequence, Tuple
 from rayjobs.injob import stacks
 from rayjobs.injob.ending import Ending
 from rayjobs.injob.exitrecord import RankStack
+from rayjobs.injob.hostmessages import HostRequest
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.injob.plan import LaunchPlan
@@ -85,22 +86,20 @@ class Watch:
                 break
         return dumps
 
-    def answer(self, request: Mapping[str, Any]) -> Optional[Mapping[str, Any]]:
+    def answer(self, request: HostRequest) -> Optional[Mapping[str, Any]]:
         """Answer what concerns this; None for other requests."""
-        operation = request.get("op")
-        if operation == "lease":
-            stamp = request.get("stamp")
-            left = self.lease.renew(None if stamp is None else float(stamp))
+        if request.op == "lease":
+            left = self.lease.renew(request.stamp)
             silent_s = None if self.stall is None else self.stall.silent_s
             return {"ok": True, "stamp": left, "silent_s": silent_s}
-        if operation == "stacks":
+        if request.op == "stacks":
             return {
                 "ok": True,
                 "ranks": [
                     replace(one.as_record(), text=one.text).to_json() for one in self._dump_all()
                 ],
             }
-        if operation == "stalled":
-            self.end_stalled(str(request.get("reason") or "the attempt has stalled"))
+        if request.op == "stalled":
+            self.end_stalled(request.reason or "the attempt has stalled")
             return {"ok": True}
         return None

@@ -10,14 +10,16 @@ from __future__ import annotations
 import asyncio
 import socket as sockets
 import struct
-from collections.abc import Mapping
 from typing import Any
 
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
-from rayjobs.injob import exitrecord, recordfiles
+from rayjobs.injob import control, exitrecord, recordfiles
 from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.hostmessages import NAME as HOST_FILE
+from rayjobs.injob.hostmessages import HostFile, HostRequest
 from rayjobs.injob.identity import Identity, identity_of, is_alive
+from rayjobs.injob.messages import MessageError
 from rayjobs.injob.outcomes import CANCELED, EndCause
 from rayjobs.launch.hoststart import (
     DEFAULT_PRELOAD,
@@ -92,13 +94,10 @@ class HostConnection:
             OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
         """
         try:
-            values = recordfiles.read_json(root, "host.json")
-        except FileNotFoundError:
-            return None
-        try:
-            return HostConnection(str(values["socket"]), root, Identity.from_json(values))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{root}/host.json names no host: {error!r}") from error
+            host = HostFile.read(root)
+        except MessageError as error:
+            raise ValueError(f"{root}/{HOST_FILE} names no host: {error}") from error
+        return None if host is None else HostConnection(host.socket, root, host.identity)
 
     @staticmethod
     def listening_at(socket: str, root: str) -> HostConnection | None:
@@ -127,7 +126,7 @@ class HostConnection:
             HostGone: the host is dead.
             HostUnreachable: it lives and does not answer in time.
         """
-        return await self._ask({"op": "status"}, timeout_s=timeout_s)
+        return await self.ask(HostRequest("status"), timeout_s=timeout_s)
 
     async def cancel(
         self,
@@ -143,29 +142,16 @@ class HostConnection:
             HostUnreachable: it lives and does not answer in time.
         """
         # A host of an earlier version reads the sentence alone.
-        request: dict[str, Any] = {
-            "op": "cancel",
-            "reason": cause.sentence,
-            "end_reason": cause.reason,
-        }
-        if grace_s is not None:
-            request["grace_s"] = grace_s
+        request = HostRequest(
+            "cancel", reason=cause.sentence, end_reason=cause.reason, grace_s=grace_s
+        )
         try:
-            answer = await self._ask(request, timeout_s=timeout_s)
+            answer = await self.ask(request, timeout_s=timeout_s)
         except HostGone:
             if self._record() is None:
                 raise
             return False
         return answer.get("state") != "ended"
-
-    async def ask(self, request: Mapping[str, Any], *, timeout_s: float = 10.0) -> dict[str, Any]:
-        """Return the host's answer to any other request, as it stands.
-
-        Raises:
-            HostGone: the host is dead.
-            HostUnreachable: it lives and does not answer in time.
-        """
-        return await self._ask(request, timeout_s=timeout_s)
 
     async def wait(self, *, timeout_s: float | None = None) -> ExitRecord:
         """Return the exit record once the attempt has ended; reconnects as often as needed.
@@ -195,7 +181,7 @@ class HostConnection:
         except OSError:
             return None
         try:
-            writer.write(b'{"op": "wait"}\n')
+            writer.write(control.encode(HostRequest("wait").to_json()))
             line = await reader.readline()
             answer = recordfiles.parse_json(line) if line.endswith(b"\n") else None
             return None if answer is None else ExitRecord.from_json(answer)
@@ -204,12 +190,19 @@ class HostConnection:
         finally:
             writer.close()
 
-    async def _ask(self, request: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
+    async def ask(self, request: HostRequest, *, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Return the host's answer, as it stands.
+
+        Raises:
+            HostGone: the host is dead.
+            HostUnreachable: it lives and does not answer in time.
+        """
         loop = asyncio.get_running_loop()
+        values = request.to_json()
         deadline = loop.time() + timeout_s
         while True:
             try:
-                return await ask(self.socket, request, timeout_s=max(deadline - loop.time(), 0.05))
+                return await ask(self.socket, values, timeout_s=max(deadline - loop.time(), 0.05))
             except (OSError, ValueError, TimeoutError) as error:
                 if not is_alive(self.identity):
                     raise self._gone() from error

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from rayjobs.injob.exitrecord import RankStack
+from rayjobs.injob.hostmessages import HostRequest
 from rayjobs.injob.identity import Identity, identity_of, stat_of
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient
@@ -38,32 +38,32 @@ def with_raylet(plan: LaunchPlan) -> LaunchPlan:
 
 async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
     """Renew the lease of an attempt's host; return the stamp for the next renewal."""
-    answer = await _ask(on, {"op": "lease", "stamp": stamp})
+    answer = await _ask(on, HostRequest("lease", stamp=stamp))
     return None if answer is None else float(answer["stamp"])
 
 
 async def silent_s(on: AttemptOnNode) -> float | None:
     """Return for how long no rank of the node was heard; None where nobody counts."""
-    answer = await _ask(on, {"op": "lease", "stamp": None})
+    answer = await _ask(on, HostRequest("lease"))
     found = None if answer is None else answer.get("silent_s")
     return None if found is None else float(found)
 
 
 async def stalled(on: AttemptOnNode, *, reason: str) -> None:
     """Let the host dump its ranks' stacks and end the attempt as stalled. Idempotent."""
-    await _ask(on, {"op": "stalled", "reason": reason}, timeout_s=STACKS_S)
+    await _ask(on, HostRequest("stalled", reason=reason), timeout_s=STACKS_S)
 
 
 async def stacks(on: AttemptOnNode) -> tuple[RankStack, ...] | None:
     """Return where each rank is; None: no host answers."""
-    answer = await _ask(on, {"op": "stacks"}, timeout_s=STACKS_S)
+    answer = await _ask(on, HostRequest("stacks"), timeout_s=STACKS_S)
     if answer is None:
         return None
     return tuple(RankStack.from_json(one) for one in answer["ranks"])
 
 
 async def _ask(
-    on: AttemptOnNode, request: Mapping[str, Any], *, timeout_s: float = 10.0
+    on: AttemptOnNode, request: HostRequest, *, timeout_s: float = 10.0
 ) -> dict[str, Any] | None:
     """Return the host's answer; None where it has ended, does not answer, or does not know."""
     connection = host_on(on)

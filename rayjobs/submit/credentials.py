@@ -141,6 +141,7 @@ def _kept_apart(needs: Needs, target: str, shell: Mapping[str, str], *, home: Pa
 def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     """Return which variables a target has, in its file or, where it runs, in its environment."""
     from rayjobs.target import wake_client
+    from rayjobs.target.requests import TargetRequest
     from rayjobs.target.secrets import TargetSecrets
     from rayjobs.target.stopping import Place
 
@@ -148,7 +149,9 @@ def _seen_by(target: str, names: Iterable[str], *, home: Path) -> set[str]:
     left = sorted(set(names) - kept)
     if left:
         try:
-            answer = wake_client.ask(Place(target, home).socket, {"op": "sees", "names": left})
+            answer = wake_client.ask(
+                Place(target, home).socket, TargetRequest("sees", names=tuple(left))
+            )
         except TimeoutError:
             answer = None
         kept |= set((answer or {}).get("sees") or ())

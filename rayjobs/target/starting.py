@@ -22,6 +22,7 @@ from rayjobs.target import keeping, local_head, stop_record, wake_client
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.node_settings import NodeSettings
 from rayjobs.target.record import load_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
 from rayjobs.target.stopping import Place
 from rayjobs.target.versions import check_client, must_replace
@@ -165,9 +166,9 @@ def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[
         TimeoutError: somebody listens and does not answer in time.
         BeingStoppedError: it is there, and takes no jobs any more.
     """
-    request: dict[str, Any] = {"op": "ping"}
+    request = TargetRequest("ping")
     if workspace is not None:
-        request = {"op": "wake", "workspace": str(workspace), "version": __version__}
+        request = TargetRequest("wake", workspace=str(workspace), client=__version__)
     answer = wake_client.ask(place.socket, request, timeout_s=limit_s)
     if answer is not None and answer.get("stopping"):
         raise BeingStoppedError(f"target {place.name!r} is being stopped")

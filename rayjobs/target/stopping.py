@@ -22,6 +22,7 @@ from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.target import local_head, wake_client
 from rayjobs.target.local_head import command_of
+from rayjobs.target.requests import TargetRequest
 
 RETIRE_ANSWER_S = 20.0
 SHORT_ANSWER_S = 5.0
@@ -97,7 +98,7 @@ def retire(place: Place, *, force: bool) -> None:
 def resume(place: Place) -> None:
     """Let the actor, if there is still one, start jobs again: the stop failed."""
     with contextlib.suppress(TimeoutError):  # it does so by itself a little later
-        wake_client.ask(place.socket, {"op": "resume"}, timeout_s=SHORT_ANSWER_S)
+        wake_client.ask(place.socket, TargetRequest("resume"), timeout_s=SHORT_ANSWER_S)
 
 
 @contextlib.contextmanager
@@ -119,7 +120,7 @@ def _refusal(place: Place, force: bool) -> tuple[bool, list[str]]:
     """Return whether the target has work, and what, as its actor says, or last said."""
     try:
         answer = wake_client.ask(
-            place.socket, {"op": "retire", "force": force}, timeout_s=RETIRE_ANSWER_S
+            place.socket, TargetRequest("retire", force=force), timeout_s=RETIRE_ANSWER_S
         )
     except TimeoutError:
         answer = None
@@ -142,7 +143,9 @@ def stop_head(place: Place, *, say: Callable[[str], None]) -> None:
     put_back(place, say)
     if _end_attempts(place, say):
         with contextlib.suppress(TimeoutError):  # that took a while, and the actor is patient
-            wake_client.ask(place.socket, {"op": "retire", "force": True}, timeout_s=SHORT_ANSWER_S)
+            wake_client.ask(
+                place.socket, TargetRequest("retire", force=True), timeout_s=SHORT_ANSWER_S
+            )
     say("stopping Ray")
     clear_ray(place)
     end_warm(place)
@@ -160,7 +163,7 @@ def put_back(place: Place, say: Callable[[str], None]) -> None:
     while True:
         try:
             answer = wake_client.ask(
-                place.socket, {"op": "retire", "force": True}, timeout_s=RETIRE_ANSWER_S
+                place.socket, TargetRequest("retire", force=True), timeout_s=RETIRE_ANSWER_S
             )
         except TimeoutError:
             return

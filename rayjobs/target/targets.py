@@ -40,6 +40,7 @@ from rayjobs.target.record import (
     load_target,
     save_target,
 )
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.stopping import Place
 from rayjobs.target.token_check import WITHOUT_TOKEN, check_token, check_without_token, read_token
 
@@ -454,7 +455,7 @@ def _with_types(seen: list[NodeShape], types: NodeTypes) -> Capacity:
 
 def _ask(place: Place, operation: str) -> tuple[dict[str, Any], bool]:
     try:
-        answer = wake_client.ask(place.socket, {"op": operation})
+        answer = wake_client.ask(place.socket, TargetRequest(operation))
     except TimeoutError:
         return {}, True  # slow is not gone
     return answer or {}, answer is not None

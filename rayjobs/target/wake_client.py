@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
+from rayjobs.target.requests import TargetRequest
 
 SOCKET_KIND = "target"
 
@@ -19,21 +21,27 @@ def socket_of(name: str, home: Path) -> Path:
     return short_socket(SOCKET_KIND, name, of=home, create=False)
 
 
-def ask(path: Path, request: dict[str, Any], *, timeout_s: float = 5.0) -> dict[str, Any] | None:
-    """Send one request; return the answer, or None when nobody listens there.
+def ask(
+    path: Path, request: TargetRequest | Mapping[str, Any], *, timeout_s: float = 5.0
+) -> dict[str, Any] | None:
+    """Send one request; return the answer, or None when no process listens there.
+
+    Args:
+        request: To a target, or the JSON object that another such server understands.
 
     Raises:
         TimeoutError: somebody listens and does not answer in time.
     """
+    values = request.to_json() if isinstance(request, TargetRequest) else request
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:
             connection.connect(str(path))
-            connection.sendall(json.dumps(request).encode() + b"\n")
+            connection.sendall(json.dumps(values).encode() + b"\n")
             answer = _line(connection)
         except TimeoutError:
             raise TimeoutError(
-                f"{path} took the request {request.get('op')!r} and did not answer within "
+                f"{path} took the request {values.get('op')!r} and did not answer within "
                 f"{duration_text(timeout_s)}"
             ) from None
         except OSError:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack, Remaining
-from rayjobs.injob.identity import Identity
+from rayjobs.injob.hostmessages import HostFile, HostRequest
+from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
@@ -236,3 +238,17 @@ def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> No
 )
 def test_messages_of_the_agents_come_back_as_they_were(message: Message) -> None:
     assert type(message).from_json(through_json(message)) == message
+
+
+def test_the_file_of_a_host_of_an_earlier_version_names_its_process(tmp_path: Path) -> None:
+    earlier = {"version": 1, **own_identity().to_json(), "socket": "/s", "tree_refused": ["no"]}
+    (tmp_path / "host.json").write_text(json.dumps(earlier))
+    host = HostFile.read(str(tmp_path))
+    assert host is not None
+    assert (host.identity, host.socket) == (own_identity(), "/s")
+
+
+def test_a_request_of_an_earlier_version_is_read() -> None:
+    assert HostRequest.from_json({"op": "cancel", "reason": "stop"}).grace_s is None
+    with pytest.raises(MessageError, match="'grace_s'"):
+        HostRequest.from_json({"op": "cancel", "grace_s": "soon"})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob import stacks, watch
+from rayjobs.injob.hostmessages import HostRequest
 from rayjobs.injob.lease import Lease, boot_clock_s
 
 
@@ -38,6 +39,6 @@ def test_dumps_of_many_ranks_end_with_the_lease(
         return stacks.Dump(rank, "S", "py-spy", "somewhere")
 
     monkeypatch.setattr(stacks, "dump", dump)
-    answer = looking.answer({"op": "stacks"})
+    answer = looking.answer(HostRequest("stacks"))
     assert answer is not None
     assert dumped == [0, 1, 2] == [one["rank"] for one in answer["ranks"]]

@@ -31,6 +31,7 @@ from rayjobs.target import (
 )
 from rayjobs.target.machine import LocalSettings
 from rayjobs.target.record import LEASE_S, TargetRecord, load_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.stopping import Place
 from rayjobs.target.token_check import check_token
 from rayjobs.target.versions import check_client, must_replace
@@ -227,7 +228,7 @@ def test_a_wake_reaches_the_actor_and_registers_the_workspace(place: Place, tmp_
     with answering(place.socket, lambda _: {"ok": True, "version": rayjobs.__version__}) as asked:
         assert starting.wake("local", home=place.home, workspace=tmp_path)
     assert asked == [
-        {"op": "wake", "workspace": str(tmp_path), "version": rayjobs.__version__},
+        TargetRequest("wake", workspace=str(tmp_path), client=rayjobs.__version__).to_json()
     ]
     (registered,) = place.paths.workspaces.glob("*.json")
     assert json.loads(registered.read_text()) == {"path": str(tmp_path)}

@@ -34,6 +34,7 @@ from rayjobs.target import (
     wake_client,
 )
 from rayjobs.target.record import TargetRecord, save_target
+from rayjobs.target.requests import TargetRequest
 from rayjobs.target.revive import in_background  # a fixture replaces it where it is called
 from rayjobs.target.stopping import Place
 from tests.fakes.world import World, play
@@ -87,6 +88,15 @@ def test_a_target_whose_stop_was_given_up_serves_again_by_itself(
         job = here.submit()
         await here.launched(job)
         assert not here.engine.is_retired
+
+    play(scene, tmp_path)
+
+
+def test_the_actor_answers_clients_of_this_version_and_of_earlier_ones(tmp_path: Path) -> None:
+    async def scene(here: World) -> None:
+        actor = _actor(here)
+        assert (await actor._answer(TargetRequest("ping").to_json()))["ok"]
+        assert (await actor._answer({"op": "wake", "workspace": None, "version": "0.1.0"}))["ok"]
 
     play(scene, tmp_path)
 

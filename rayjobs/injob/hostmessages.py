@@ -1,0 +1,86 @@
+"""What an attempt host leaves of itself in ``host.json``, and what its control socket is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Optional, Tuple
+
+from rayjobs.injob import recordfiles
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.messages import Message
+
+NAME = "host.json"
+
+
+@dataclass(frozen=True)
+class HostFile(Message):
+    """The process that is the host of an attempt on one node, and how it contains the ranks.
+
+    Attributes:
+        pid: Of the host; the machine's, also in a PID namespace.
+        start_time: When the process started, in clock ticks since the boot.
+        boot_id: Of the machine.
+        socket: Where it listens.
+        marker: Marks every process of the attempt on this node.
+        started_at: In seconds since 1970.
+        cold: Why it was not forked by a warm interpreter; None: it was.
+        tree: How the attempt's processes are held together.
+        tree_refused: Why each better way was refused.
+        cgroup: Folder of the attempt's cgroup v2; None without one.
+        memory: How the memory limit is enforced.
+        pids: How the limit of processes is enforced.
+    """
+
+    pid: int
+    start_time: int
+    boot_id: str
+    socket: str
+    job: str = ""
+    attempt: int = 0
+    node: int = 0
+    marker: str = ""
+    started_at: float = 0.0
+    cold: Optional[str] = None
+    tree: str = ""
+    tree_refused: Tuple[str, ...] = ()
+    cgroup: Optional[str] = None
+    memory: str = ""
+    pids: str = ""
+    version: int = 1
+
+    @property
+    def identity(self) -> Identity:
+        """The host's process."""
+        return Identity(self.pid, self.start_time, self.boot_id)
+
+    @staticmethod
+    def read(root: str) -> Optional[HostFile]:
+        """Return the file below an attempt's folder; None before it is written.
+
+        Raises:
+            MessageError: it is torn or of another kind.
+            OSError: a link, FIFO, folder or device is in its place, or it cannot be read.
+        """
+        try:
+            return HostFile.from_json(recordfiles.read_json(root, NAME))
+        except FileNotFoundError:
+            return None
+
+
+@dataclass(frozen=True)
+class HostRequest(Message):
+    """A request on a host's control socket; each operation reads its own fields.
+
+    Attributes:
+        op: "status", "wait" (for the exit record), "cancel", "lease", "stacks" or "stalled".
+        reason: Why the attempt is canceled or counts as stalled, as a sentence.
+        end_reason: Value of the `EndReason` of a cancel.
+        grace_s: Seconds from SIGTERM to SIGKILL of a cancel; None: those of the plan.
+        stamp: That of the last answer, to renew the lease; None only asks.
+    """
+
+    op: str
+    reason: str = ""
+    end_reason: Optional[str] = None
+    grace_s: Optional[float] = None
+    stamp: Optional[float] = None
