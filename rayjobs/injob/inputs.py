@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import json
 import os
-from typing import Any, Dict, Iterator, Mapping
+from typing import Any, Dict, Iterator, Mapping, Optional
+
+from rayjobs.injob import datafile
+from rayjobs.injob.datafile import AttemptInput, DataFile
 
 
 class InputDatasets(Mapping[str, Any]):
@@ -17,7 +20,7 @@ class InputDatasets(Mapping[str, Any]):
     Source: Azure ML v1, `Run.input_datasets`.
     """
 
-    def __init__(self, entries: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(self, entries: Mapping[str, AttemptInput]) -> None:
         """Know the inputs by what their node wrote down."""
         self._entries = entries
         self._opened: Dict[str, Any] = {}
@@ -28,10 +31,10 @@ class InputDatasets(Mapping[str, Any]):
             known = ", ".join(sorted(self._entries)) or "none"
             raise KeyError("the job has no input %r; it has: %s" % (name, known))
         entry = self._entries[name]
-        if "definition" not in entry:
-            return entry["path"]
+        if entry.definition is None:
+            return entry.path
         if name not in self._opened:
-            self._opened[name] = _open(name, entry["definition"])
+            self._opened[name] = _open(name, entry.definition)
         return self._opened[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -44,7 +47,7 @@ class InputDatasets(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         """Return names and paths, without opening anything."""
-        shown = {name: entry["path"] for name, entry in self._entries.items()}
+        shown = {name: entry.path for name, entry in self._entries.items()}
         return "InputDatasets(%r)" % shown
 
 
@@ -62,10 +65,10 @@ def _open(name: str, definition: str) -> Any:
         return inputs.open_input(inputs.DataInput.from_json(json.load(file)))
 
 
-def read_record(root: str) -> Dict[str, Any]:
-    """Return what the node wrote down of inputs and outputs; empty where it has none."""
+def read_record(root: str) -> Optional[DataFile]:
+    """Return what the node wrote down of inputs and outputs; None where it has none."""
     try:
-        with open(os.path.join(root, "data.json"), encoding="utf-8") as file:
-            return dict(json.load(file))
+        with open(os.path.join(root, datafile.NAME), encoding="utf-8") as file:
+            return DataFile.from_json(json.load(file))
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        return None

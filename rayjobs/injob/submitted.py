@@ -31,12 +31,12 @@ class SubmittedRun(LoggingRun):
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics_dir)
         record = read_record(root)
         self.input_datasets: Mapping[str, Any] = (
-            InputDatasets(record["inputs"])
-            if "inputs" in record
+            InputDatasets(record.inputs)
+            if record is not None
             else paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
         )
         self.output_datasets: Dict[str, str] = {
-            name: entry["path"] for name, entry in record.get("outputs", {}).items()
+            name: entry.path for name, entry in (record.outputs if record else {}).items()
         }
         self._area = UploadArea(os.path.join(root, "uploads"))
         self._file = Appender(os.path.join(metrics_dir, "rank-%d.jsonl" % rank))

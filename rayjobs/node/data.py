@@ -28,10 +28,12 @@ from rayjobs.datastore.progress import Progress, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
+from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.identity import Identity, boot_id, own_identity
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.node import data_record
+from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import Reaches, check_folders
 from rayjobs.node.input_changes import InputChanges
 from rayjobs.node.outputs import Note, Outputs
@@ -96,7 +98,7 @@ class NodeData:
         paths = AttemptPaths(Path(on.root))
         if not inputs and not outputs:
             return {}
-        record = data_record.new(on)
+        record = DataRecord.new(paths.data, on)
         variables: dict[str, str] = {}
         looks: dict[str, dict[str, Any]] = {}
         try:
@@ -132,7 +134,7 @@ class NodeData:
         name: str,
         asked: InputRequest,
         paths: AttemptPaths,
-        record: dict[str, Any],
+        record: DataRecord,
         note: Note,
         reaches: Reaches,
         looks: dict[str, dict[str, Any]],
@@ -160,12 +162,9 @@ class NodeData:
         except DatastoreError as error:
             # The same class, since it says whose fault it is; the name, since there may be many.
             raise type(error)(f"input {name!r}: {error}") from error
-        record["held"].append(held.to_json())
-        entry: dict[str, Any] = {"path": held.path, "mode": source.mode, "how": held.how}
-        if held.how == "direct":
-            entry["definition"] = _write_definition(source, paths.inputs)
-        record["inputs"][name] = entry
-        data_record.write(paths.data, record)
+        definition = _write_definition(source, paths.inputs) if held.how == "direct" else None
+        given = AttemptInput(held.path, source.mode, held.how, definition)
+        record.add_input(name, given, held.to_json())
         took_s = time.monotonic() - began_s
         why_open = _why_open(held, protection)
         node = on.node
@@ -275,10 +274,10 @@ class NodeData:
         """Return what a script needs to read its direct inputs; kept nowhere."""
         found: dict[str, str] = {}
         environment = credentials.environment()
-        for entry in data_record.read(AttemptPaths(root).data).get("inputs", {}).values():
-            if "definition" not in entry:
+        for given in data_record.read(AttemptPaths(root).data).inputs.values():
+            if given.definition is None:
                 continue
-            definition = Path(entry["definition"])
+            definition = Path(given.definition)
             read = recordfiles.read_json(str(definition.parent), definition.name)
             for record in read["records"]:
                 settings = record["settings"]
@@ -293,7 +292,7 @@ class NodeData:
         """Return what tells whether an attempt failed for its data."""
         from rayjobs.datastore.materialise import trouble
 
-        refused = data_record.read(AttemptPaths(root).data)["refused"]
+        refused = data_record.read(AttemptPaths(root).data).refused
         paths, mounted, troubles = [], [], []
         read_only: dict[str, tuple[str, ...]] = {}
         for held in self._held(root):
@@ -383,7 +382,7 @@ class NodeData:
 
         return [
             Materialised.from_json(one)
-            for one in data_record.read_what_is_left(AttemptPaths(root).data)["held"]
+            for one in data_record.read_what_is_left(AttemptPaths(root).data).held
         ]
 
 

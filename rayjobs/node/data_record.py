@@ -4,48 +4,79 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.injob import recordfiles
+from rayjobs.injob.datafile import AttemptInput, AttemptOutput, DataFile
 from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
 
-def new(on: AttemptOnNode) -> dict[str, Any]:
-    """Return the record of an attempt that has nothing yet."""
-    return {"job": on.job, "attempt": on.attempt, **_empty()}
+class DataRecord:
+    """One attempt's record; each change replaces the file, whole or not at all.
+
+    Attributes:
+        file: What it says now.
+    """
+
+    def __init__(self, path: Path, file: DataFile) -> None:
+        """Begin with `file`; nothing is written before the first change."""
+        self._path = path
+        self.file = file
+
+    @classmethod
+    def new(cls, path: Path, on: AttemptOnNode) -> DataRecord:
+        """Return the record of an attempt that has nothing yet."""
+        return cls(path, DataFile(on.job, on.attempt))
+
+    def add_input(self, name: str, given: AttemptInput, held: dict[str, object]) -> None:
+        """Note an input, and what is held for it."""
+        file = self.file
+        self._write(
+            replace(file, inputs={**file.inputs, name: given}, held=(*file.held, held)),
+        )
+
+    def set_output(self, name: str, output: AttemptOutput) -> None:
+        """Note an output, or note it again."""
+        self._write(replace(self.file, outputs={**self.file.outputs, name: output}))
+
+    def add_stored(self, name: str) -> None:
+        """Note that an output is stored."""
+        self._write(replace(self.file, stored=(*self.file.stored, name)))
+
+    def add_refused(self, name: str, sentence: str) -> None:
+        """Note why an output is never stored."""
+        self._write(replace(self.file, refused={**self.file.refused, name: sentence}))
+
+    def _write(self, file: DataFile) -> None:
+        self.file = file
+        write_atomic(self._path, json.dumps(file.to_json()), mode=0o600)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Return what an attempt's record says; one without data has none."""
+def read(path: Path) -> DataFile:
+    """Return what an attempt's record says; that of an attempt without data is empty.
+
+    Raises:
+        OSError, ValueError: its job has spoilt it.
+    """
     try:
-        return {**_empty(), **recordfiles.read_json(str(path.parent), path.name)}
+        return DataFile.from_json(recordfiles.read_json(str(path.parent), path.name))
     except FileNotFoundError:
-        return _empty()
+        return DataFile()
 
 
-def read_what_is_left(path: Path) -> dict[str, Any]:
-    """Return what an attempt's record says; one that its job has spoilt says nothing."""
+def read_what_is_left(path: Path) -> DataFile:
+    """Return what an attempt's record says; one that its job has spoilt is empty."""
     try:
         return read(path)
     except (OSError, ValueError) as error:
         log.warning("the record %s cannot be read: %s", path, error)
-        return _empty()
-
-
-def write(path: Path, record: Mapping[str, Any]) -> None:
-    """Write the record, whole or not at all."""
-    write_atomic(path, json.dumps(record), mode=0o600)
+        return DataFile()
 
 
 def sentence_of(error: Exception) -> str:
-    """Return what people are told of an error met while data was brought or stored."""
+    """Return the sentence for people of an error met while data was brought or stored."""
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
-
-
-def _empty() -> dict[str, Any]:
-    return {"inputs": {}, "outputs": {}, "held": [], "stored": [], "refused": {}}

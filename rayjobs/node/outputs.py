@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
 from rayjobs.datastore.errors import DataExists, DatastoreError
+from rayjobs.injob.datafile import AttemptOutput, DataFile
 from rayjobs.node import data_record
+from rayjobs.node.data_record import DataRecord
 from rayjobs.node.folder_datastores import Reaches, check_folders
-from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest
+from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest, Registration
 
 if TYPE_CHECKING:
     from rayjobs.datastore.outputs import DataOutput
@@ -38,7 +41,7 @@ class Outputs:
         workspace: OpenWorkspace,
         name: str,
         asked: OutputRequest,
-        record: dict[str, Any],
+        record: DataRecord,
         reaches: Reaches,
     ) -> str:
         """Make the folder of one output, note it in `record`, and return where the script finds it.
@@ -68,24 +71,22 @@ class Outputs:
         except DatastoreError as error:
             raise type(error)(f"output {name!r}: {error}") from error
         folder = prepare(output, paths.written)
-        entry: dict[str, Any] = {
-            "path": str(folder),  # where the script finds it
-            "folder": str(folder),
-            "output": output.to_json(),
-            "register_as": None if asked.register_as is None else asked.register_as.to_json(),
-        }
-        record["outputs"][name] = entry
+        entry = AttemptOutput(
+            path=str(folder),
+            output=output.to_json(),
+            folder=str(folder),
+            register_as=None if asked.register_as is None else asked.register_as.to_json(),
+        )
         # Before the link: whoever finds that must be able to tell whose it is.
-        data_record.write(paths.data, record)
+        record.set_output(name, entry)
         with self._links:
             shown = show(
                 output,
                 folder,
                 working_directory=paths.work,
-                may_replace=partial(_is_over, record),
+                may_replace=partial(_is_over, record.file),
             )
-        entry["path"] = str(shown)
-        data_record.write(paths.data, record)
+        record.set_output(name, replace(entry, path=str(shown)))
         return str(shown)
 
     def store(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
@@ -96,24 +97,22 @@ class Outputs:
         from rayjobs.datastore.outputs import DataOutput, store
 
         path = AttemptPaths(root).data
-        record = data_record.read(path)
+        record = DataRecord(path, data_record.read(path))
         problems = []
-        for name, entry in record["outputs"].items():
-            if name in record["stored"] or name in record["refused"]:
+        for name, entry in record.file.outputs.items():
+            if name in record.file.stored or name in record.file.refused:
                 continue
-            output = DataOutput.from_json(entry["output"])
+            output = DataOutput.from_json(entry.output)
             try:
                 moved = store(output, _folder(entry))
                 said = _register(workspace, entry, output) if moved.files else ""
             except DataExists as error:
-                record["refused"][name] = f"output {name}: {error}"
-                data_record.write(path, record)
+                record.add_refused(name, f"output {name}: {error}")
                 continue
             except (DatastoreError, OSError) as error:
                 problems.append(f"output {name}: {data_record.sentence_of(error)}")
                 continue
-            record["stored"].append(name)
-            data_record.write(path, record)
+            record.add_stored(name)
             kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
             note(
                 "output",
@@ -133,12 +132,12 @@ class Outputs:
         """Take away the links to an attempt's folders. Doing it twice is harmless."""
         from rayjobs.datastore.outputs import hide
 
-        for entry in data_record.read_what_is_left(AttemptPaths(root).data)["outputs"].values():
+        for entry in data_record.read_what_is_left(AttemptPaths(root).data).outputs.values():
             with self._links:
-                hide(Path(entry["path"]), _folder(entry))
+                hide(Path(entry.path), _folder(entry))
 
 
-def _is_over(ours: Mapping[str, Any], folder: Path) -> bool:
+def _is_over(ours: DataFile, folder: Path) -> bool:
     """Whether a folder that a link leads to is an output of an attempt that has ended.
 
     Its own job's earlier attempts have: this one would not have been started.
@@ -148,32 +147,32 @@ def _is_over(ours: Mapping[str, Any], folder: Path) -> bool:
         theirs = data_record.read(paths.data)
     except (OSError, ValueError):
         return False
-    outputs = theirs["outputs"].values()
+    outputs = theirs.outputs.values()
     if str(folder) not in (os.path.realpath(_folder(entry)) for entry in outputs):
         return False
-    if theirs.get("job") == ours["job"] and int(theirs["attempt"]) < int(ours["attempt"]):
+    if theirs.job == ours.job and theirs.attempt < ours.attempt:
         return True
     return paths.exit.exists()
 
 
-def _folder(entry: Mapping[str, Any]) -> Path:
+def _folder(entry: AttemptOutput) -> Path:
     # A release that made no links wrote no folder: the script's path was the folder itself.
-    return Path(entry.get("folder", entry["path"]))
+    return Path(entry.folder or entry.path)
 
 
-def _register(workspace: OpenWorkspace, entry: Mapping[str, Any], output: DataOutput) -> str:
-    wanted = entry["register_as"]
-    if not wanted:
+def _register(workspace: OpenWorkspace, entry: AttemptOutput, output: DataOutput) -> str:
+    if entry.register_as is None:
         return ""
     from rayjobs.datastore.dataset_factory import Dataset
     from rayjobs.datastore.stores import Datastore
 
+    wanted = Registration.from_json(entry.register_as)
     place = (Datastore.from_record(output.record), output.path)
     dataset = Dataset.File.from_files(place).register(
         workspace.catalogue,
-        wanted["name"],
-        wanted["description"],
-        wanted["tags"],
+        wanted.name,
+        wanted.description,
+        wanted.tags,
         create_new_version=True,
     )
     return f"; registered as {dataset.name}:{dataset.version}"

@@ -11,6 +11,7 @@ import pytest
 from rayjobs import Workspace
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatastoreNotFound
+from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.inputs import InputDatasets
 from rayjobs.workspace.folder import WorkspaceFiles
 
@@ -53,7 +54,7 @@ def test_processes_that_open_a_new_workspace_at_once_agree(tmp_path: Path) -> No
 
 
 def test_inputs_in_a_job_are_paths_or_say_which_there_are() -> None:
-    found = InputDatasets({"a": {"path": "/data/a"}, "b": {"path": "/data/b"}})
+    found = InputDatasets({"a": AttemptInput("/data/a"), "b": AttemptInput("/data/b")})
     assert dict(found) == {"a": "/data/a", "b": "/data/b"}
     assert (found.get("c"), "a" in found, len(found)) == (None, True, 2)
     with pytest.raises(KeyError, match="it has: a, b"):

@@ -1,0 +1,65 @@
+"""What ``data.json`` says: an attempt's inputs and outputs, and what a node holds for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Mapping, Optional, Tuple
+
+from rayjobs.injob.messages import Message
+
+NAME = "data.json"
+
+
+@dataclass(frozen=True)
+class AttemptInput(Message):
+    """One input.
+
+    Attributes:
+        path: Where the script finds it.
+        mode: As the job asked for it.
+        how: How the node brought it.
+        definition: File with the dataset itself, in direct mode; else None.
+    """
+
+    path: str
+    mode: str = ""
+    how: str = ""
+    definition: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class AttemptOutput(Message):
+    """One output.
+
+    Attributes:
+        path: Where the script finds it.
+        output: The `DataOutput` of `rayjobs.datastore`, as JSON.
+        folder: Where the files are; None: at `path`.
+        register_as: The `Registration` as a dataset, as JSON; None: it is not registered.
+    """
+
+    path: str
+    output: Mapping[str, object]
+    folder: Optional[str] = None
+    register_as: Optional[Mapping[str, object]] = None
+
+
+@dataclass(frozen=True)
+class DataFile(Message):
+    """The data of one attempt on one node.
+
+    Attributes:
+        inputs: By name.
+        outputs: By name.
+        held: The `Materialised` of each input, as JSON, to be released by any agent.
+        stored: Names of the outputs that are stored.
+        refused: By name, why an output is never stored, as a sentence.
+    """
+
+    job: str = ""
+    attempt: int = 0
+    inputs: Mapping[str, AttemptInput] = field(default_factory=dict)
+    outputs: Mapping[str, AttemptOutput] = field(default_factory=dict)
+    held: Tuple[Mapping[str, object], ...] = ()
+    stored: Tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(default_factory=dict)
