@@ -3,10 +3,10 @@
     objects/ab/<sha256>        the bytes
     objects/ab/<sha256>.seal   how the file looked when it was verified; its time is the last use
     index/<identity>           the content behind a stored file whose digest was not known before
-    partial/<random>           being fetched, and its size (.need), which is locked by whoever
-                               fetches it: what nobody locks is swept
+    partial/<random>           being fetched, and its size (.need), locked by the process that
+                               fetches it: what is not locked is swept
     locks/                     one per file being fetched: the second asker waits, then finds it
-    usage                      the size of all objects; counted anew whenever room is made
+    usage                      the size of all objects; counted again whenever room is made
 
 Users get copies of their own (`copy`), or hard links where something keeps writes away from
 them (`link`). An object with a second link is in use and never removed, no matter who made the

@@ -33,7 +33,7 @@ class DatastoreError(Exception):
     """Something about storage or data went wrong; the message says what to do next.
 
     Attributes:
-        is_permanent: Asked again, it goes wrong again, until somebody changes something.
+        is_permanent: A repetition fails, too, until something is changed.
     """
 
     is_permanent = False

@@ -172,7 +172,7 @@ class ReadOnlyFiles(mfusepy.Operations):
         try:
             self._cache.ensure(entry, backend)
         except DatastoreError:
-            return  # whoever opens it asks again, and is told
+            return  # a later open asks again and gets the error
 
 
 def serve(folder: MountFolder) -> None:

@@ -185,7 +185,7 @@ def changes(
 
 
 class _Bounded:
-    """A file that ends where it ended when it was looked at, and tells of each part it reads."""
+    """A file that ends where it ended when it was looked at, and reports each part it reads."""
 
     def __init__(self, descriptor: int, path: str, size_bytes: int, looking: Looking) -> None:
         self._descriptor, self._path, self._looking = descriptor, path, looking

@@ -9,7 +9,7 @@
     mounts/<key>/g<n>/log          what keeper and server printed
 
 A dead mount keeps its number, so that its users go on getting an error and never an empty folder;
-whoever comes next gets generation n+1.
+the next user gets generation n+1.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class MountFolder:
             with (self.folder / "trouble").open("a") as stream:
                 stream.write(line)
         except FileNotFoundError:
-            return  # the mount was released meanwhile: nobody is left to be told
+            return  # the mount was released meanwhile: it has no user left
 
     def troubles(self) -> list[tuple[str, str]]:
         """Return (kind, message) of everything that went wrong, oldest first."""
@@ -197,7 +197,7 @@ def device_of(point: Path) -> str | None:
 
 
 def unmount(point: Path) -> bool:
-    """Take the mount at `point` away, from whoever uses it too; tell whether it is gone."""
+    """Unmount `point`, even while it is used; return whether it is gone."""
     for command in (["fusermount3", "-uz", str(point)], ["umount", "-l", str(point)]):
         if not is_mounted(point):
             return True

@@ -1,6 +1,6 @@
 """The process that keeps one mount: starts the one that serves it, watches it, and cleans up.
 
-It lives outside the process tree of whoever asked for the mount (own session, forked twice), so
+It lives outside the process tree of the mount's first user (own session, forked twice), so
 that their end does not take the mount from others. It goes when the last user has gone.
 """
 
@@ -24,7 +24,7 @@ END_GRACE_S = 5.0
 
 
 def keep(folder: MountFolder) -> None:
-    """Keep the mount until nobody uses it."""
+    """Keep the mount until its last user has gone."""
     server = subprocess.Popen(
         [sys.executable, "-P", "-m", "rayjobs.datastore.fusemount", str(folder.folder)],
         stdin=subprocess.DEVNULL,

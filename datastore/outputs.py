@@ -172,7 +172,7 @@ def store(output: DataOutput, folder: Path, *, progress: ProgressCallback | None
 
     Raises:
         DataExists: others are stored there; looked for first, so nothing was stored unless
-            somebody else stored meanwhile.
+            another job stored meanwhile.
         DatastoreError: a file could not be stored; `folder` still has everything.
     """
     files = files_below(folder)

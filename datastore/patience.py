@@ -17,7 +17,7 @@ log = logging.getLogger("rayjobs.datastore")
 NOTICE_S = 3.0
 """Seconds without an answer after which the wait is reported."""
 SLOWEST_BYTES_S = 1_000_000
-"""A body is given a second for so many bytes before its transfer counts as a wait."""
+"""Bytes of a body per second below which its transfer counts as a wait."""
 LOOK_S = 0.25
 IDLE_S = 5.0
 

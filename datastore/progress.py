@@ -1,4 +1,4 @@
-"""What a transfer tells whoever watches it, and a plain line of it for people."""
+"""What a transfer reports while it runs, and a plain line of it for people."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def parse_sources(path: Any) -> tuple[Source, ...]:
     (datastore, path).
 
     Raises:
-        InvalidReference: an item is none of these, or there is none.
+        InvalidReference: An item is not one of these, or the list is empty.
     """
     items = path if isinstance(path, list) else [path]
     if not items:
@@ -109,7 +109,7 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
     """Return the record of a datastore at `url`: a folder, `file://…` or `s3://bucket[/prefix]`.
 
     Raises:
-        InvalidReference: `url` is none of these, or could carry a secret.
+        InvalidReference: `url` is not one of these, or could carry a secret.
     """
     check_url(url, wildcards=not url.startswith("s3://"))
     (source,) = parse_sources(url)

@@ -29,7 +29,7 @@ PART_BYTES = 16 << 20
 SINGLE_PUT_BYTES = 64 << 20
 MOST_PARTS = 10_000
 PROGRESS_BYTES = 8 << 20
-"""A download that was cut after at least so many more bytes starts counting its tries anew."""
+"""A download that is cut after at least this many more bytes counts its tries from zero."""
 
 
 class S3Backend:

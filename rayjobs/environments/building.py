@@ -1,4 +1,4 @@
-"""One step of a build: a program that is run, logged, and ended when nobody wants it any more."""
+"""One step of a build: a program that is run, logged, and ended when it is no longer wanted."""
 
 from __future__ import annotations
 

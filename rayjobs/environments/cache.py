@@ -2,7 +2,7 @@
 
 ``environments/<key>/`` is a virtual environment with a record of what it is. It is made below
 ``building/`` and renamed when it is whole, so what died half-way is never used. A lock of the
-kernel on ``<key>.lock`` says that somebody builds or removes it: it ends with its holder's life.
+kernel on ``<key>.lock`` says that a process builds or removes it: it ends with its holder's life.
 """
 
 from __future__ import annotations

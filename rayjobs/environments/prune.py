@@ -1,4 +1,4 @@
-"""Which environments of a machine may be removed, and their removal while nobody uses them."""
+"""Which environments of a machine may be removed, and their removal while they are unused."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def remove(folder: OwnFolder, name: str, cutoff: float) -> Removed:
             removed.spared += 1
             return removed
         if last == key:
-            # Without its record nobody takes the rest for a whole environment.
+            # Without its record the rest is not a whole environment.
             record = f"{name}/{RECORD}"
             removed.add(folder.remove(record, only_if=lambda info: info.st_mtime < cutoff))
         if not removed.spared:

@@ -1,4 +1,4 @@
-"""What is asked of one node: requirements for one interpreter, told apart by a digest."""
+"""What is asked of one node: requirements for one interpreter, identified by a digest."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LISTS: Mapping[str, str] = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE
 
 
 def find_uv() -> str:
-    """Return the path of uv: beside this interpreter, of its package, else on PATH.
+    """Return the path of uv: next to this interpreter, of its package, else on PATH.
 
     Raises:
         PrepareError: class ``environment``: there is none.

@@ -38,7 +38,7 @@ class Rules:
     Attributes:
         older_than_s: Those that ended longer ago; None: age is no reason.
         max_bytes: The oldest, until all stored files take no more; None: size is no reason.
-        keep: The newest so many finished jobs stay, whatever the others say.
+        keep: How many of the newest finished jobs stay, whatever the others say.
         records: Their rows go too.
     """
 
@@ -140,7 +140,7 @@ def plan(
 
     Raises:
         StoreError: store or files cannot be read.
-        UnsafeDeletionError: the folder of the files is a link, or somebody else's.
+        UnsafeDeletionError: The folder of the files is a link, or belongs to another user.
     """
     now = (clock or SystemClock()).now()
     view = workspace.store.prune_view()

@@ -242,7 +242,7 @@ def _stores(
     unreadable = []
     for path in dict.fromkeys([*([workspace] if workspace else []), *served_workspaces(home)]):
         if not WorkspaceFiles(path).record.exists():
-            continue  # somebody removed it, and its jobs with it
+            continue  # it was removed, and its jobs with it
         try:
             opened = stack.enter_context(open_workspace(path, create=False))
         except RayjobsError:
@@ -270,7 +270,7 @@ def _plan_snapshots(made: ScratchPlan, folder: OwnFolder) -> None:
 
 
 def _remove_snapshot(folder: OwnFolder, name: str, cutoff: float) -> Removed:
-    """Remove an unpacked snapshot unless somebody unpacks or copies it, or used it meanwhile."""
+    """Remove an unpacked snapshot unless it is being unpacked or copied, or was used meanwhile."""
     removed = Removed()
     found = _SNAPSHOT.fullmatch(name.rpartition("/")[2])
     assert found is not None
@@ -327,4 +327,4 @@ def _remove_data(made: ScratchPlan, folder: OwnFolder, removed: Removed) -> None
             removed.add(gone)
             if gone.files:
                 folder.remove(f"{item.name}.seal")
-        folder.remove(f"{_DATA_CACHE}/usage")  # counted anew
+        folder.remove(f"{_DATA_CACHE}/usage")  # counted again on the next use

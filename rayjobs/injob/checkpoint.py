@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there: written beside, hashed, renamed.
+"""Checkpoints that are whole or not there: written under another name, hashed, renamed.
 
 from rayjobs import checkpoint
 
@@ -73,7 +73,7 @@ def default_dir() -> str:
 
 
 def resume_dir() -> Optional[str]:
-    """Return the folder that this attempt was told to resume from, or None."""
+    """Return the folder that this attempt is to resume from, or None."""
     return os.environ.get("RAYJOBS_RESUME_FROM") or None
 
 

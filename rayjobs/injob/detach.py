@@ -1,4 +1,4 @@
-"""Starting a process that nobody's death takes along: own session, no parent that matters."""
+"""Starting a process that outlives its caller: own session, no parent that matters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _report_to: int | None = None
 
 
 def report(values: Mapping[str, object] | None = None) -> None:
-    """Tell whoever forked this process, once, that it is up (its identity), or `values`."""
+    """Report once, to the process that forked this one, its identity or `values`."""
     global _report_to
     if _report_to is None:
         return
@@ -57,7 +57,7 @@ def report(values: Mapping[str, object] | None = None) -> None:
     try:
         os.write(descriptor, encode(answer))
     except OSError:
-        pass  # nobody listens any more; the socket and host.json tell the same
+        pass  # the caller is gone; the socket and host.json say the same
     os.close(descriptor)
 
 

@@ -160,7 +160,7 @@ class Ending:
     def _ask_rank(self, rank: Rank) -> None:
         send_signal(rank.identity, signal.SIGTERM)
         if self._plan.kind == "command":
-            # The shell's children do not hear what the shell is told; a terminal tells them all.
+            # The shell does not pass a signal on to its children; a terminal sends it to all.
             children = [
                 stat
                 for stat in self._tree.members()

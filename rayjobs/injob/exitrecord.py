@@ -60,7 +60,7 @@ class Remaining(Message):
 
 @dataclass(frozen=True)
 class Leftovers(Message):
-    """What an attempt left behind beside its ranks.
+    """Processes that outlived an attempt's ranks.
 
     Attributes:
         killed: Processes that were ended after the ranks.
@@ -121,7 +121,7 @@ class ExitRecord(Message):
         end_reason: Why its end was asked for; None where it was not.
         is_consequence: Of what happened on another node.
         first_failed_rank: The rank that the end began with; None: it began with no rank.
-        tree: What held its processes; ``lost``: nobody knows.
+        tree: What held its processes; ``lost``: not known.
         pids: None where no host lived to tell.
         cold: Why its ranks did not come from a warm interpreter; None when they did.
         usage: Samples of CPU, memory and GPUs (`usage.Usage`); None without one.

@@ -12,7 +12,7 @@ HEAD_START = "head-start"
 class HostExtras:
     """Nothing more: the host forks all ranks of its plan at once, and watches for their ends."""
 
-    # Whether it forks the ranks by and by, in `turn`, and knows when the last one has ended.
+    # Whether it forks the ranks one by one, in `turn`, and knows when the last one has ended.
     starts_ranks = False
 
     def start(self) -> None:

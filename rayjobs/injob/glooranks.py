@@ -38,7 +38,7 @@ class GlooHelper(HostExtras):
             return
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
-            # The host holds the port with the same option, so nobody else could take it.
+            # The host holds the port with the same option, so no other process could take it.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(("", int(port)))
             listener.listen(1024)

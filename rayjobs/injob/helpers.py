@@ -1,4 +1,4 @@
-"""Programs that an attempt host runs beside its ranks: mpirun, orted, a meeting point."""
+"""Programs that an attempt host runs besides its ranks: mpirun, orted, a meeting point."""
 
 from __future__ import annotations
 

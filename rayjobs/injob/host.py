@@ -156,7 +156,7 @@ class Host:
         if self._port_error is not None:
             self.ending.begin(Outcome.HOST_ERROR, self._port_error)
             return None
-        self.watch.check_lease()  # the node may have been frozen since it was told to start this
+        self.watch.check_lease()  # the node may have been frozen since it was asked to start this
         if self.ending.has_begun:
             return None
         try:
@@ -403,7 +403,7 @@ class Host:
         try:
             os.unlink(self.plan.socket)
         except FileNotFoundError:
-            pass  # somebody tidied up
+            pass  # it was removed already
         self._extras.close()
         self._server.close()
 

@@ -31,7 +31,7 @@ class HostSignals:
 
     @property
     def told(self) -> Optional[str]:
-        """The name of the signal that told the host to end; None while none did."""
+        """The name of the signal that asked the host to end; None before one did."""
         return None if self._told is None else signal.Signals(self._told).name
 
     def _drain(self, _: int) -> None:

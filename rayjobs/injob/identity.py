@@ -113,7 +113,7 @@ def send_signal(identity: Identity, number: int) -> bool:
         False when it is no longer there; another process that has its pid now gets nothing.
 
     Raises:
-        PermissionError: the process belongs to somebody else.
+        PermissionError: The process belongs to another user.
     """
     open_descriptor = getattr(os, "pidfd_open", None)
     send = getattr(signal, "pidfd_send_signal", None)

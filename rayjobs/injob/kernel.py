@@ -77,7 +77,7 @@ def mount(
     """Mount, or change a mount, or how mounts below `point` spread.
 
     Args:
-        options: What the file system itself is told.
+        options: Passed to the file system itself.
 
     Raises:
         OSError: the kernel does not allow it.

@@ -1,6 +1,6 @@
 """The right of an attempt host to go on, which its target renews and which ends by its own clock.
 
-A host that nobody can reach must end its ranks before its job is started somewhere else. So the
+A host that cannot be reached must end its ranks before its job is started elsewhere. So the
 target waits for the whole lease, and the host ends its tree when two thirds of it are over.
 """
 
@@ -13,13 +13,13 @@ from rayjobs.injob.text import duration_text
 
 # Of the lease, after which a host that heard nothing ends its tree; the rest is for that end.
 HOST_SHARE = 2.0 / 3.0
-# From SIGTERM to SIGKILL then: nobody is there to bring a checkpoint away. A node that was frozen
+# From SIGTERM to SIGKILL then: no agent can store a checkpoint. A node that was frozen
 # beyond the whole lease has no such time: its job may run elsewhere by now.
 LOST_GRACE_S = 2.0
 
 
 def boot_clock_s() -> float:
-    """Seconds on a clock that nobody sets and that counts suspend."""
+    """Seconds on a clock that cannot be set and that counts suspend."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -42,7 +42,7 @@ class Lease:
         Args:
             lease_s: Seconds that the target waits before it takes the host for ended; None: no
                 lease, the target proves an end in other ways.
-            raylet: Ray's process on this node: once it has ended nobody renews any more.
+            raylet: Ray's process on this node: once it has ended, the lease is not renewed.
             since_s: From when on it counts, on `boot_clock_s`; None: from now on.
         """
         now_s = boot_clock_s()

@@ -87,7 +87,7 @@ class LineServer:
                 self._asked(asker, request)
 
     def answer(self, asker: Asker, values: Mapping[str, Any]) -> None:
-        """Answer a request; a client that has gone meanwhile is nobody's loss."""
+        """Answer a request; does nothing for a client that has gone meanwhile."""
         if asker.was_answered or asker.is_gone:
             return
         asker.was_answered = True

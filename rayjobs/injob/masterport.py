@@ -7,16 +7,16 @@ from typing import Tuple
 
 
 def hold(port: int = 0) -> Tuple[int, int]:
-    """Bind a TCP port of this machine without listening; 0 takes one that nobody has.
+    """Bind a TCP port of this machine without listening; 0 takes a free one.
 
-    While it is held, the system gives it to nobody who asks for any port, and rank 0 can still
+    While it is held, no process that asks for any port gets it, and rank 0 can still
     listen on it, since both ask to share the address (SO_REUSEADDR).
 
     Returns:
         The descriptor that holds it (closing that lets it go), and the port.
 
     Raises:
-        OSError: somebody listens on it, or has it for himself.
+        OSError: Another process listens on it, or has it exclusively.
     """
     held = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

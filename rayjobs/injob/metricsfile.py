@@ -38,7 +38,7 @@ class Appender:
     def append(self, line: bytes) -> bool:
         """Append `line` (with its newline) by one write; False when it could not be kept.
 
-        The first loss is told on stderr; losses are counted in `dropped` and noted in the
+        The first loss is reported on stderr; losses are counted in `dropped` and noted in the
         file once there is room again.
         """
         try:
@@ -98,7 +98,7 @@ class Appender:
             sys.stderr.write(text)
             sys.stderr.flush()
         except (OSError, ValueError, AttributeError):
-            pass  # stderr is full, closed or None as well: there is nobody left to tell
+            pass  # stderr is full, closed or None as well: the loss cannot be reported
 
 
 def _dropped_line(count: int) -> bytes:

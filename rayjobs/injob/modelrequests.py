@@ -76,7 +76,7 @@ def record_of(
 
     Raises:
         TypeError: an argument is of the wrong kind.
-        ValueError: the name is none of a model, or a text is too long.
+        ValueError: The name is not valid for a model, or a text is too long.
     """
     record = {
         "k": "model",
@@ -99,7 +99,7 @@ def record_of(
 
 
 def name_of(name: Any) -> str:
-    """Return a model's name. Raises TypeError or ValueError when it is none."""
+    """Return a model's name. Raises TypeError or ValueError when it is not valid."""
     if not isinstance(name, str):
         raise TypeError("a model's name must be text, not a %s" % type(name).__name__)
     if not NAME.fullmatch(name):
@@ -214,7 +214,7 @@ def append(path: str, record: Mapping[str, Any]) -> None:
     """Append a request to the attempt's file, whole or not at all.
 
     Raises:
-        OSError: it could not be written: unlike a metric, a model that is lost must be told.
+        OSError: it could not be written: unlike a lost metric, a lost model is an error.
     """
     # The newline before it ends what a full disk may have left of another one.
     line = b"\n" + json.dumps(record, separators=(",", ":")).encode("ascii") + b"\n"

@@ -1,7 +1,7 @@
 """Ranks that MPI starts: mpirun and orted are helpers of the hosts, which fork the ranks for them.
 
 On node 0 the host starts mpirun. For every other node mpirun asks for an orted: the request
-reaches this host by the stub that stands for ssh, goes out to whoever relays it, and comes in at
+reaches this host by the stub that stands for ssh, goes to an agent as the relay, and comes in at
 the other node's host. Each mpirun or orted starts a stub per rank, which hands the rank's
 variables to the host of its node and ends as the rank ends.
 """
@@ -325,4 +325,4 @@ class MpiStarter(HostExtras):
         try:
             os.unlink(self._socket)
         except FileNotFoundError:
-            pass  # somebody tidied up
+            pass  # it was removed already

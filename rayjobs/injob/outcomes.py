@@ -50,7 +50,7 @@ class EndReason(str, Enum):
 
     CANCELED = "canceled"  # by its user
     PREEMPTED = "preempted"  # another job needs its place, or the target's user asked for it
-    PLACE_LOST = "place_lost"  # nobody can follow it where it is
+    PLACE_LOST = "place_lost"  # it cannot be followed where it is
     NODE_ENDED = "node_ended"  # another node of the attempt has ended, or was lost
 
 
@@ -65,7 +65,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class EndCause(Message):
-    """Why the end of an attempt is asked for, with what people are told beside.
+    """Why the end of an attempt is requested, with the sentence for people.
 
     Attributes:
         detail: Who needs the place, or what became of the other node; empty where the reason

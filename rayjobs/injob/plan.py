@@ -87,7 +87,7 @@ class LaunchPlan(Message):
         injob_path: The folder from which ranks import `rayjobs`.
         master_port: Where the ranks meet, held by the first node's host.
         address: Where other nodes reach this one, if ranks meet.
-        lease_s: Without a renewal for so many seconds the host ends its ranks; None: no lease.
+        lease_s: Seconds without a renewal after which the host ends its ranks; None: no lease.
         lease_since_s: From when on it counts, on the node's boot clock; None: the host's start.
         raylet: Ray's process on the node, with a lease: the host ends its ranks after it.
         stall_timeout_s: Seconds without a word from any rank that end the attempt.

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, Sequence
 
-# A real-time signal (SIGRTMAX - 5) that nobody is known to use: SIGUSR1 and 2 are the script's.
+# A real-time signal (SIGRTMAX - 5) that no library is known to use: SIGUSR1 and 2 are the script's.
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
@@ -225,7 +225,7 @@ def _run_by_exec(full_name: str, module: Any) -> bool:
 
 if __name__ == "__main__":
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
-        del sys.path[0]  # the folder of this file, whose modules are none of the script's business
+        del sys.path[0]  # the folder of this file, whose modules the script must not see
     stacks_file = os.environ.pop(STACKS_VARIABLE, None)
     if stacks_file is not None:
         arm(stacks_file)

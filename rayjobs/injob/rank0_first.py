@@ -1,6 +1,6 @@
-"""Rank 0 goes first, so that nobody comes to where the ranks meet before it listens there.
+"""Rank 0 goes first, so that no other rank connects before it listens.
 
-A client of torch's store that finds nobody listening tries again only after half a second or more
+A client of torch's store that is refused tries again only after half a second or more
 (`TCPStore`, ExponentialBackoffWithJitter), which ranks that are forked at the same moment, with
 torch imported, meet every other time.
 """
@@ -47,9 +47,9 @@ class HeadStart(HostExtras):
 
 
 def somebody_listens(port: int) -> bool:
-    """Whether a process of this machine listens on a TCP port, as far as can be told at once.
+    """Whether a process of this machine listens on a TCP port, as far as can be found out at once.
 
-    Two may be bound to a port that both share (SO_REUSEADDR), but nobody to one that is listened
+    Two may bind a port that both share (SO_REUSEADDR), but none may bind one that is listened
     on: asked that way, no connection is made that its server would have to serve.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

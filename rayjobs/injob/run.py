@@ -122,7 +122,7 @@ class LoggingRun(Run):
         """Log one number (or text) under `name`; call it again for the next value.
 
         `value` may be a scalar of numpy or torch; NaN and infinities are kept. Losing the
-        disk never raises: the first loss is told on stderr.
+        disk never raises: the first loss is reported on stderr.
 
         Raises:
             TypeError: `value` is a list, range, generator, mapping, bytes or None.
@@ -318,7 +318,7 @@ class LoggingRun(Run):
 
         The bytes that it has at the run's end count. A run that does not complete registers
         nothing; asked again with the same name and path the model stays one, and the later
-        texts count. What Azure ML keeps beside (datasets, samples, resources) is accepted; the
+        texts count. What else Azure ML keeps (datasets, samples, resources) is accepted; the
         lineage has the data.
 
         Args:

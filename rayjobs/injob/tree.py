@@ -115,7 +115,7 @@ class Tree:
     def add(self, pid: int) -> None:
         """Put a process that has no children yet into the tree."""
         if self.cgroup is not None and not cgroups.write(self.cgroup, "cgroup.procs", str(pid)):
-            # Seen where the common ancestor of both cgroups belongs to somebody else.
+            # Seen where the common ancestor of both cgroups belongs to another user.
             cgroups.remove(self.cgroup, patience_s=0.0)
             self.cgroup = None
 

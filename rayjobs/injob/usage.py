@@ -62,7 +62,7 @@ class Usage:
         words = ["nvidia-smi", f"--query-gpu={_GPU_QUERY}", "--format=csv,noheader,nounits"]
         words += ["-i", devices, "-l", str(GPU_EVERY_S)]
         try:
-            # Of a bare environment: it carries no marker, and is none of the attempt's processes.
+            # With a bare environment: it carries no marker, and does not count as the attempt's.
             self._gpu = subprocess.Popen(
                 words,
                 env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"},
@@ -149,7 +149,7 @@ class Usage:
         if folder is not None:
             text = cgroups.read(folder, "memory.current")
             if text is not None and text.strip().isdigit():
-                # Without files that the kernel only keeps as long as nobody needs the room.
+                # Without cached files, which the kernel drops when memory is needed.
                 idle = cgroups.value(folder, "memory.stat", "inactive_file") or 0
                 self._how = "cgroup"
                 return max(0, int(text) - idle)

@@ -205,7 +205,7 @@ def _only_one(path: str) -> int | None:
     """Lock the socket's name for this process's life; None when another one holds it.
 
     The file then says who holds it, and a socket that an interpreter left which was killed is
-    gone: whoever waits can tell one that is still importing from one that does not answer.
+    gone: a client that waits can tell one that is still importing from one that does not answer.
     """
     descriptor = os.open(path + ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     if not try_lock(descriptor):

@@ -1,4 +1,4 @@
-"""What an attempt host watches beside its ranks' ends: its lease, and whether they stall."""
+"""What an attempt host watches besides its ranks' ends: its lease, and whether they stall."""
 
 from __future__ import annotations
 

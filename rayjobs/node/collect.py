@@ -123,7 +123,7 @@ class Collecting:
     def _compare_inputs(self, on: AttemptOnNode) -> list[str]:
         """Note which files of the inputs changed; return a sentence if they were not compared.
 
-        Whatever goes wrong with it is told in the history, and never keeps a job from its end.
+        Whatever goes wrong with it is noted in the history, and never delays a job's end.
         """
         watch = self._progress_of(on).watch
         watch("the files of its inputs", 0)

@@ -2,7 +2,7 @@
 
 A file system that does not answer, or a script that found another way, may keep a collection for
 ever. Nothing can end a thread that waits in the kernel: so no collection takes a thread that other
-attempts need, and the attempt's supervisor is told what the collection waits for.
+attempts need, and the attempt's supervisor learns what the collection waits for.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ async def on_own_thread(function: Callable[..., Result], *given: Any) -> Result:
         try:
             loop.call_soon_threadsafe(set_it)
         except RuntimeError:
-            return  # the loop has ended: nobody waits any more
+            return  # the loop has ended: nothing waits any more
 
     threading.Thread(target=run, name="rayjobs-collect", daemon=True).start()
     return await done
@@ -67,7 +67,7 @@ class Progress:
         self._at = ("its beginning", 0, time.monotonic())
 
     def watch(self, name: str, size_bytes: int) -> None:
-        """Note that `name`, of so many bytes, is read or stored from now on."""
+        """Note that `name`, of that many bytes, is read or stored from now on."""
         self._at = (name, size_bytes, time.monotonic())
 
     def still_in_s(self) -> float:

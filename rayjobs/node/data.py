@@ -241,7 +241,7 @@ class NodeData:
             raise StoppedError("the job's end was requested while its data was prepared.")
 
     def _progress(self, on: AttemptOnNode, name: str, note: Note) -> Callable[[Progress], None]:
-        """Return what watches a download: it ends one that is canceled, and tells of long ones."""
+        """Return what watches a download: it ends one that is canceled, and reports long ones."""
         told_s = time.monotonic()
 
         def watch(progress: Progress) -> None:
@@ -304,7 +304,7 @@ class NodeData:
                 continue
             mounted.append(held.name)
             if not Path(held.mount_folder).is_dir():
-                continue  # taken away after the end of all who held it: nobody knows any more
+                continue  # unmounted after the last holder ended: its state is no longer known
             error = trouble(held)
             if error is not None:
                 troubles.append(
@@ -324,7 +324,7 @@ class NodeData:
         )
 
     def learn_protection(self, on: AttemptOnNode, history: Callable[[], list[Event]]) -> None:
-        """Add to what `tell_changes` says what the other nodes of the job told of themselves.
+        """Add to what `tell_changes` says what the other nodes of the job reported.
 
         Args:
             history: Returns the job's history; asked only if there are other nodes.

@@ -32,8 +32,8 @@ KEEP_S = 7 * 86400.0
 
 
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
-    # The record alone tells: a host that was told to end may have been done by itself, and
-    # whoever ended it may have died before it could say so.
+    # Only the record says how: a host that was asked to end may have ended before that, and
+    # the process that ended it may have died before it could say so.
     ended_now = record.end_reason is EndReason.PLACE_LOST
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
 

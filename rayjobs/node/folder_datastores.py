@@ -1,6 +1,6 @@
 """Datastores that are folders of one machine, on a node that may be another one: refused in time.
 
-An output to such a folder would else be written where nobody looks for it, and be called stored.
+Otherwise an output to such a folder would be stored where its user does not look for it.
 """
 
 from __future__ import annotations

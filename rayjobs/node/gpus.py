@@ -27,7 +27,7 @@ UNSEEN_MIB = 1024
 
 
 class CannotTellError(Exception):
-    """Who uses the GPUs cannot be told."""
+    """It cannot be determined which processes use the GPUs."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Holder:
     """A process that holds memory of a GPU.
 
     Attributes:
-        pid: 0 where even that is not told.
-        mib: What it holds; no number where that is not told.
+        pid: 0 where the driver does not even report that.
+        mib: What it holds; not a number where the driver does not report it.
     """
 
     pid: int
@@ -92,7 +92,7 @@ class Look:
 
     @property
     def may_pass(self) -> bool:
-        """Whether nobody is known to be there who stays."""
+        """Whether no process is known that stays."""
         return not any(one.is_here for one in self.others)
 
 
@@ -141,7 +141,7 @@ async def _look(devices: Collection[str], attempts: Path) -> Look:
     """Return who is there besides those that share the GPUs.
 
     Raises:
-        CannotTellError: nobody knows.
+        CannotTellError: It cannot be determined.
     """
     if shutil.which(TOOL) is None:
         raise CannotTellError(f"there is no {TOOL} in PATH")

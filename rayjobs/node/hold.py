@@ -40,7 +40,7 @@ class NodeHold:
 
 def why_no_namespace() -> str:
     """Return why an attempt cannot have a PID namespace here; empty when it can. Blocks."""
-    # In a process of its own: whoever makes one can start no threads any more.
+    # In a process of its own: a process that makes one can start no more threads.
     try:
         asked = subprocess.run(
             [sys.executable, "-S", "-E", str(namespace.__file__)],

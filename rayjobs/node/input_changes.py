@@ -71,11 +71,11 @@ class InputChanges:
         return told
 
     def learn(self, root: Path, nodes: Mapping[int, Mapping[str, str]], *, node_count: int) -> None:
-        """Add what the other nodes of the attempt told of how they protected its inputs.
+        """Add what the other nodes of the attempt reported of how they protected its inputs.
 
         Args:
             nodes: By number and by name of an input: ``why_open``, as in `keep`.
-            node_count: Of the attempt; one that told nothing may have protected nothing.
+            node_count: Of the attempt; one that reported nothing may have protected nothing.
         """
         try:
             kept = json.loads(self._file_of(root).read_text())

@@ -10,7 +10,7 @@ from rayjobs.node.hosts import host_of
 from rayjobs.protocol.agent import AgentLeavingError
 from rayjobs.protocol.attempts import AttemptOnNode
 
-# For how long an attempt that was made ready waits for its launch: for the nodes beside it, which
+# For how long an attempt that was made ready waits for its launch: for the other nodes, which
 # may fetch much data. A target that died meanwhile asks for none of them.
 PREPARED_S = 3600.0
 

@@ -77,7 +77,7 @@ class Outputs:
             folder=str(folder),
             register_as=None if asked.register_as is None else asked.register_as.to_json(),
         )
-        # Before the link: whoever finds that must be able to tell whose it is.
+        # Before the link: any agent that finds the link must be able to tell whose it is.
         record.set_output(name, entry)
         with self._links:
             shown = show(

@@ -17,7 +17,7 @@ class HeldPorts:
         self._held: dict[int, tuple[int, float]] = {}
 
     def take(self) -> int:
-        """Return a port that nobody has, and hold it.
+        """Return a port that no process has, and hold it.
 
         Raises:
             OSError: the system has none.

@@ -120,7 +120,7 @@ class RemoteBlobs:
     def _upload(self, path: str | Path, key: str | None, digest: str | None) -> Blob:
         try:
             with open_source(path) as stream:
-                # What somebody appends meanwhile is left for the next time.
+                # What is appended meanwhile is left for the next time.
                 left = os.fstat(stream.fileno()).st_size
                 data = stream.read(min(CHUNK_BYTES, left))
                 name = self._ask("append", self._path, None, data)

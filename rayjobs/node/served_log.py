@@ -59,7 +59,7 @@ class ServedLogs:
         except OSError as error:
             log.info("the log of %s is not shown on the dashboard: %s", job, error)
         finally:
-            # Nobody waits for the rest, and the attempt's folder may go meanwhile: it is open.
+            # No caller waits for the rest; the attempt's folder may go meanwhile: it is open.
             last = asyncio.ensure_future(asyncio.to_thread(copy.end))
             self._last.add(last)
             last.add_done_callback(self._last.discard)

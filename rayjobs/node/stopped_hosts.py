@@ -24,7 +24,7 @@ from rayjobs.protocol.attempts import AttemptOnNode
 
 log = logging.getLogger(__name__)
 
-# A living host that does not answer for so long is taken to be stopped.
+# Seconds without an answer after which a living host counts as stopped.
 ANSWER_S = 5.0
 # Beyond a time limit, how often the host is asked whether it ends its attempt.
 LOOK_S = 5.0
@@ -153,7 +153,7 @@ def _age_s(root: str) -> float:
 
 
 def _silent_s(on: AttemptOnNode) -> float:
-    """Return for how long no rank has printed or logged; 0 when that cannot be told."""
+    """Return for how long no rank has printed or logged; 0 when that is not known."""
     paths = AttemptPaths(Path(on.root))
     newest = 0.0
     for number in on.ranks:

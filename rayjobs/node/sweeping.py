@@ -20,7 +20,7 @@ from rayjobs.target import wake_client
 log = logging.getLogger(__name__)
 
 _ATTEMPT = re.compile(r"a(\d+)(?:-n\d+)?")
-# A socket is made a moment before somebody listens there.
+# A socket is made a moment before its process listens there.
 SOCKET_AGE_S = 60.0
 
 

@@ -29,7 +29,7 @@ PATIENCE_S = 10.0
 class NodeWarm:
     """The warm interpreters of one node, one for each environment.
 
-    They outlive whoever started them: the next agent of the node finds them at the same sockets.
+    They outlive the agent that started them: the node's next one finds them at the same sockets.
     """
 
     def __init__(self, root: Path, log_file: Path, *, raylet: Identity | None = None) -> None:

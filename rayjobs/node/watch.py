@@ -1,4 +1,4 @@
-"""What an agent asks a living attempt host beside its end: leases, silence, stacks."""
+"""What an agent asks a living attempt host besides its end: leases, silence, stacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STACKS_S = 120.0
 
 
 def raylet_of_worker() -> Identity | None:
-    """Return the identity of the raylet that this Ray worker is a child of; None if it is none."""
+    """Return the identity of the raylet that this Ray worker is a child of; None if of none."""
     parent = os.getppid()
     stat = stat_of(parent)
     identity = identity_of(parent)
@@ -43,7 +43,7 @@ async def renew(on: AttemptOnNode, stamp: float | None) -> float | None:
 
 
 async def silent_s(on: AttemptOnNode) -> float | None:
-    """Return for how long no rank of the node was heard; None where nobody counts."""
+    """Return for how many seconds no rank of the node was heard; None: not measured."""
     answer = await _ask(on, HostRequest("lease"))
     found = None if answer is None else answer.get("silent_s")
     return None if found is None else float(found)

@@ -1,7 +1,7 @@
 """What git knows of a source directory: commit, branch, remote, and what was changed since.
 
-Commit, branch and remote are read from the repository's own files: that needs no git, runs no hook
-and asks nobody. The diff needs git; it runs next to the rest of the submit, is bounded in time and
+Commit, branch and remote are read from the repository's own files: that runs neither git
+nor a hook. The diff needs git; it runs next to the rest of the submit, is bounded in time and
 size, and a submit never waits for it longer than `PATIENCE_S` after all else is done. Nothing here
 can fail a submit: what could not be found out is said in the record.
 """

@@ -33,7 +33,7 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class NodeSnapshots:
     """Folder of unpacked snapshots, shared by all processes of a user on one node.
 
-    The boot is noted beside each: unpacking is not synced to the disk, so what a crash of the
+    The boot is noted with each: unpacking is not synced to the disk, so what a crash of the
     machine left is unpacked again.
 
     Attributes:
@@ -81,7 +81,7 @@ class NodeSnapshots:
         """Copy the snapshot to `work_dir`, for one attempt to write in as it likes.
 
         The folder must be missing or empty. Shares blocks with the original where the file
-        system can, never files: a script that writes to its code harms nobody else.
+        system can, never files: a script that writes to its code harms no other job.
 
         Raises:
             SnapshotError: the snapshot is not on this node (`ensure` first), or the folder

@@ -115,7 +115,7 @@ class OwnRecords:
 
 
 def read_start(path: Path, most: int) -> bytes | None:
-    """Return the first `most` bytes of a plain file; None where it is none or cannot be read."""
+    """Return the first `most` bytes of a plain file; None for anything else."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

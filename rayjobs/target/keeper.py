@@ -2,7 +2,7 @@
 
 Standard library only. `python -P -m rayjobs.target.keeper HOME TARGET START` forks itself away
 from its caller; whatever needs Ray is done by the starter (`engine.starter`), a child that ends.
-The keeper holds `keeper.lock` for life, so there is one per target whoever starts it, and holding
+The keeper holds `keeper.lock` for life, so a target has one whichever client starts it, and holding
 the lock is being alive. Killing it harms nothing: the head goes on, and the next command starts
 another keeper that takes over.
 
@@ -181,8 +181,8 @@ class Keeper:
         """Run the starter; raises with what it said when it fails.
 
         Raises:
-            LateError: a head was not up in time; the clients are not told of a failure.
-            TargetError: it failed otherwise; the clients are told.
+            LateError: A head was not up in time; no failure is reported to the clients.
+            TargetError: It failed otherwise, which is reported to the clients.
         """
         log = self.paths.log / "start.log"
         code = self._run_child(
@@ -268,7 +268,7 @@ class Keeper:
         return [at for at in self._restarts if _now_s() - at < RESTARTS_WITHIN_S]
 
     def _count_restart(self) -> None:
-        """Count one; raises when there were so many lately that a pause is due."""
+        """Count a restart; raise when the recent ones are too many and a pause is due."""
         self._restarts = [*self._recent_restarts(), _now_s()]
         if len(self._restarts) > RESTARTS:
             with contextlib.suppress(RayjobsError):
@@ -366,7 +366,7 @@ def _wait(child: int, limit_s: float) -> int | None:
 
 
 def _leave_caller() -> None:
-    """Become nobody's child, in a session of its own; the caller sees exit code 0 at once."""
+    """Leave the caller's process tree and session; the caller sees exit code 0 at once."""
     if os.fork():
         os._exit(0)
     os.setsid()

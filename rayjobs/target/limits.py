@@ -83,7 +83,7 @@ def _read(path: Path) -> Limits | None:
         return None
     try:
         values = json.loads(text)
-        # What a newer version wrote beside is not for this one.
+        # A newer version may have written more; this one ignores it.
         return _checked({name: values[name] for name in _NAMES if name in values})
     except (ValueError, TypeError, KeyError, UsageError) as error:
         raise UsageError(

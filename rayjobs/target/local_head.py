@@ -26,7 +26,7 @@ from rayjobs.target.standing import HEAD_ENVIRONMENT
 LONGEST_RAY_SOCKET = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store")
 LOCAL = "local"
 EXIT_LATE = 75  # of the starter: Ray did not come up in time (EX_TEMPFAIL)
-SILENT_S = 600  # so long a process of a head may be silent
+SILENT_S = 600  # how long a process of a head may be silent
 RAY_UP_S = 120  # Ray's own 30 s are not enough on a machine that does other work as well
 
 # What a target takes from the shell that happens to start it: nothing else, since it outlives that
@@ -227,7 +227,7 @@ def start_again(name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody listens on at this moment."""
+    """Return a TCP port on which no process listens at this moment."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
@@ -249,7 +249,7 @@ def head_arguments(settings: LocalSettings, *, ip: str, folder: Path) -> list[st
         "memory": settings.memory_bytes,
         "object-store-memory": settings.object_store_bytes,
         "include-dashboard": str(settings.dashboard).lower(),
-        # Workers' output goes to files that nobody follows: no process for that.
+        # Workers' output goes to files that nothing follows: no process for that.
         "include-log-monitor": "false",
         "log-style": "record",
         "log-color": "false",

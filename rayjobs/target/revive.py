@@ -181,7 +181,7 @@ def _pause_left_s(values: dict[str, Any]) -> float:
 
 
 def pause_s(failures: int) -> float:
-    """Return how long to wait after so many failures in a row."""
+    """Return how many seconds to wait after this number of failures in a row."""
     return float(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures - 1, 10)))
 
 

@@ -117,7 +117,7 @@ class Follower:
     """Shows the stage lines of one start, or of any, as they come.
 
     Attributes:
-        failure: The reason that the last start told for its failure; empty while it goes on.
+        failure: Why the last start failed, as it reported it; empty while it goes on.
     """
 
     def __init__(self, place: Place, on_stage: Callable[[str], None], start: str = "") -> None:

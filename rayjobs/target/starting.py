@@ -83,7 +83,7 @@ def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True
         registers: Note the workspace first: a target started later serves it.
 
     Returns:
-        False when `ensure_target` has something to do: nobody listens, an actor that is being
+        False when `ensure_target` has something to do: no process listens, an actor that is being
         stopped, or one of an older rayjobs. True for one that listens and is slow to answer: it
         looks by itself as well.
 
@@ -160,10 +160,10 @@ def lost_its_keeper(place: Place) -> bool:
 
 
 def _answer(place: Place, workspace: Path | str | None, limit_s: float) -> dict[str, Any] | None:
-    """Return what the target answers; None when nobody listens.
+    """Return what the target answers; None when no process listens.
 
     Raises:
-        TimeoutError: somebody listens and does not answer in time.
+        TimeoutError: A process listens and does not answer in time.
         BeingStoppedError: it is there, and takes no jobs any more.
     """
     request = TargetRequest("ping")
@@ -181,7 +181,7 @@ def _files_written(place: Place) -> Iterator[None]:
     try:
         yield
     except TimeoutError:
-        raise  # no file's: somebody listens and does not answer
+        raise  # of no file: a process listens and does not answer
     except OSError as exc:
         raise TargetError(
             f"target {place.name!r} cannot be started: {exc.filename or place.home}: "

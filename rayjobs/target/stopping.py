@@ -1,6 +1,6 @@
 """Stops a local head with everything around it, and leaves nothing. Standard library only.
 
-Whoever calls this holds the keeper's lock: the keeper itself, or a client when there is none.
+The caller holds the keeper's lock: it is the keeper, or a client where no keeper lives.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ STARTERS = (b"rayjobs.engine.starter", b"rayjobs.compute.raylaunch")
 
 
 def _end_starters(place: Place) -> None:
-    """End starters whose keeper was killed: they would go on with a start nobody wants now."""
+    """End starters whose keeper was killed: they would go on with an unwanted start."""
     place_words = [os.fsencode(place.home), place.name.encode()]
     starters = [
         identity
@@ -250,7 +250,7 @@ def _end_ray(place: Place, folder: Path) -> None:
     known = set(local_head.processes_of(folder))
     raylet = record.identity("raylet") if record else None
     if raylet is not None and is_alive(raylet):
-        # Its own children it ends by itself, and only while it is told politely.
+        # It ends its own children itself, but only after a polite signal.
         known |= {
             identity
             for stat in descendants(raylet.pid)

@@ -98,7 +98,7 @@ def create_target(
         address: `host:port` of the cluster's GCS. None or "local" is the local head, which
             exists without being created.
         token_file: The cluster's token, in a file that only its owner can read.
-        lease_s: After so many seconds a job on a node that cannot be reached is tried elsewhere.
+        lease_s: Seconds after which a job on a node that cannot be reached is tried elsewhere.
         cluster: The file that `ray up` was run with: its node types are what the target may
             start.
         start_timeout_s: So many seconds a job waits for nodes to start before it tries again.

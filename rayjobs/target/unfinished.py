@@ -64,7 +64,7 @@ class Unfinished:
     def still(self, now: Unfinished) -> Unfinished:
         """Return those of these jobs that `now` has too, as they are there, and its new ones.
 
-        They are told apart as here: a stop puts running jobs back among those that wait.
+        The two are listed apart since a stop puts running jobs back among those that wait.
         """
         found = {job.id: (path, job) for path, job in now.all}
         ran = {job.id for _path, job in self.running}
@@ -92,7 +92,7 @@ def of_target(name: str, *, home: Path, but: Path | None = None) -> Unfinished:
     unreadable: list[tuple[Path, str]] = []
     for path in served(Place(name, home)):
         if path == but or not WorkspaceFiles(path).record.exists():
-            continue  # somebody removed it, and its jobs with it
+            continue  # it was removed, and its jobs with it
         try:
             with open_workspace(path, create=False) as opened:
                 jobs = opened.store.job_lines(

@@ -30,7 +30,7 @@ def ask(
         request: To a target, or the JSON object that another such server understands.
 
     Raises:
-        TimeoutError: somebody listens and does not answer in time.
+        TimeoutError: A process listens and does not answer in time.
     """
     values = request.to_json() if isinstance(request, TargetRequest) else request
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
@@ -60,7 +60,7 @@ def is_listening(path: Path) -> bool:
         try:
             connection.connect(str(path))
         except TimeoutError:
-            return True  # its backlog is full: somebody is there
+            return True  # its backlog is full: a process is there
         except OSError:
             return False
     return True

@@ -61,7 +61,7 @@ def install(
         gpu: With GPU operations (NCCL); None: where PyTorch is a build for CUDA, and the full
             CUDA toolkit and NCCL are found.
         jobs: Compilers at a time; None: as many as there are CPUs.
-        say: Is told each stage.
+        say: Called with each stage.
 
     Raises:
         PrepareError: something is missing, or the build failed; says what to do.

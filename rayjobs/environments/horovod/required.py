@@ -60,7 +60,7 @@ def require(plan: LaunchPlan) -> None:
 def _build(python: str, env: Mapping[str, str]) -> builds.Build | None:
     key = (python, *(env.get(name) for name in _MATTERS))
     known = _found.get(key)
-    # What was found may have been built anew since, which its file tells; or be gone.
+    # What was found may have been rebuilt since, which its file shows, or be gone.
     build = None if known is None else builds.of_package(known)
     if build is not None:
         return build

@@ -38,7 +38,7 @@ def _tried() -> Iterator[tuple[Tree, MemoryLimit, subprocess.Popen[bytes]]]:
     marker = f"doctor-{secrets.token_hex(6)}"
     child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL)
     try:
-        # Without a holder: the other children of this process are none of ours.
+        # Without a holder: the other children of this process are not ours.
         tree = Tree(marker, make_cgroup(marker), holder=None)
         limit = MemoryLimit(2**30, tree)
         tree.add(child.pid)

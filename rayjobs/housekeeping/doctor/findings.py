@@ -13,7 +13,7 @@ class Level(StrEnum):
 
     OK = "OK"
     WARN = "WARN"  # works, but less well, or not for long
-    FAIL = "FAIL"  # jobs will not run, or somebody else could run them
+    FAIL = "FAIL"  # jobs will not run, or another user could run some
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def _named(names: list[str]) -> str:
 
 
 def attempts(place: Place) -> Iterator[Finding]:
-    """Folders of attempts without a live job; what is kept for others and nobody used for long."""
+    """Folders of attempts without a live job; what is kept for others and was unused for long."""
     made = scratch.plan(place.home, workspace=place.workspace, older_than_s=AGE_S, ended_s=ENDED_S)
     dead = [item.name for item in made.items if item.kind == "attempt"]
     data = {"attempts": dead, "bytes": made.bytes, "unused": len(made.items) - len(dead)}
@@ -105,7 +105,7 @@ def environments(place: Place) -> Iterator[Finding]:
 
 
 def processes(place: Place) -> Iterator[Finding]:
-    """Processes of this home's attempts whose host is gone: nobody ends them any more."""
+    """Processes of this home's attempts whose host is gone: nothing else would end them."""
     root = scratch.node_root(place.home)
     hosted, ours = set(), {}
     for _job, folder in scratch.attempt_folders(root):
@@ -176,7 +176,7 @@ def mounts(place: Place) -> Iterator[Finding]:
 
 
 def sockets(place: Place) -> Iterator[Finding]:
-    """Sockets on which nobody listens."""
+    """Sockets on which no process listens."""
     folder = runtime_folder(place.home)
     stale = [
         str(path)

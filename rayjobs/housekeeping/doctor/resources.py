@@ -108,7 +108,7 @@ def _latest_record(place: Place) -> str | None:
         with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=5.0)) as connection:
             row = connection.execute("SELECT MAX(changed_at) FROM jobs").fetchone()
     except sqlite3.Error:
-        return None  # told by the check of the store
+        return None  # reported by the check of the store
     return None if row is None or row[0] is None else str(row[0])
 
 
