@@ -11,15 +11,14 @@ import os
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rayjobs.core.errors import CannotBePlacedError, PrepareError, Problem, SpecError
-from rayjobs.policy.capacity import Capacity, fits_ever
+from rayjobs.policy.capacity import GRAIN, Capacity, fits_ever
 from rayjobs.snapshots.secrets_found import holds_secret, is_sensitive_word
 from rayjobs.spec import requirements
 from rayjobs.spec.model import JobSpec, Packages
-from rayjobs.submit import process_checks
 
 SPEC_LIMIT = 2 * 1024**2  # bytes of a spec as JSON
 ARGUMENTS_LIMIT = 1024**2  # bytes of all arguments
@@ -65,23 +64,21 @@ _SAVED = re.compile(r"saved:sha256:[0-9a-f]{64}")
 _PLACE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/.*")
 
 
-def refuse(
-    spec: JobSpec,
-    *,
-    source: Path | None = None,
-    capacity: Capacity | None = None,
-    job_id: str | None = None,
-) -> None:
-    """Raise when the spec is wrong, or can never be placed; all problems at once.
+def refuse(spec: JobSpec, problems: Sequence[Problem], capacity: Capacity | None) -> None:
+    """Raise if a spec has problems, or can never be placed; all problems at once.
+
+    Args:
+        spec: The spec.
+        problems: What `check` and other checks found.
+        capacity: Of the target; None leaves open whether the job can be placed.
 
     Raises:
         SpecError: something is wrong with the spec (what cannot be placed is listed too).
-        CannotBePlacedError: all is right, but the target can never hold it.
+        CannotBePlacedError: the spec is right, but the target can never hold the job.
     """
-    wrong = check(spec, source=source, job_id=job_id)
     unplaced = fits_ever(spec, capacity) if capacity is not None else []
-    if wrong:
-        raise SpecError(problems=[*wrong, *unplaced])
+    if problems:
+        raise SpecError(problems=[*problems, *unplaced])
     if unplaced:
         lines = "\n".join(f"  - {problem}" for problem in unplaced)
         raise CannotBePlacedError(
@@ -90,23 +87,18 @@ def refuse(
         )
 
 
-def check(
-    spec: JobSpec,
-    *,
-    source: Path | None = None,
-    capacity: Capacity | None = None,
-    job_id: str | None = None,
-) -> list[Problem]:
-    """Return everything that is wrong with a spec; empty when it may be submitted.
+def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = None) -> list[Problem]:
+    """Return everything that is wrong with a spec, whatever its target; empty if nothing is.
 
     Args:
+        spec: The spec.
         source: The source directory on this machine; None leaves its files unchecked.
-        capacity: Of the target; None leaves open whether the job can be placed.
-        job_id: The job's own id, where it is known.
+        job_id: The job's own id, if it is known.
     """
-    problems = [
+    return [
         *_entry(spec, source),
-        *process_checks.check(spec),
+        *_distribution(spec),
+        *_gpus(spec),
         *_text(spec),
         *_variables(spec),
         *_environment(spec),
@@ -114,9 +106,6 @@ def check(
         *_dependencies(spec, job_id),
         *_limits(spec),
     ]
-    if capacity is not None:
-        problems.extend(fits_ever(spec, capacity))
-    return problems
 
 
 def warnings(spec: JobSpec) -> list[str]:
@@ -151,7 +140,7 @@ def warnings(spec: JobSpec) -> list[str]:
             f"{spec.script} is run by Python, as every `script`. Use `command` for a shell "
             f"script, and convert a notebook first"
         )
-    found.extend(process_checks.warnings(spec))
+    found.extend(_idle_gpus(spec))
     ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
     if ray:
         found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is not a Ray process")
@@ -233,6 +222,94 @@ def _scripts(root: Path) -> str:
 
 
 # -- texts and names -----------------------------------------------------------------------------
+
+
+def _idle_gpus(spec: JobSpec) -> Iterator[str]:
+    """Yield a warning if processes have more GPUs than one process uses as a rule."""
+    shape, gpus = spec.distribution, spec.resources.gpus
+    # A command may start one process per GPU itself.
+    if spec.script is None or gpus <= 1:
+        return
+    processes, per_node = shape.processes_per_node, _even(gpus * shape.processes_per_node)
+    backend = "" if shape.backend != "none" else " --backend nccl"
+    yield (
+        f"{processes} process{'es' if processes > 1 else ''} per node for {per_node:g} GPUs: a "
+        f"process uses one GPU as a rule, the others stay idle. `--procs-per-node {per_node:g} "
+        f"--gpus-per-proc 1{backend}` has one for each; a script that spreads its model over its "
+        f"GPUs itself may ignore this"
+    )
+
+
+def _distribution(spec: JobSpec) -> Iterator[Problem]:
+    shape = spec.distribution
+    if spec.command is not None and shape.processes_per_node > 1:
+        yield Problem(
+            "distribution.processes_per_node",
+            f"{shape.processes_per_node} processes, but a `command` is run once per node.",
+            "Use `script`, or one process per node.",
+        )
+    elif shape.backend == "none" and shape.world_size > 1:
+        yield Problem(
+            "distribution.backend",
+            f"none, with {shape.nodes} × {shape.processes_per_node} processes: the processes "
+            f"could not find each other.",
+            "Choose gloo (CPU) or nccl (GPU) (`--backend`); for independent runs submit several "
+            "jobs.",
+        )
+    gpus = spec.resources.gpus
+    if shape.backend == "nccl" and gpus == 0:
+        yield Problem(
+            "distribution.backend",
+            "nccl works between GPUs, and the job requests none.",
+            "Set resources.gpus (`--gpus-per-proc 1`), or use gloo.",
+        )
+    elif shape.backend == "nccl" and gpus < 1 and shape.world_size > 1:
+        yield Problem(
+            "resources.gpus",
+            f"{shape.processes_per_node} processes per node × {gpus:g} are "
+            f"{_even(gpus * shape.processes_per_node):g} GPUs per node: nccl needs a whole GPU "
+            f"for each process.",
+            "Set resources.gpus=1 (`--gpus-per-proc 1`) with one process for each GPU, or use "
+            "gloo, whose processes may share one.",
+        )
+
+
+def _gpus(spec: JobSpec) -> Iterator[Problem]:
+    gpus, processes = spec.resources.gpus, spec.distribution.processes_per_node
+    per_node = _even(gpus * processes)
+    if gpus > 1 and not gpus.is_integer():
+        yield Problem(
+            "resources.gpus",
+            f"{gpus:g} GPUs per process: a process has whole GPUs, or a part of one.",
+            f"Write {int(gpus)} or {int(gpus) + 1}, or a number below 1.",
+        )
+    elif 0 < gpus < 1 / GRAIN:
+        yield Problem(
+            "resources.gpus",
+            f"{gpus:g} is less than the smallest part that Ray can assign.",
+            f"The smallest part is {1 / GRAIN:g}.",
+        )
+    elif per_node > 1 and not per_node.is_integer():
+        yield Problem(
+            "resources.gpus",
+            f"{processes} processes × {gpus:g} are {per_node:g} GPUs per node: a node "
+            f"provides whole GPUs, or a part of one.",
+            f"Change the number of processes or of GPUs so that the product is whole or at "
+            f"most 1, e.g. resources.gpus={_near_share(processes, per_node):g}.",
+        )
+
+
+def _even(amount: float) -> float:
+    return round(amount, 6)
+
+
+def _near_share(processes: int, per_node: float) -> float:
+    """Return the nearest GPUs per process whose product is whole, and exact in decimals."""
+    for whole in (int(per_node) + 1, int(per_node), 1):
+        share = whole / processes
+        if round(share, 4) * processes == whole:
+            return round(share, 4)
+    return 1.0
 
 
 def _text(spec: JobSpec) -> Iterator[Problem]:

@@ -77,7 +77,7 @@ def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None
     }
     spec = build_spec(merge(base, changes))
     if any(name in changes for name in OF_SIZE):
-        checks.refuse(spec, source=None, capacity=_capacity(spec.target))
+        checks.refuse(spec, checks.check(spec), _capacity(spec.target))
     return spec
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, SpecError, UsageError
+from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
 from rayjobs.core.paths import home as default_home
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
@@ -361,7 +361,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         SpecError: the spec is wrong; all problems at once.
         CannotBePlacedError: the target can never hold it.
     """
-    from rayjobs.policy.capacity import fits_ever, pin_types, plan_shape
+    from rayjobs.policy.capacity import pin_types, plan_shape
     from rayjobs.submit import checks
     from rayjobs.submit.project import LOCAL
 
@@ -395,10 +395,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
             needs = credentials.needs_of(workspace, spec)
             problems += credentials.missing(needs, spec.target, home=default_home())
     problems += wrong
-    if problems:
-        unplaced = fits_ever(spec, capacity) if capacity is not None else []
-        raise SpecError(problems=[*problems, *unplaced])
-    checks.refuse(spec, source=source, capacity=capacity)
+    checks.refuse(spec, problems, capacity)
     spec = spec if capacity is None else pin_types(spec, capacity)
     notes = plan_shape(spec, capacity).notes if capacity is not None else ()
     if source is None and spec.command is not None:

@@ -19,12 +19,14 @@ from rayjobs.core.errors import (
     CannotBePlacedError,
     JobFailedError,
     NotFoundError,
+    Problem,
     SpecError,
     UsageError,
 )
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Dependency, Distribution, Resources
+from rayjobs.submit import checks
 from rayjobs.submit.submitting import submit
 from rayjobs.target import revive, starting
 from rayjobs.workspace.folder import open_workspace
@@ -137,6 +139,21 @@ def test_a_wrong_spec_is_refused_and_writes_nothing(
     assert path in [problem.path for problem in told.value.problems]
     assert workspace.store.jobs() == []
     assert started == []
+
+
+def test_a_submit_checks_its_spec_once(
+    workspace: Workspace, source: Path, started: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked: list[JobSpec] = []
+    real = checks.check
+
+    def check(spec: JobSpec, **options: Any) -> list[Problem]:
+        checked.append(spec)
+        return real(spec, **options)
+
+    monkeypatch.setattr(checks, "check", check)
+    submit(workspace.opened, JobSpec(script="train.py"), source=source)
+    assert len(checked) == 1
 
 
 def test_what_can_never_fit_is_refused(workspace: Workspace, source: Path) -> None:

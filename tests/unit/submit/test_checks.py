@@ -238,10 +238,12 @@ def test_a_shell_script_as_script_is_warned_of() -> None:
 
 def test_wrong_specs_and_unplaceable_ones_have_different_errors(source: Path) -> None:
     capacity = Capacity(nodes=(NodeShape(2),), max_nodes=1, shares_machine=True)
-    refuse(spec(), source=source, capacity=capacity)
+    right, large = spec(), spec(resources={"gpus": 1000})
+    unreadable = spec(script="no.py", resources={"gpus": 1000})
+    refuse(right, check(right, source=source), capacity)
     with pytest.raises(CannotBePlacedError, match="1000 GPUs") as caught:
-        refuse(spec(resources={"gpus": 1000}), source=source, capacity=capacity)
+        refuse(large, check(large, source=source), capacity)
     assert caught.value.exit_code == 4
     with pytest.raises(SpecError) as wrong:
-        refuse(spec(script="no.py", resources={"gpus": 1000}), source=source, capacity=capacity)
+        refuse(unreadable, check(unreadable, source=source), capacity)
     assert {problem.path for problem in wrong.value.problems} == {"script", "resources.gpus"}
