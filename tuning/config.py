@@ -270,7 +270,7 @@ def _is(value: object, kind: type) -> bool:
 
 
 def _submit(experiment: Any, config: HyperDriveConfig, **options: Any) -> Any:
-    from rayjobs.tuning.submitter import submit_config  # of use once something is submitted
+    from rayjobs.tuning.submitter import submit_config  # needed for a submit only
 
     return submit_config(experiment, config, **options)
 

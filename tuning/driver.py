@@ -2,7 +2,7 @@
 
 All it knows is in the store, so it may die between any two lines: the next one claims the sweep
 and goes on. A row is written before its job is submitted, the submit has a key of its own, and a
-driver whose claim is no longer the newest is refused by the store and leaves.
+driver whose claim is no longer the newest is refused by the store and ends.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 # it looks all the same, since limits of time pass without anybody's writing.
 POLL_S = 0.005
 LOOK_S = 0.25
-# Of a driver's time, so much at most goes into rounds, however much is written elsewhere.
+# The largest share of a driver's time for rounds, however much others write.
 MOST_BUSY = 1 / 3
 STORE_PAUSE_S = 1.0
 # While no trial has reported the metric, what they report instead is looked at this often.
@@ -143,7 +143,7 @@ class Driver:
         if self._claim is None:
             return False
         self._seen.clear()
-        # What they were asked and told may not have been written: Tune gets the table alone.
+        # Their asks and answers may not have been written: Tune gets the table alone.
         self._sampler = self.spec.sampling.sampler(self.spec.goal)
         self._scheduler = self.spec.policy.scheduler(self.spec.goal)
         self._look_at_sweep()
@@ -225,8 +225,8 @@ class Driver:
                 metric_names=tuple(dict.fromkeys(point.name for point in points)),
             )
             del self._seen[news.job]
-            told = news.failure.message if news.failure is not None else news.reason
-            return conclude(trial, news.state, self.spec, message=told, at=self._clock.now())
+            message = news.failure.message if news.failure is not None else news.reason
+            return conclude(trial, news.state, self.spec, message=message, at=self._clock.now())
         seen.cursor = news.cursor
         if not news.points:
             return trial
@@ -290,7 +290,7 @@ class Driver:
 
     def _carry_out(self, actions: Sequence[Action]) -> None:
         submitted: list[int] = []
-        told = False
+        requested = False
         for action in actions:
             if isinstance(action, Plan | Submit):
                 job = self._submit(self.state.trials[action.number])
@@ -300,8 +300,8 @@ class Driver:
                 job_id = self.state.trials[action.number].job_id
                 if job_id is not None:
                     self._store.request_cancel(job_id, by=f"its sweep: {action.reason}")
-                    told = True
-        if submitted or told:
+                    requested = True
+        if submitted or requested:
             self._wake()
         self._record(submitted)
 

@@ -30,7 +30,7 @@ from rayjobs.workspace.folder import open_workspace
 
 log = logging.getLogger(__name__)
 
-# Drivers that met an error nobody foresaw, with nothing done between them, until the sweep is
+# Drivers that met an unforeseen error, with nothing done between them, until the sweep is
 # given up.
 MOST_FAULTS = 5
 FAULT_EVENT = "driver_fault"
@@ -61,7 +61,7 @@ class SweepsActor:
         # Sockets of this home, whatever home the process was started with.
         os.environ["RAYJOBS_HOME"] = home
         set_up_logging(TargetPaths.of(target, under=Path(home)).log, "sweeps")
-        import rayjobs.tuning.tune  # noqa: F401  # once, while nobody waits for two of them
+        import rayjobs.tuning.tune  # noqa: F401  # once, before a sweep waits for it
 
         self._home = Path(home)
         self._target = target
@@ -103,7 +103,7 @@ class SweepsActor:
         try:
             with open_workspace(path, create=False) as workspace:
                 state = drive(workspace, sweep_id, wake_target=lambda: self._wake(path))
-        except BaseException as error:  # whoever waits must hear of it, whatever it is
+        except BaseException as error:  # the waiting caller must get it, whatever it is
             ended.set_exception(error)
         else:
             ended.set_result(state)
@@ -127,7 +127,7 @@ class SweepsActor:
 def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> str:
     """Drive a sweep to its end; one whose drivers fail and get nowhere is given up.
 
-    A store that is locked or full is waited for, and is no fault.
+    A locked or full store is waited for and does not count as a failure.
 
     Raises:
         Exception: a fault of ours; it is kept in the sweep's history, and the next driver tries.
@@ -150,10 +150,10 @@ def drive(workspace: Any, sweep_id: str, *, wake_target: Callable[[], None]) -> 
     in_vain = sum(1 for one in faults if dict(one.data or {}).get("progress") == done)
     if in_vain < MOST_FAULTS:
         raise fault
-    told = f"its driver failed {in_vain} times in the same place, the last time with {text}"
+    reason = f"its driver failed {in_vain} times in the same place, the last time with {text}"
     if driver is not None:
-        return str(driver.give_up(told))
-    end_unreadable(workspace, sweep_id, told)
+        return str(driver.give_up(reason))
+    end_unreadable(workspace, sweep_id, reason)
     return str(workspace.store.job(sweep_id).state)
 
 
@@ -187,7 +187,7 @@ def progress(store: Store, sweep_id: str) -> list[int]:
     ]
 
 
-def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:
+def end_unreadable(workspace: Any, sweep_id: str, reason: str) -> None:
     """End a sweep whose own definition cannot be read here (written by a later version)."""
     from rayjobs.core.failures import Failure, FailureClass
     from rayjobs.jobs.states import JobState
@@ -198,13 +198,13 @@ def end_unreadable(workspace: Any, sweep_id: str, told: str) -> None:
             sweep_id,
             attempt=claim,
             state=JobState.FAILED,
-            reason=told,
-            failure=Failure(FailureClass.SYSTEM, told),
+            reason=reason,
+            failure=Failure(FailureClass.SYSTEM, reason),
         )
 
 
 def start(workspace: str, sweep_id: str, *, home: str, target: str) -> Future[Any]:
-    """Drive a sweep in the target's process for sweeps, started where there is none.
+    """Drive a sweep in the target's process for sweeps, started if it does not run.
 
     Returns a future that is done when the sweep's driver has ended. The target actor calls it, by
     its name in the sweep's record.

@@ -36,7 +36,7 @@ class PrimaryMetricGoal(StrEnum):
         return self.sign * value > self.sign * other
 
     def best(self, values: Iterable[float]) -> float | None:
-        """Return the best finite value, None where there is none (NaN and infinity never count)."""
+        """Return the best finite value, None without one (NaN and infinity never count)."""
         finite = [value for value in values if math.isfinite(value)]
         if not finite:
             return None

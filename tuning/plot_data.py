@@ -107,7 +107,7 @@ def history(trials: Sequence[TrialRecord], goal: PrimaryMetricGoal) -> History:
                 without.append(trial.number)
             continue
         points.append((trial.number, value, trial.state))
-        if trial.told(goal) is not None:
+        if trial.result(goal) is not None:
             ahead = not leader or goal.is_better(value, leader[-1][1])
             leader.append((trial.number, value if ahead else leader[-1][1]))
     return History(tuple(points), tuple(leader), tuple(without))
@@ -129,7 +129,7 @@ def curves(trials: Sequence[TrialRecord]) -> tuple[Curve, ...]:
 def apart(
     points: Sequence[tuple[float, float]], *, across: float, up: float, reach: float
 ) -> list[float | None]:
-    """Return a height for a text beside each point, so that no two texts overlap.
+    """Return a height for each point's text, so that no two texts overlap.
 
     Args:
         points: (x, y) of each, as shares (0 … 1) of a plot.

@@ -16,7 +16,7 @@ from rayjobs.tuning.trials import TrialRecord, TrialState
 Kind = Literal["history", "parallel", "curves"]
 KINDS: tuple[Kind, ...] = ("history", "parallel", "curves")
 
-# Of a number beside a curve, as shares of the plot's width and height.
+# Of a number at a curve's end, as shares of the plot's width and height.
 _NUMBER_WIDTH = 0.03
 _NUMBER_HEIGHT = 0.026
 _NUMBER_REACH = 0.22
@@ -50,7 +50,7 @@ def write_plot(
     """Draw one plot of a sweep into a file and return its path; makes the folder for it.
 
     Args:
-        path: The name's end says the format: ``.png``, ``.svg`` or ``.pdf``.
+        path: The suffix chooses the format: ``.png``, ``.svg`` or ``.pdf``.
 
     Raises:
         SweepUsageError: no such kind or format, or no trial has reported a finite value yet.
@@ -96,10 +96,13 @@ def make_figure(
         what = f"parameters and best {metric} of each trial"
         _parallel(figure, plot_data.parallel(trials, goal, metric), goal, metric, best)
     # "$" would start a formula.
-    told = "" if found is None else f" · best: trial {best}, {metric} = {found.best(goal):.6g}"
+    best_text = "" if found is None else f" · best: trial {best}, {metric} = {found.best(goal):.6g}"
     figure.suptitle(f"{_plain(name)}: {_plain(what)}", fontsize=12)
     figure.axes[0].set_title(
-        _plain(f"{plot_data.counts_text(trials)}{told}"), fontsize=9, color="#555555", loc="left"
+        _plain(f"{plot_data.counts_text(trials)}{best_text}"),
+        fontsize=9,
+        color="#555555",
+        loc="left",
     )
     return figure
 
@@ -225,7 +228,7 @@ def _curves(figure: Any, data: Sequence[plot_data.Curve], metric: str, best: int
 
 
 def _number_curves(axes: Any, data: Sequence[plot_data.Curve]) -> None:
-    """Write each trial's number beside its curve's end, none over another."""
+    """Write each trial's number at its curve's end, without overlaps."""
     ends = [(curve, *end) for curve in data if (end := curve.end) is not None]
     (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
     axes.set_ylim(low, high)

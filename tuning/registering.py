@@ -32,7 +32,7 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
         return f"registered as model {known}{worse_at_its_end(spec, trial)}"
     wanted = f"trial {trial.number} was not registered as model {spec.register_as!r}"
     if importlib.util.find_spec(REGISTRY) is None:
-        told = f"{wanted}: this version of rayjobs has no model registry"
+        text = f"{wanted}: this version of rayjobs has no model registry"
     else:
         try:
             model = importlib.import_module(REGISTRY).register_best(
@@ -50,10 +50,10 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
             workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
             return f"registered as model {label}{worse_at_its_end(spec, trial)}"
         except (RayjobsError, OSError) as error:
-            told = f"{wanted}: {error}"
-    log.warning("%s: %s", sweep.id, told)
-    workspace.store.add_event(sweep.id, "not_registered", told, attempt=sweep.attempt)
-    return told
+            text = f"{wanted}: {error}"
+    log.warning("%s: %s", sweep.id, text)
+    workspace.store.add_event(sweep.id, "not_registered", text, attempt=sweep.attempt)
+    return text
 
 
 def worse_at_its_end(spec: SweepSpec, trial: TrialRecord) -> str:

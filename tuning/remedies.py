@@ -1,4 +1,4 @@
-"""What to write instead: pydantic's findings in the words of somebody who edits a file."""
+"""Turns pydantic's findings into problems in the terms of a sweep file."""
 
 from __future__ import annotations
 

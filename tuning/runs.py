@@ -45,11 +45,11 @@ class HyperDriveRun(JobRun):
         """Take hold of the sweep `run_id` of an experiment.
 
         Raises:
-            NotFoundError: there is no such sweep (a job's id is refused too).
+            NotFoundError: no such sweep; a job's id is refused too.
         """
         super().__init__(experiment, run_id, **kwargs)
         self._hyperdrive_config = hyperdrive_config
-        self._definition = self._store.sweep(run_id).spec  # so that a wrong id is told now
+        self._definition = self._store.sweep(run_id).spec  # so that a wrong id fails now
 
     @cached_property
     def sweep_spec(self) -> SweepSpec:

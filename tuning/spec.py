@@ -181,7 +181,7 @@ def _is_bayesian_with_policy(data: Mapping[str, Any]) -> bool:
 
 def readable(exc: ValidationError) -> list[Problem]:
     """Return pydantic's findings as problems with a path and a remedy."""
-    # Imported here: of use for errors alone.
+    # Imported here: needed for errors only.
     from rayjobs.tuning.remedies import problem_of
 
     found: list[Problem] = []

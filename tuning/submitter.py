@@ -46,7 +46,7 @@ def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
         name: The sweep's name, which a job without one takes.
 
     Raises:
-        SweepError: it is no job, or one that takes no arguments; paths begin with ``job``.
+        SweepError: not a job, or one without arguments; paths begin with ``job``.
     """
     try:
         data = dict(given)
@@ -70,7 +70,7 @@ def base_job(given: Mapping[str, Any], name: str) -> JobSpec:
 def job_problems(given: Mapping[str, Any]) -> list[Problem]:
     """Return what is wrong with a sweep's ``job`` on its own, its files among it.
 
-    For a sweep that is wrong elsewhere too, so that all is told at once; `check_sweep` asks the
+    For a sweep with other problems too, so that one error has all of them; `check_sweep` asks the
     target and the workspace as well.
     """
     try:

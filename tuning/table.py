@@ -50,7 +50,7 @@ def load_trials(store: Store, sweep_id: str) -> tuple[TrialRecord, ...]:
 
 
 def load_state(store: Store, job: Job, *, now: datetime) -> SweepState:
-    """Return the sweep whose row in the queue is `job`, as its table says.
+    """Return the state of the sweep of job `job`, from its table.
 
     Args:
         now: The wall time, aware.

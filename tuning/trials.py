@@ -72,7 +72,7 @@ class TrialRecord:
         return not all(math.isfinite(value) for value in self.values)
 
     def best(self, goal: PrimaryMetricGoal) -> float | None:
-        """Return its best finite value over its history, None where there is none."""
+        """Return its best finite value over its history; None without one."""
         return goal.best(self.values)
 
     def standing(self, goal: PrimaryMetricGoal) -> float | None:
@@ -84,9 +84,9 @@ class TrialRecord:
             return None
         return self.best(goal)
 
-    def told(self, goal: PrimaryMetricGoal) -> float | None:
+    def result(self, goal: PrimaryMetricGoal) -> float | None:
         """Return what the sampler learns from a final trial: its best value if it completed.
 
-        None for a failed, stopped or diverged one: the sampler counts it as without a result.
+        None for a failed, stopped or diverged one: the sampler counts it as without result.
         """
         return self.standing(goal) if self.state is TrialState.COMPLETED else None

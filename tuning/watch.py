@@ -26,19 +26,19 @@ class News:
 
     def lines(self, state: SweepState) -> list[str]:
         """Return what is new in `state` since the last call, in order of number."""
-        told: list[str] = []
+        lines: list[str] = []
         for trial in state.trials:
             now = (trial.state, trial.stop_requested)
             before = self._known.get(trial.number)
             if now == before:
                 continue
             self._known[trial.number] = now
-            told += self._told(trial, before)
+            lines += self._lines_of(trial, before)
         best = best_trial(state.trials, self._spec.goal)
         if best is not None and best.number != self._best:
             self._best = best.number
-            told.append(f"best so far: trial {best.number}, {self._valued(best)}")
-        return told + self._metric_news(state)
+            lines.append(f"best so far: trial {best.number}, {self._valued(best)}")
+        return lines + self._metric_news(state)
 
     def _metric_news(self, state: SweepState) -> list[str]:
         """Say once that the metric is missing, and when it has come."""
@@ -53,19 +53,19 @@ class News:
             return [f"the sweep's metric {self._spec.metric!r} has been reported now"]
         return []
 
-    def _told(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
-        told = []
+    def _lines_of(self, trial: TrialRecord, before: tuple[TrialState, bool] | None) -> list[str]:
+        lines = []
         name = f"trial {trial.number}"
         if trial.job_id is not None and (before is None or before[0] is TrialState.PLANNED):
-            told.append(f"{name} submitted: {parameters_text(trial)}")
+            lines.append(f"{name} submitted: {parameters_text(trial)}")
         if trial.state is TrialState.COMPLETED:
-            told.append(f"{name} completed: {self._valued(trial)}")
+            lines.append(f"{name} completed: {self._valued(trial)}")
         elif trial.is_final:
             if not (before is not None and before[1] and trial.state is TrialState.CANCELED):
-                told.append(self._reason(trial))
+                lines.append(self._reason(trial))
         elif trial.stop_requested:
-            told.append(self._reason(trial))
-        return told
+            lines.append(self._reason(trial))
+        return lines
 
     def _reason(self, trial: TrialRecord) -> str:
         name = f"trial {trial.number}"
@@ -166,7 +166,7 @@ def _cells(row: Row, trial: TrialRecord, shown: Mapping[int, str]) -> tuple[str,
 def fitted(
     cells: Sequence[tuple[str, ...]], columns: int
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return header and rows of a table that tells in so many characters why trials ended.
+    """Return header and rows of a table with trials' reasons that fits into `columns`.
 
     Where there is too little room the jobs are left out and the reasons said shorter; reasons
     then get the room that they need, and parameters what is left.

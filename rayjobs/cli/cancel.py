@@ -93,12 +93,12 @@ def cancel(
         print_json(results)
         return
     for result in results:
-        click.echo(f"{result['id']}{_told(result['was'], result['state'])}")
+        click.echo(f"{result['id']}{_outcome(result['was'], result['state'])}")
     if not results:
         settings.note("Nothing to cancel.")
 
 
-def _told(was: JobState, now: JobState) -> str:
+def _outcome(was: JobState, now: JobState) -> str:
     if was.is_final:
         return f" has already ended ({was})"
     if now.is_final:

@@ -1,7 +1,7 @@
 """What shells offer for a value: read from the workspace, the home and the job file's own tables.
 
 Each source is a function of the call's settings and what was typed; none imports ray, and none
-raises: a shell that completes is no place for errors.
+raises: an error would spoil the shell's prompt.
 """
 
 from __future__ import annotations

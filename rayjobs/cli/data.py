@@ -86,7 +86,7 @@ def put(settings: Settings, files: tuple[str, ...], destination: str, *, overwri
         print_json({"datastore": name, "path": target, **counts, "left_out": left_out})
     else:
         whole = f"stored {counted(watch.files, 'file')} ({size_text(watch.bytes)}) in {place}"
-        click.echo(_told(done, "stored", place, whole))
+        click.echo(_summary(done, "stored", place, whole))
         if not done.differing:
             settings.note(f"use it: rayjobs submit … --input data={place}")
     if left_out:  # with -q too: the data there is not all that is here
@@ -124,11 +124,11 @@ def get(settings: Settings, source: str, folder: str, *, overwrite: bool) -> int
         print_json({"source": source, "folder": folder, **counts})
     else:
         whole = f"fetched {counted(len(fetched), 'file')} ({size_text(size)}) into {folder}"
-        click.echo(_told(done, "fetched", folder, whole))
+        click.echo(_summary(done, "fetched", folder, whole))
     return Exit.FAILED if done.differing else Exit.DONE
 
 
-def _told(done: Tally, verb: str, place: str, whole: str) -> str:
+def _summary(done: Tally, verb: str, place: str, whole: str) -> str:
     """Return the sentence at a transfer's end: `whole` if every file was really moved."""
     return f"{place}: {done.sentence(verb, 'use --overwrite')}" if done.kept else whole
 
@@ -150,7 +150,7 @@ def ls(settings: Settings, place: str) -> None:
         catalogue = workspace.catalogue
         if place.startswith(DATASET):
             name = place.removeprefix(DATASET).partition(":")[0]
-            catalogue.dataset(name)  # says what there is, if not this one
+            catalogue.dataset(name)  # its error names the datasets that exist
             _list_datasets(settings, catalogue, catalogue.dataset_versions(name))
         elif place:
             store, _, path = place.partition("/")
@@ -270,7 +270,7 @@ def register(
 
 
 def _note_same_files(settings: Settings, catalogue: Catalogue, made: DatasetRecord) -> None:
-    """Say that a version that was just made has the files of an earlier one, if it has."""
+    """Note if a new version has the same files as an earlier one."""
 
     def contents(record: DatasetRecord) -> list[tuple[Any, ...]]:
         # A file that was only touched has the same digest, and another etag.
@@ -318,7 +318,7 @@ def rm(settings: Settings, name: str, force: bool) -> None:
         try:
             models = workspace.catalogue.remove_dataset(title, version, force=force)
         except DatasetInUse as error:
-            # The sentence ends as Python says it; here this is an option.
+            # The library's sentence ends with a Python argument; here it is an option.
             raise DatasetInUse(str(error).replace("force it.", "give --force.")) from None
     if settings.as_json:
         print_json({"deleted": f"{title}:{version}", "models": list(models)})

@@ -40,7 +40,7 @@ class DatastoreName(ParamType):
             with settings.open() as workspace:
                 records = workspace.catalogue.datastores()
         except RayjobsError:
-            return []  # a shell that completes is no place for errors
+            return []  # an error would spoil the shell's prompt
         return [CompletionItem(one.name) for one in records if one.name.startswith(incomplete)]
 
 
@@ -173,7 +173,7 @@ def rm(settings: Settings, name: str, *, force: bool) -> None:
         try:
             found.unregister(force=force)
         except DatastoreInUse as error:
-            # The sentence ends as Python says it; here these are an option and another command.
+            # The library's sentence ends in Python; here these are an option and another command.
             text = str(error).replace("force it.", "give --force.")
             raise type(error)(
                 text.replace(

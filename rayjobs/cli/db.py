@@ -126,7 +126,7 @@ def _store(settings: Settings) -> Path:
     """Return the store's file without opening it, which would upgrade it.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is no store.
     """
     from rayjobs.core.errors import NotFoundError
     from rayjobs.store.witness import Witness

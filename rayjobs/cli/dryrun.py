@@ -123,7 +123,7 @@ def _array_notes(spec: JobSpec) -> list[str]:
 
 
 def _workspace(settings: Settings, stack: ExitStack) -> OpenWorkspace:
-    """Open the workspace that is there; where there is none, an empty one in memory."""
+    """Open the existing workspace, or an empty one in memory."""
     path = locate(settings.workspace)
     if WorkspaceFiles(path).record.exists():
         return stack.enter_context(open_workspace(path, create=False))
@@ -185,7 +185,7 @@ def _is_idle(view: TargetView, shape: Shape) -> bool:
 
 
 def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
-    """Return the launcher's plan: what each node's attempt host would be told."""
+    """Return the launcher's plan: what each node's attempt host would get."""
     now = datetime.now(UTC)
     job = Job(
         id=NO_ID,
@@ -213,8 +213,8 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
     for plan in plans:
         for key in UNKNOWN:
             plan.pop(key)
-        beside = plan.get("beside") or {}
-        for part in (beside, *beside.get("peers", ())):
+        extras = plan.get("beside") or {}
+        for part in (extras, *extras.get("peers", ())):
             part.pop("socket", None)
     return plans
 

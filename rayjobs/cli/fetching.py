@@ -121,7 +121,7 @@ def fetch(
 
 
 class _Progress:
-    """One line on a terminal that says what is being fetched."""
+    """One line on a terminal that shows which file is being fetched."""
 
     def __init__(self, settings: Settings, total_bytes: int) -> None:
         self.done_bytes = 0

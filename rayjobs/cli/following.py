@@ -1,4 +1,4 @@
-"""Follows jobs to their end: says each stage on stderr, shows what they print on stdout."""
+"""Follows jobs to their end: stages on stderr, the jobs' output on stdout."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ class Stages:
             self._was_over = is_first
             return job
         if job.attempt == self._printed and job.state in _BEFORE_OUTPUT:
-            return job  # it runs, as its output says; its target writes that next
+            return job  # it has output, so it runs; its target records that next
         stage = _stage(job.state, job.attempt)
         again = job.state is JobState.QUEUED and job.attempt > self._attempt
         self._attempt = job.attempt
         if stage != self._said or again:
             self._said, self._reason = stage, ""
-            # A job that waits says why; one put back says what happened to its attempt.
+            # A waiting job has a reason; one put back, what happened to its attempt.
             self._tell(stage, job.reason if job.state is JobState.QUEUED and job.attempt else "")
         if now_s - self._outlook_s >= OUTLOOK_EVERY_S:
             self._outlook_s = now_s
@@ -72,7 +72,7 @@ class Stages:
         return job
 
     def printed(self, attempt: int) -> None:
-        """Say that an attempt runs, before its first output is shown.
+        """Note that an attempt runs, before its first output is shown.
 
         The state is read at times only: by then the job may have printed all it has to, and ended.
         """
@@ -118,7 +118,7 @@ def follow_logs(
     """Show what a rank prints until the job has ended; return the job as it ended.
 
     Args:
-        tail: Of what was printed before, show the last so many lines only; None shows all.
+        tail: The number of earlier lines to show; None shows all.
     """
     stages = Stages(workspace, job_id, screen.note)
     stages.look()
@@ -196,7 +196,7 @@ def await_end(
 
 
 def detached_text(settings: Settings, job: Job) -> str:
-    """Return what Ctrl-C says: the job goes on, and how to reach or end it."""
+    """Return the note after Ctrl-C: the job goes on, and how to reach or end it."""
     short = short_id(job)
     return (
         f"detached; {job.id} keeps running.\n"

@@ -171,6 +171,6 @@ def end_text(job: Job | JobLine) -> str:
     """Return how a finished job ended, in one line."""
     if job.failure is not None:
         return f"{job.state} ({job.failure.failure_class}): {job.failure.message}"
-    # A sweep or an array that completed counts its members there; a job says what is missing.
-    is_told = job.state != "Completed" or job.kind == "job"
-    return f"{job.state}: {job.reason}" if job.reason and is_told else job.state
+    # A sweep or an array that completed has its counts as reason; a job, what is missing.
+    shows_reason = job.state != "Completed" or job.kind == "job"
+    return f"{job.state}: {job.reason}" if job.reason and shows_reason else job.state

@@ -120,7 +120,7 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; a closed pipe is told as such, where click would exit with 1."""
+        """Run the command; a closed pipe has its own exit code, where click would exit with 1."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError as error:

@@ -48,7 +48,7 @@ class ModelName(ParamType):
             with settings.open() as workspace:
                 found = workspace.store.models()
         except RayjobsError:
-            return []  # a shell that completes is no place for errors
+            return []  # an error would spoil the shell's prompt
         names = sorted({one.name for one in found}) + [f"{m.name}:{m.version}" for m in found]
         return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
@@ -136,7 +136,7 @@ def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) ->
     with settings.open() as workspace:
         store = workspace.store
         if name is not None:
-            store.model(name)  # says which there are when there is no such
+            store.model(name)  # its error names the models that exist
         found = store.models(
             name=name,
             run=None if run is None else store.find(run).id,
@@ -330,7 +330,7 @@ def _metric_text(one: ModelVersion) -> str:
     if not primary:
         return "-"
     text = f"{primary['name']} {primary['value']:g}"
-    # The files are those of the end, so the value at the end is told where it is another one.
+    # The files are those of the end, so a different value at the end is shown too.
     last = one.lineage.get("metrics", {}).get(primary["name"], primary["value"])
     if last != primary["value"]:
         text += f" (last {last:g})" if isinstance(last, float | int) else f" (last {last})"

@@ -25,7 +25,7 @@ def newest_named(settings: Settings, store: Store, text: str, *, kind: str | Non
         kind: Look among jobs of this kind alone, such as ``sweep``.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: no such job.
         UsageError: `text` is the beginning of several ids, and no job's name.
     """
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 LOCAL = "local"
 NOT_RESPONDING = "NotResponding"
 ANSWER_S = 1.0
-# Of so many jobs alone is asked; of more, about all that wait.
+# Up to this number, the target is asked about each job; above it, about all that wait.
 ASKED_BY_NAME = 100
 
 
@@ -31,7 +31,8 @@ class Outlook:
     """How one job stands, beyond what its record says.
 
     Attributes:
-        state: As shown: the job's own, or NotResponding when it is live and nobody answers.
+        state: As shown: the job's own, or NotResponding if it is live and no
+            target answers.
         reason: Why it waits, or what is amiss; empty when there is nothing to say.
         position: Place in the queue from 1, as the target's policy sees it; None if unknown.
         is_scaling: Its place waits for nodes of the cluster to start.
@@ -128,7 +129,7 @@ class _Answer:
 
     @property
     def is_absent(self) -> bool:
-        """Whether nobody listens there."""
+        """Whether no process listens there."""
         return self.status is None and not self.is_late
 
 

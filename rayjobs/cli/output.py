@@ -61,7 +61,7 @@ def state_colour(state: str) -> str:
 
 
 def ago_text(at: datetime | None, *, now: datetime | None = None) -> str:
-    """Return how long ago something was, e.g. ``3m ago``; a dash when it was not."""
+    """Return how long ago something was, e.g. ``3m ago``; a dash for None."""
     if at is None:
         return "-"
     seconds = ((now or datetime.now(UTC)) - at).total_seconds()
@@ -79,7 +79,7 @@ def local_time(at: datetime | None) -> str:
 
 
 def width() -> int:
-    """Return how many columns stdout shows; wide where it is no terminal, so nothing is cut."""
+    """Return the number of columns of stdout; a large one for files, so that nothing is cut."""
     return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
 
 
@@ -92,10 +92,10 @@ def talk(text: str) -> str:
 
 
 def wrapped(text: str, columns: int) -> str:
-    """Return text whose lines fit into so many columns where that needs no cut inside a word.
+    """Return text with its lines wrapped at `columns`; words are never cut.
 
-    Words are what stands between blanks, so flags, paths and ids stay whole. A line that goes on
-    is indented like the line it belongs to, by two more. Lines with columns (two blanks in them)
+    Blanks separate words, so flags, paths and ids stay whole. A continued line is indented by two
+    more than its first. Lines with columns (two blanks in them)
     stay as they are.
     """
     return "\n".join(_wrapped_line(line, columns) for line in text.split("\n"))
@@ -155,7 +155,7 @@ def table(
     Args:
         right: Columns that are aligned to the right.
         colours: Per row and column, a colour, as a callable's result of the caller.
-        columns: The last column is cut to fit into so many characters; None: the terminal.
+        columns: The last column is cut to fit into this width; None: the terminal's.
     """
     # What a job or another user named must not forge a line, nor move the cursor.
     cells = [list(header), *[[one_line(cell) for cell in row] for row in rows]]

@@ -134,7 +134,7 @@ def _rules(
 
 
 def _is_wanted(made: Plan | None, leftovers: ScratchPlan | None, yes: bool) -> bool:
-    """Return whether to go on; asks where nobody said so. With nothing to do: no."""
+    """Return whether to go on; asks unless the command line decided. False with nothing to do."""
     if not ((made and (made.units or made.going)) or (leftovers and leftovers.items)):
         return False
     return yes or click.confirm("Remove this?", err=True)

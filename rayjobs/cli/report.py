@@ -100,7 +100,7 @@ def _sections(made: QueueReport) -> list[str]:
 
 
 def _left_out(counts: Estimated) -> str:
-    """Say how many jobs the figures of estimates are not about."""
+    """Return a note on the number of jobs that the figures of estimates leave out."""
     lines = []
     at_once = duration_text(AT_ONCE_S)
     if counts.waited:

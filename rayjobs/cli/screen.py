@@ -1,4 +1,4 @@
-"""Foreign bytes to stdout: unchanged into files and pipes, made safe on a terminal."""
+"""Writes a job's output to stdout: unchanged to files and pipes, made safe on a terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Screen:
         self._is_at_start = True
 
     def write(self, data: bytes) -> None:
-        """Write bytes and flush them: who follows a log sees each line as it comes."""
+        """Write bytes and flush them, so that a followed log shows each line at once."""
         if not data:
             return
         if self._shower is not None:
@@ -46,7 +46,7 @@ class Screen:
             sys.stdout.flush()
 
     def note(self, text: str) -> None:
-        """Say something on stderr, on a line of its own."""
+        """Print a note on stderr, on a line of its own."""
         if self._settings.quiet:
             return
         if not self._is_at_start and self._is_terminal and sys.stderr.isatty():

@@ -39,14 +39,14 @@ class Settings:
         """Open the workspace of this call.
 
         Raises:
-            NotFoundError: there is none, and `create` is off.
+            NotFoundError: no workspace exists, and `create` is off.
         """
         from rayjobs.workspace.folder import locate, open_workspace
 
         return open_workspace(locate(self.workspace), create=create)
 
     def note(self, text: str) -> None:
-        """Say something that is not data: on stderr, wrapped at words, not with `--quiet`."""
+        """Print a note on stderr, wrapped at words; nothing with `--quiet`."""
         if not self.quiet:
             click.echo(talk(text), err=True)
 
@@ -61,7 +61,7 @@ class Settings:
 
 
 class CommandList(click.Group):
-    """A group whose help says what each command does in a whole sentence."""
+    """A group whose help describes each command in a whole sentence."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

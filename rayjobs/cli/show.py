@@ -157,14 +157,14 @@ def _head(
     lost: list[str],
 ) -> list[tuple[str, str]]:
     place = f" (number {outlook.position} in the queue)" if outlook.position else ""
-    is_told = job.failure is None and job.state is not JobState.COMPLETED
+    shows_reason = job.failure is None and job.state is not JobState.COMPLETED
     ran = ran_s(job, earlier_s=earlier_s)
     return [
         ("Job", job.id),
         ("Name", name_of(job)),
         ("Script" if job.spec.script else "Command", _what(job)),
         ("State", f"{outlook.state}{place}"),
-        ("Reason", _reason(job, outlook) if is_told else ""),
+        ("Reason", _reason(job, outlook) if shows_reason else ""),
         ("Held", plain_text(job.held) if job.held else ""),
         (
             "Members",
@@ -238,7 +238,7 @@ def _array_text(job: Job) -> str:
 
 
 def _input_text(one: dict[str, Any]) -> str:
-    """Say what an input is, and once a node had it, which bytes it was."""
+    """Describe an input, and its bytes once a node had it."""
     text = f"{one['source']} ({one['mode']})"
     if "how" not in one:
         return text

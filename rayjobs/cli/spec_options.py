@@ -244,7 +244,7 @@ def named_by_option(
 
     Args:
         defaults: Fields that a default filled, and what set it.
-        only_options: There is no job file: everything that is wrong has an option.
+        only_options: There is no job file, so an option can mend every problem.
     """
     typed = {
         path: _flag(option)

@@ -1,4 +1,4 @@
-"""How a dry run says what starts the processes of its plan, and what tells each its rank."""
+"""Describes, for a dry run, what starts the processes of a plan and how each learns its rank."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _command(spec: Mapping[str, Any], host: Mapping[str, Any]) -> str:
 
 
 def _is_shown(name: str, backend: str) -> bool:
-    """Return whether a variable says what its rank is: to Horovod it is by names of its own."""
+    """Return whether a variable holds a rank; Horovod has names of its own."""
     if backend == "horovod-gloo":
         return name.startswith("HOROVOD_") and not name.startswith("HOROVOD_GLOO_RENDEZVOUS_")
     return not name.startswith(LEFT_OUT)

@@ -46,7 +46,7 @@ _DEFAULT_NAME = "rayjobs.default_name"
 
 
 class SubmitCommand(click.Command):
-    """Takes what stands after ``--`` as the script's own arguments, whatever it looks like."""
+    """Takes everything after ``--`` as the script's own arguments."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split at the first ``--``."""
@@ -66,7 +66,7 @@ class SubmitCommand(click.Command):
 
 
 def script_arguments() -> tuple[str, ...] | None:
-    """Return what stands after ``--`` on this command line; None where there is no ``--``."""
+    """Return the words after ``--`` on this command line; None without ``--``."""
     given = click.get_current_context().meta.get(_ARGUMENTS)
     return None if given is None else tuple(given)
 
@@ -250,7 +250,7 @@ def _submit(
 
 
 def note_submitted(settings: Settings, done: Submitted, workspace: OpenWorkspace) -> None:
-    """Say what the submitter should know; a warning about the source only once per change."""
+    """Print warnings and notes; a warning about the source once per change only."""
     packed = done.packed
     for warning in warnings_to_show(settings, done.warnings, packed, workspace):
         settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning}")
@@ -284,7 +284,7 @@ def snapshot_line(summary: Summary) -> str:
 
 
 def tell(settings: Settings, done: Submitted) -> None:
-    """Print the id, and beside it what to type next."""
+    """Print the id on stdout, and the next commands on stderr."""
     job = done.job
     if settings.as_json:
         details = {"created": done.created, "warnings": done.warnings, "notes": done.notes}

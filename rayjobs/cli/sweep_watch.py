@@ -1,4 +1,4 @@
-"""Stays with a sweep: a live table on a terminal, a line for each thing that happens elsewhere."""
+"""Follows a sweep: a live table on a terminal, elsewhere a line for each event."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _COLOURS = {
 
 
 def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_target: bool) -> int:
-    """Follow a sweep to its end; return the exit code that tells how it ended.
+    """Follow a sweep to its end; return the exit code of its outcome.
 
     Args:
-        start_target: Start its target where it does not run, and say how that goes.
+        start_target: Start its target if it does not run, and report the start.
     """
     from rayjobs.tuning.spec import parse_sweep
 
@@ -87,9 +87,9 @@ def _warn_of_its_end(
     from rayjobs.tuning.registering import worse_at_its_end
 
     _, state = _look(workspace, job.id)
-    told = worse_at_its_end(spec, state.trials[int(job.properties["best_trial"])])
-    if told:
-        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {told.lstrip('; ')}")
+    warning = worse_at_its_end(spec, state.trials[int(job.properties["best_trial"])])
+    if warning:
+        settings.note(f"{settings.style('warning', 'yellow', err=True)}: {warning.lstrip('; ')}")
 
 
 def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
@@ -101,7 +101,7 @@ def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
 
 
 def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
-    """Print what happens, a line each; with how it stands at the end."""
+    """Print a line for each event, and the final state."""
     from rayjobs.tuning.watch import News, head_line
 
     news = News(spec)
@@ -117,7 +117,7 @@ def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
 
 
 def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
-    """Draw the table again and again in its place; leave the last one standing."""
+    """Redraw the table in place until the end; print the last one."""
     redrawn = Redrawn()
     job, state = _look(workspace, sweep_id)
     try:
@@ -170,10 +170,10 @@ def trials_table(
     columns: int | None = None,
     shown: Mapping[int, str] | None = None,
 ) -> str:
-    """Return the trial table as text: the best is marked, what ended says why.
+    """Return the trial table as text: the best is marked, ended trials have a reason.
 
     Args:
-        rows: At most so many: the running ones, the best, the latest.
+        rows: The largest number of rows: running trials, the best, the latest.
         columns: The width to fit into; None takes the terminal's.
         shown: States of unfinished trials by number, see `sweepviews.stands`.
     """

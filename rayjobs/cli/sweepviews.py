@@ -27,7 +27,7 @@ def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = Fa
         strict: Refuse a name that several sweeps have; else the newest is meant, and it is said.
 
     Raises:
-        NotFoundError: there is none, or `text` names a job that is none.
+        NotFoundError: no such sweep, or `text` names a job that is not a sweep.
         UsageError: `text` names several.
     """
     try:
@@ -37,7 +37,7 @@ def find_sweep(settings: Settings, store: Store, text: str, *, strict: bool = Fa
             found = newest_named(settings, store, text, kind="sweep")
     except NotFoundError as error:
         try:
-            found = store.find(text)  # one job: `sweep` says that it is none
+            found = store.find(text)  # one job: `sweep` refuses it if it is not a sweep
         except (NotFoundError, UsageError):
             raise error from None
     return store.sweep(found.id).job.id

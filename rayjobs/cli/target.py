@@ -235,7 +235,7 @@ def use(settings: Settings, name: str | None) -> None:
         from rayjobs.core.paths import home
         from rayjobs.target.record import load_target
 
-        load_target(name, home=home())  # says which targets there are when there is no such
+        load_target(name, home=home())  # its error names the targets that exist
         use_target(name)
     found = default_target()
     if settings.as_json:

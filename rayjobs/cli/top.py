@@ -50,7 +50,7 @@ def top(settings: Settings, target: str | None, once: bool) -> int:
     from rayjobs.submit.project import default_target
 
     target = target or default_target().name
-    load_target(target, home=home())  # says which there are, should it be none
+    load_target(target, home=home())  # its error names the targets that exist
     with settings.open() as workspace:
         if settings.as_json:
             print_json(look(workspace, target))
@@ -60,7 +60,7 @@ def top(settings: Settings, target: str | None, once: bool) -> int:
             return 0
         while True:
             lines = _lines(look(workspace, target))
-            # Written over what stands there: clearing first would flicker.
+            # Written over the old lines: clearing first would flicker.
             text = "".join(f"{cut(line, width())}\x1b[K\n" for line in lines)
             click.echo(f"\x1b[H{text}\x1b[J", nl=False)
             time.sleep(AGAIN_S)

@@ -39,7 +39,7 @@ def require_experiment(store: Store, name: str | None) -> None:
     """Check that a job or sweep of this experiment exists.
 
     Raises:
-        UsageError: there is none; the message has the nearest names.
+        UsageError: no such name; the message has the nearest ones.
     """
     known = dict.fromkeys(job.experiment for job in store.job_lines(JobFilter(members=False)))
     if name is not None and known and name not in known:

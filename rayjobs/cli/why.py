@@ -74,8 +74,8 @@ def why(settings: Settings, job: str) -> None:
     if found.state is JobState.QUEUED:
         place = f" (number {outlook.position} in the queue)" if outlook.position else ""
         reason = outlook.reason
-        told = reason[5:] if reason.startswith("waits ") else f": {reason}"
-        click.echo(plain_text(f"{found.id} waits{place}{told}"))
+        rest = reason[5:] if reason.startswith("waits ") else f": {reason}"
+        click.echo(plain_text(f"{found.id} waits{place}{rest}"))
         details = facts(_details(found, decision, ahead, waits_for))
         if details:
             click.echo(plain_text(details))
@@ -101,7 +101,7 @@ def _next_member(store: Store, job: Job) -> Job:
 
 
 def _decision(workspace: Path, job: Job) -> dict[str, Any] | None:
-    """Return what the target's policy decided about a job; None: nobody answers, or nothing."""
+    """Return what the target's policy decided about a job; None without an answer."""
     if job.state is not JobState.QUEUED:
         return None
     request = TargetRequest("explain", key=key_of(workspace, job))
@@ -192,14 +192,14 @@ def _details(
 
 
 def _command(job: Job, change: Mapping[str, Any]) -> str:
-    """Return the command that makes the change which would start the job; empty: there is none."""
-    told = {
+    """Return the command that makes the change which would start the job; empty if none would."""
+    options = {
         "max_duration_s": lambda value: f"--max-duration {duration_text(value, exact=True)}",
         "priority": lambda value: f"--priority {value:g}",
         "nodes": lambda value: f"--nodes {value:g}",
     }
-    options = [told[name](float(value)) for name, value in change.items() if name in told]
-    return f"rayjobs update {short_id(job)} {' '.join(options)}" if options else ""
+    chosen = [options[name](float(value)) for name, value in change.items() if name in options]
+    return f"rayjobs update {short_id(job)} {' '.join(chosen)}" if chosen else ""
 
 
 def _short_nodes(text: str, decision: Mapping[str, Any]) -> str:

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-# From so many on, one call for their whole file system is faster than one for each.
+# From this number of files on, one call for the file system is faster than one for each.
 _MANY = 16
 
 

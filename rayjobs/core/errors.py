@@ -11,7 +11,7 @@ RayjobsError
 │   │   ├── StoreFullError    its disk is full
 │   │   │   └── StorageFullError  the disk of its files (blobs) is full
 │   │   ├── StoreVersionError client and store do not match
-│   │   └── UnreadableSpecError the spec of a job in the store is none
+│   │   └── UnreadableSpecError the stored spec of a job cannot be read
 │   └── TargetError      a compute target cannot be started or reached
 ├── TransitionError      the state table has no such step
 │   └── TakenOverError   another driver has claimed the sweep, or it has ended
@@ -134,7 +134,7 @@ class StorageFullError(StoreFullError):
 
 
 class UnreadableSpecError(StoreError):
-    """What the store has as the spec of a job is none, or one of a later version."""
+    """The stored spec is not readable, or was written by a later version."""
 
 
 class StoreVersionError(StoreError):
@@ -160,7 +160,7 @@ class SnapshotError(RayjobsError):
 
 
 class PrepareError(RayjobsError):
-    """A node could not prepare an attempt; `failure_class` says whose fault it is.
+    """A node could not prepare an attempt; `failure_class` is the kind of fault.
 
     `lines` are those of a log that matter, oldest first; `is_outage`: a storage does not answer;
     `is_permanent`: another attempt would fail in the same way (see `Failure`).

@@ -2,7 +2,7 @@
 
 A path that is joined and then deleted means something else once a part of it has become a link, or
 a mount. So every step is taken from a folder that is held open, and a victim is first renamed
-beside itself: whoever swaps things under the old name finds nothing to swap.
+within its folder: a program that swaps things under the old name finds nothing to swap.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class OwnFolder:
         os.close(self._handle)
 
     def entries(self, relative: str = "") -> list[tuple[str, os.stat_result]]:
-        """Return names and status (of links themselves) in a folder; empty where it is none."""
+        """Return names and status (of links themselves) in a folder; empty if it is not one."""
         try:
             with self._folder(relative) as handle:
                 return list(_entries(handle))
@@ -121,7 +121,7 @@ class OwnFolder:
     def measure(self, relative: str) -> Removed:
         """Return what `remove` would remove; changes nothing. Below 64 levels it does not look."""
         found = Removed()
-        with self._told(relative, found), self._parent_of(relative) as (parent, name):
+        with self._recording(relative, found), self._parent_of(relative) as (parent, name):
             self._refuse_mounts(relative)
             info = os.stat(name, dir_fd=parent, follow_symlinks=False)
             if stat.S_ISDIR(info.st_mode):
@@ -139,11 +139,11 @@ class OwnFolder:
         What is not there is fine. A folder in which something is mounted stays as it is.
 
         Args:
-            only_if: Asked once the victim is out of reach under its name; where it says no, the
-                victim is put back under its name.
+            only_if: Asked once the victim has its new name; if it returns False, the victim gets
+                its name back.
         """
         removed = Removed()
-        with self._told(relative, removed), self._parent_of(relative) as (parent, name):
+        with self._recording(relative, removed), self._parent_of(relative) as (parent, name):
             self._refuse_mounts(relative)
             aside = name if original_name(name) else _aside_name(name)
             if aside != name:
@@ -166,7 +166,7 @@ class OwnFolder:
         return True
 
     @contextmanager
-    def _told(self, relative: str, removed: Removed) -> Iterator[None]:
+    def _recording(self, relative: str, removed: Removed) -> Iterator[None]:
         """Note why something stays; what is not there is fine."""
         try:
             yield
@@ -314,7 +314,7 @@ def _put_back(parent: int, aside: str, name: str, info: os.stat_result) -> None:
     try:
         os.link(aside, name, src_dir_fd=parent, dst_dir_fd=parent, follow_symlinks=False)
     except FileExistsError:
-        pass  # written anew under its name meanwhile: the same bytes, and this copy is to spare
+        pass  # written again under its name meanwhile: the same bytes, and this copy is spare
     os.unlink(aside, dir_fd=parent)
 
 

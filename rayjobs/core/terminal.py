@@ -1,4 +1,4 @@
-"""Makes foreign output safe to show on a terminal: escapes, controls, bytes that are no text."""
+"""Makes foreign output safe to show on a terminal: escapes, controls, bytes that are not text."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def safe_text(text: str, *, colour: bool) -> str:
 class Shower:
     """Turns chunks of a log into text for a terminal, across the cuts between them.
 
-    Bytes that are no UTF-8 are replaced; a character or escape sequence that a chunk cuts in
-    two is held back until its rest comes (at most 4 kB).
+    Bytes that are not UTF-8 are replaced; a character or escape sequence that a chunk cuts in
+    two is held back until the rest arrives (at most 4 kB).
     """
 
     def __init__(self, *, colour: bool) -> None:

@@ -13,10 +13,10 @@ _PART = re.compile(r"(\d{1,18})(?:-(\d{1,18})(?::(\d{1,18}))?)?")
 
 
 def split_limit(text: str) -> tuple[str, int | None]:
-    """Return the indices and the limit of e.g. ``0-15%4``; None where there is no ``%``.
+    """Return the indices and the limit of e.g. ``0-15%4``; None without ``%``.
 
     Raises:
-        ValueError: what stands behind the ``%`` is no number from 1.
+        ValueError: the text after ``%`` is not a whole number, 1 or more.
     """
     indices, separator, limit = text.partition("%")
     if not separator:

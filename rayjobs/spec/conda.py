@@ -18,7 +18,7 @@ from rayjobs.spec.text import parse_yaml
 
 _PYTHON = re.compile(r"python\s*(?:={1,2}\s*([0-9][0-9.]*?)(?:\.?\*)?|([<>!~][^\s\[]*))?\s*")
 _PIP = re.compile(r"(?:pip|setuptools|wheel)\s*(?:[<>=!~ ].*)?")
-# Said by conda of where and under which name to install: nothing of it changes what is installed.
+# Where and under which name conda installs: they do not change what is installed.
 _WITHOUT_EFFECT = frozenset({"name", "channels", "prefix"})
 _MOST_NAMED = 8
 
@@ -42,7 +42,7 @@ def read(path: Path, *, field: str = "environment") -> Specification:
 
     Raises:
         NotFoundError: no such file.
-        SpecError: it is no specification, or needs conda; names every package that does.
+        SpecError: not a specification, or it needs conda; names every package that does.
     """
     path = path.expanduser().absolute()
     text = requirements.text_of(path, field)

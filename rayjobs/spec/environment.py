@@ -20,7 +20,7 @@ def is_file_name(text: str) -> bool:
 
 
 def anchored(value: Any, folder: Path) -> Any:
-    """Return what a spec file says under `environment`, its files' paths made absolute.
+    """Return a spec file's `environment` with absolute paths of files.
 
     An interpreter's path stays as it is: it is one of the target's.
     """

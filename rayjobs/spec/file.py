@@ -43,7 +43,7 @@ _ONE_TEXT = {"inputs": "source", "outputs": "destination"}
 
 
 def load_spec_file(path: str | Path) -> dict[str, Any]:
-    """Return what a spec file says, unchecked but for its form; ``-`` reads standard input.
+    """Return the data of a spec file, with only its form checked; ``-`` reads standard input.
 
     A relative ``source_directory``, and one that is not given, mean the file's own folder.
     Ends in ``.json``: JSON, else YAML (1.2: ``yes`` and ``on`` are text).
@@ -75,7 +75,7 @@ def load_spec_file(path: str | Path) -> dict[str, Any]:
 def load_spec_text(
     text: str, *, name: str = "the spec", folder: Path | None = None, is_json: bool = False
 ) -> dict[str, Any]:
-    """Return what the text of a spec says; see `load_spec_file`."""
+    """Return the data of a spec's text; see `load_spec_file`."""
     if len(text) > FILE_LIMIT:
         raise SpecError(f"{name} is larger than {FILE_LIMIT // 1024} KiB. Put data in files")
     data = parse_json(text, name) if is_json else parse_yaml(text, name)
@@ -149,7 +149,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
         )
         ready["script"], ready["command"] = "-", None  # said once; the rest is still checked
     problems.extend(
-        Problem(place(at), "has bytes that are no UTF-8 text.", "Put such data in a file.")
+        Problem(place(at), "has bytes that are not UTF-8 text.", "Put such data in a file.")
         for at in _undecodable(ready, ())
     )
     try:

@@ -180,7 +180,7 @@ class Dependency(Model):
 
 
 class Array(Model):
-    """Many jobs of one spec, told apart by an index; text such as ``0-15%4`` is taken too.
+    """Many jobs of one spec, each with an index; text such as ``0-15%4`` is accepted too.
 
     Attributes:
         indices: As written: ``0-15``, ``1,3,8``, ``0-30:5``.
@@ -246,7 +246,7 @@ class Retries(Model):
         user: The script failed.
         time_limit: An attempt reached `max_duration`.
         out_of_memory: A process reached its memory limit.
-        stalled: There was no sign of life for `stall_timeout`.
+        stalled: No sign of life for `stall_timeout`.
         environment: The packages could not be resolved, built or found.
         data: An input could not be read, or an output conflicts with stored files.
         storage: The job's files could not be stored.

@@ -210,7 +210,7 @@ _BOUNDS = {
 
 
 def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
-    """Drop which of the forms of an environment was meant: nobody has written that."""
+    """Drop the union's tag from an environment's path: users do not write it."""
     if location[:1] == ("environment",) and location[1:2] in (("path",), ("packages",)):
         return (*location[:1], *location[2:])
     return location

@@ -106,7 +106,7 @@ def text_of(path: Path, field: str) -> str:
 
     Raises:
         NotFoundError: no such file.
-        SpecError: it cannot be read, is too large, or is no text.
+        SpecError: it cannot be read, is too large, or is not text.
     """
     try:
         if not path.exists():

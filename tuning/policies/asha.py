@@ -56,7 +56,7 @@ class AshaPolicy(Policy):
         return tuple(self._milestones())
 
     def milestone(self, interval: int) -> float | None:
-        """Return ``grace * factor**k`` of the rung that an interval is; None where it is none."""
+        """Return ``grace * factor**k`` of the rung at an interval; None if it is not a rung."""
         return self._milestones().get(interval)
 
     def _milestones(self) -> dict[int, float]:

@@ -25,7 +25,7 @@ class TruncationSelectionPolicy(Policy):
     from its documentation.
 
     Raises:
-        SweepError: `truncation_percentage` is no whole number of 1 … 99.
+        SweepError: `truncation_percentage` is not a whole number of 1 … 99.
     """
 
     kind = "truncation"

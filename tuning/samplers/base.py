@@ -59,7 +59,7 @@ class Sampling(ABC):
 
     kind: ClassVar[str]
     known_properties: ClassVar[tuple[str, ...]] = ("seed",)
-    draws_seed: ClassVar[bool] = False  # an instance that has drawn its seed says True
+    draws_seed: ClassVar[bool] = False  # True in an instance that has drawn its seed
 
     space: SearchSpace
     properties: Mapping[str, Any] = field(default_factory=dict)
@@ -179,7 +179,7 @@ def parse_sampling(given: object) -> Sampling:
     try:
         return kinds[name](given.get("parameters", {}), settings)
     except SweepError as found:
-        # In a file the properties stand beside `parameters`.
+        # In a file the properties are next to `parameters`.
         raise SweepError(
             problems=[
                 Problem(one.path.removeprefix("properties."), one.message, one.remedy)

@@ -28,9 +28,9 @@ logging.getLogger("optuna").setLevel(logging.WARNING)
 
 
 class BayesianSearch(OptunaSearch):
-    """Tune's OptunaSearch, whose suggestions are a function of seed, number and what was told.
+    """Tune's OptunaSearch, which suggests as a function of seed, number and earlier results.
 
-    For every suggestion Optuna's sampler is made anew with a seed of its own, and a recorded trial
+    For every suggestion a new Optuna sampler is made with a seed of its own, and a recorded trial
     is adopted through the same calls with its recorded parameters put in. So a driver that was
     killed loses nothing.
     """

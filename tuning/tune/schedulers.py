@@ -1,4 +1,4 @@
-"""Early termination policies as schedulers of Ray Tune's: they are told results and answer STOP."""
+"""Early termination policies as schedulers of Ray Tune's: they get results and answer STOP."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrialView:
     """What a scheduler sees of a trial; Tune's schedulers know one by its id.
 
     Attributes:
-        values: All of its reports, those included that no scheduler was told yet.
+        values: All of its reports, including those not yet passed to a scheduler.
     """
 
     number: int
@@ -59,7 +59,7 @@ class AzureScheduler(FIFOScheduler):
     """One of HyperDrive's policies, whose exact meaning is ours: a function of the table alone.
 
     Attributes:
-        remembers: Whether earlier results must have been told.
+        remembers: Whether it needs earlier results.
         stops: Why each trial was stopped, by its number.
     """
 
@@ -91,13 +91,13 @@ class AzureScheduler(FIFOScheduler):
 
 
 class AshaScheduler(AsyncHyperBandScheduler):
-    """Tune's ASHA with one bracket: it decides, and what it went by is told with the decision.
+    """Tune's ASHA with one bracket: it decides, and each decision has its numbers.
 
     Tune measures a trial's age by `MILESTONE`: at the k-th rung ``grace * factor**k``, which is
-    no whole number for every factor, and at other reports nothing, which Tune passes over.
+    not a whole number for every factor, and at other reports nothing, which Tune passes over.
 
     Attributes:
-        remembers: Whether earlier results must have been told.
+        remembers: Whether it needs earlier results.
         stops: Why each trial was stopped, by its number.
     """
 
@@ -129,8 +129,8 @@ class AshaScheduler(AsyncHyperBandScheduler):
             return str(super().on_trial_result(tune_controller, trial, dict(result)))
         others = list(self._at_rungs[interval].values())
         if math.isfinite(value):
-            told = {**result, MILESTONE: milestone}
-            decision = str(super().on_trial_result(tune_controller, trial, told))
+            extended = {**result, MILESTONE: milestone}
+            decision = str(super().on_trial_result(tune_controller, trial, extended))
             self._at_rungs[interval][trial.number] = value
         else:  # Tune would take NaN for good enough, and infinity for a value
             decision = str(TrialScheduler.STOP if others else TrialScheduler.CONTINUE)

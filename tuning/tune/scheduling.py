@@ -15,7 +15,7 @@ from rayjobs.tuning.tune.schedulers import INTERVAL, VALUE, TableView, TrialView
 class TuneScheduler:
     """The `Scheduler` of every policy, see `rayjobs.tuning.policies.Scheduler`.
 
-    Each report is told to Tune's scheduler once, in order of number within a table. Where the
+    Each report goes to Tune's scheduler once, in order of number within a table. Where the
     table says that a report was judged, by this driver or an earlier one, or that its trial has
     ended, Tune's answer to it changes nothing any more; a scheduler that remembers nothing is not
     even asked.
@@ -23,7 +23,7 @@ class TuneScheduler:
 
     def __init__(self, policy: Policy, goal: PrimaryMetricGoal) -> None:
         self._scheduler = scheduler_of(policy, goal)
-        self._told: dict[int, int] = {}  # number → reports told
+        self._passed_on: dict[int, int] = {}  # number → reports passed on
         self._ended: set[int] = set()
         self._stops: dict[int, Stop] = {}  # number → the first STOP that was not judged before
 
@@ -52,20 +52,20 @@ class TuneScheduler:
         return tuple(found)
 
     def _tell(self, table: TableView, view: TrialView, trial: TrialRecord, *, upto: int) -> None:
-        if view.number not in self._told:
+        if view.number not in self._passed_on:
             self._scheduler.on_trial_add(table, view)
-        first = self._told.setdefault(view.number, 0) + 1
+        first = self._passed_on.setdefault(view.number, 0) + 1
         if not self._scheduler.remembers:
             first = max(first, _judged(trial) + 1)
         for interval in range(first, upto + 1):
             result = {VALUE: view.values[interval - 1], INTERVAL: interval}
             decision = self._scheduler.on_trial_result(table, view, result)
-            self._told[view.number] = interval
+            self._passed_on[view.number] = interval
             if decision == TrialScheduler.STOP and interval > _judged(trial):
                 self._stops.setdefault(view.number, self._scheduler.stops[view.number])
 
     def _end(self, table: TableView, view: TrialView) -> None:
-        if view.number in self._told and view.number not in self._ended:
+        if view.number in self._passed_on and view.number not in self._ended:
             self._ended.add(view.number)
             self._scheduler.on_trial_complete(table, view, {})
 

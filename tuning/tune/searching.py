@@ -11,11 +11,11 @@ from ray.tune.search import Searcher
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord
 
-METRIC = "objective"  # under which a result is told; a sweep's own name may be anything
+METRIC = "objective"  # the name Tune knows results by; a sweep's own may be any text
 
 
 class ReplayedSearcher(Protocol):
-    """A searcher of Tune's that can also be told what it once suggested.
+    """A Tune searcher that can also adopt its earlier suggestions.
 
     A trial's id is its number as text; suggestions are a trial's parameters by key as given.
     """
@@ -31,7 +31,7 @@ class ReplayedSearcher(Protocol):
     def on_trial_complete(
         self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False
     ) -> None:
-        """Learn a result, or that there is none."""
+        """Learn a result, or its absence."""
         ...
 
 
@@ -73,7 +73,7 @@ class TuneSampler:
                 self._suggested[record.number] = dict(record.parameters)
         for record in listed:
             if record.is_final:
-                self.tell(record.number, record.told(self._goal))
+                self.tell(record.number, record.result(self._goal))
 
 
 def mode_of(goal: PrimaryMetricGoal) -> str:
