@@ -121,7 +121,7 @@ class Driver:
                         return ended
                     self._wait(change, took_s=self._clock.monotonic_s() - began_s)
             except StoreError as error:
-                # What was decided may not be written: begin again with what is.
+                # The decision may not be stored: start again from the store.
                 log.warning("sweep %s waits for its store: %s", self.id, error)
                 self._claim = None
                 time.sleep(STORE_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What a sweep does next, given its spec and its trial table.
+"""The next actions of a sweep, given its spec and its trial table.
 
 The driver's loop is: bring the table up to date with the jobs, ask `next_actions`, record each
 action with `applied`, then carry it out. Everything it needs is in the table, so a driver that
@@ -304,7 +304,7 @@ REPORTS_WITHOUT_METRIC = 3
 
 @dataclass(frozen=True, slots=True)
 class MetricNotice:
-    """What to say while running trials report metrics, but not the sweep's.
+    """A notice that running trials report metrics, but not the sweep's.
 
     Attributes:
         near: The reported name that is most like the sweep's metric; None where none is like it.

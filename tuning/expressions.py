@@ -37,7 +37,7 @@ class Expression(ABC):
 
     @abstractmethod
     def value_of(self, drawn: Any) -> Any:
-        """Return the parameter that a draw from the base distribution stands for.
+        """Return the parameter for a draw from the base distribution.
 
         The base distribution is the first of these that the expression is a kind of: an index
         of a Choice's options; a RandInt's whole number in [0, upper); a real number between a
@@ -314,7 +314,7 @@ KINDS: Mapping[str, type[Expression]] = MappingProxyType(
 
 
 def choice(*options: Any) -> Choice:
-    """Return one of `options`, equally likely; one list, tuple or range stands for its items.
+    """Return one of `options`, equally likely; a single list, tuple or range gives its items.
 
     Raises:
         SweepError: no options, or one that is not JSON data.

@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class PrimaryMetricGoal(StrEnum):
-    """Whether the primary metric is to become large or small.
+    """Whether to maximize or minimize the primary metric.
 
     Source: ``azureml.train.hyperdrive.PrimaryMetricGoal``.
     """

@@ -253,7 +253,7 @@ def _logarithmic(label: str, numbers: Sequence[float]) -> Axis:
 
 
 def counts_text(trials: Sequence[TrialRecord]) -> str:
-    """Return how trials stand: ``10 trials: 5 completed, 1 stopped early, 4 failed``."""
+    """Return counts of trials by state: ``10 trials: 5 completed, 1 stopped early, 4 failed``."""
     parts = [
         f"{number} {word}"
         for state, word in LABELS.items()

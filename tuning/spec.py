@@ -140,7 +140,7 @@ class SweepSpec(BaseModel):
 
     @property
     def advice(self) -> tuple[str, ...]:
-        """What is allowed but unwise, one sentence each."""
+        """Return warnings about allowed but unwise settings, one sentence each."""
         return self.sampling.advice(self.limits.total, self.limits.at_a_time)
 
     def to_json(self) -> str:

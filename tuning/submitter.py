@@ -28,7 +28,7 @@ DRIVER = "rayjobs.tuning.driver_actor:start"
 
 @dataclass(frozen=True)
 class SubmittedSweep:
-    """What became of a submit, see `rayjobs.submit.submitting.Submitted`."""
+    """The result of a submit, see `rayjobs.submit.submitting.Submitted`."""
 
     sweep: Sweep
     created: bool

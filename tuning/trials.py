@@ -23,7 +23,7 @@ class TrialState(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """Whether the trial never moves again."""
+        """Whether this state is final."""
         return self in FINAL
 
 
@@ -63,7 +63,7 @@ class TrialRecord:
 
     @property
     def is_final(self) -> bool:
-        """Whether the trial never moves again."""
+        """Whether this state is final."""
         return self.state.is_final
 
     @property
@@ -76,7 +76,7 @@ class TrialRecord:
         return goal.best(self.values)
 
     def standing(self, goal: PrimaryMetricGoal) -> float | None:
-        """Return the value it competes by: its best, None where its last report is not finite.
+        """Return the value it competes by: its best, None if its last report is not finite.
 
         A trial that diverged after its best left the files of the end, not those of its best.
         """

@@ -201,7 +201,7 @@ def fitted(
     ]
 
 
-# Where parameters and reasons do not both fit, parameters get this share of the room.
+# If parameters and reasons do not both fit, parameters get this share of the width.
 PARAMETERS_SHARE = 0.7
 
 

@@ -1,4 +1,4 @@
-"""What shells offer for a value: read from the workspace, the home and the job file's own tables.
+"""Completions for shells: from the workspace, the home and the tables of the job file.
 
 Each source is a function of the call's settings and what was typed; none imports ray, and none
 raises: an error would spoil the shell's prompt.
@@ -27,7 +27,7 @@ FILES_OF_JOB = "files"  # depends on the job that was typed before
 LOGS = "jobs with logs"  # depends on whether --follow was typed before
 UNFINISHED = [state for state in JobState if state not in FINAL]
 
-# What an option of this name takes, in whatever command; `COMMAND --option` where one differs.
+# The values of an option, by name, in every command; `COMMAND --option` for an exception.
 OPTIONS: Mapping[str, str] = {
     "--after": "after",
     "--alias": "aliases",
@@ -59,7 +59,7 @@ OPTIONS: Mapping[str, str] = {
     "--untag": "tag names",
     "--workspace": FOLDER,
 }
-# What the arguments of a command take, where their own type does not say it.
+# The values of a command's arguments, unless their type knows them.
 ARGUMENTS: Mapping[str, str] = {
     "cancel jobs": "unfinished jobs",
     "update job": "unfinished jobs",

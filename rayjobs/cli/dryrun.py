@@ -27,7 +27,7 @@ from rayjobs.submit.submitting import check
 from rayjobs.target.targets import TargetView, capacity_of, target_status
 from rayjobs.workspace.folder import OpenWorkspace, WorkspaceFiles, locate, open_workspace
 
-# What is made for each attempt, or added by its nodes.
+# Made for each attempt, or added by its nodes.
 UNKNOWN = (
     *("socket", "marker", "injob_path"),
     *("lease_s", "lease_since_s", "raylet", "soft_files", "hold", "views"),
@@ -175,7 +175,7 @@ def _waits(view: TargetView, shape: Shape) -> list[str]:
 
 
 def _is_idle(view: TargetView, shape: Shape) -> bool:
-    """Whether an allocation of this shape is free to be handed on."""
+    """Whether an idle allocation of this shape can be reused."""
     return any(
         held.get("job") is None
         and not held.get("draining")

@@ -48,7 +48,7 @@ def events(settings: Settings, job: str, follow: bool) -> None:
             return
         shown = 0
         while True:
-            # Looked at before the events, so that the last ones are never missed.
+            # Read before the events, so that the last ones are never missed.
             is_final = store.job(found.id).state.is_final
             for event in listed:
                 shown = event.serial

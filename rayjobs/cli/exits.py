@@ -1,4 +1,4 @@
-"""What the command line exits with, in one place."""
+"""The exit codes of the command line, in one place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What somebody probably meant by a command or option that there is not."""
+"""Suggests a command or option for one that does not exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 SIMILAR_ENOUGH = 0.8
 LIKELY = 0.6  # enough where a list of names follows or a wrong guess does no harm
 
-# What other tools call our commands.
+# Names of our commands in other tools.
 COMMANDS: Mapping[str, str] = {
     "run": "rayjobs submit SCRIPT",
     "start": "rayjobs submit SCRIPT (or `rayjobs target start`)",
@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, str] = {
     "check": "rayjobs doctor",
     "new": "rayjobs init",
 }
-# What other tools call the options of `submit`.
+# Names of the options of `submit` in other tools.
 OPTIONS: Mapping[str, str] = {
     "--gpus": "--gpus-per-proc",
     "--gpu": "--gpus-per-proc",

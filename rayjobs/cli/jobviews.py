@@ -29,7 +29,7 @@ def name_of(job: Job | JobLine) -> str:
 
 
 def earlier_runs(store: Store, jobs: Iterable[Job | JobLine]) -> dict[str, float]:
-    """Return what `Store.earlier_runs` tells of these jobs; it is asked where it may know."""
+    """Return `Store.earlier_runs` of those of these jobs that may have some."""
     # A row tells of its last attempt while it has a start: most jobs have no other.
     tried = [job.id for job in jobs if job.attempt > 1 or (job.attempt and not job.started_at)]
     return store.earlier_runs(tried) if tried else {}
@@ -157,7 +157,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
 
 
 def attempt_times(attempt: Attempt) -> str:
-    """Return how long an attempt took, and where it has not ended, that it goes on."""
+    """Return how long an attempt took, or that it is still running."""
     if attempt.started_at is None:
         return "-"
     until = attempt.ended_at or datetime.now(UTC)

@@ -39,7 +39,7 @@ Examples:
 
 @dataclass(frozen=True)
 class View:
-    """What of the logs is shown, and how.
+    """Which part of the logs is shown, and how.
 
     Attributes:
         rank: One process; None for all.

@@ -1,4 +1,4 @@
-"""What targets say now about jobs that are not finished: why they wait, or why none answers."""
+"""What targets report about unfinished jobs: why they wait, or why no target answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ASKED_BY_NAME = 100
 
 @dataclass(frozen=True)
 class Outlook:
-    """How one job stands, beyond what its record says.
+    """The situation of one job, beyond its record.
 
     Attributes:
         state: As shown: the job's own, or NotResponding if it is live and no
@@ -49,7 +49,7 @@ class Outlook:
 def outlooks(
     workspace: Path, jobs: Iterable[Job | JobLine], *, store: Store | None = None
 ) -> dict[str, Outlook]:
-    """Return how each job stands, asking each target at most once.
+    """Return the outlook of each job, asking each target at most once.
 
     Args:
         store: Where members of arrays and trials of sweeps are counted; without it they are not.
@@ -81,7 +81,7 @@ def key_of(workspace: Path, job: Job | JobLine) -> str:
 
 
 def members_text(members: Mapping[JobState, int], *, what: str = "job") -> str:
-    """Return how an array stands in words, e.g. ``16 jobs: 3 Running, 13 Queued``.
+    """Return the states of an array's members in words, e.g. ``16 jobs: 3 Running, 13 Queued``.
 
     Args:
         what: What it has: ``job``, or a sweep's ``trial``.

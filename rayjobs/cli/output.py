@@ -127,7 +127,7 @@ def _seen(text: str) -> int:
 
 
 def cut(text: str, most: int) -> str:
-    """Return `text` with at most `most` characters, its end marked where it was cut."""
+    """Return `text` cut to `most` characters, with a mark at the cut."""
     return text if len(text) <= most else text[: max(0, most - 1)] + "…"
 
 
@@ -157,7 +157,7 @@ def table(
         colours: Per row and column, a colour, as a callable's result of the caller.
         columns: The last column is cut to fit into this width; None: the terminal's.
     """
-    # What a job or another user named must not forge a line, nor move the cursor.
+    # Names chosen by a job or another user must not forge a line or move the cursor.
     cells = [list(header), *[[one_line(cell) for cell in row] for row in rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
     room = (width() if columns is None else columns) - sum(widths[:-1]) - 2 * (len(widths) - 1)

@@ -19,11 +19,11 @@ from rayjobs.datastore.errors import DatastoreError
 
 
 class PipeClosedError(Exception):
-    """Who read our output stopped reading (``rayjobs logs JOB | head``)."""
+    """The reader of our output has closed the pipe (``rayjobs logs JOB | head``)."""
 
 
 def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayjobs") -> int:
-    """Run the command line and return its exit code; never raises, but for SystemExit."""
+    """Run the command line and return its exit code; raises nothing but SystemExit."""
     settings = Settings()
     try:
         try:
@@ -134,7 +134,7 @@ def _wrong_usage(error: click.UsageError) -> int:
 
 
 def _usage_text(error: click.UsageError) -> str:
-    """Return what is wrong with the command line, with a guess only where it is a good one."""
+    """Return the problem of the command line, with a suggestion if there is a good one."""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         from rayjobs.cli.guesses import unknown_option
 

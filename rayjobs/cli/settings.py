@@ -1,4 +1,4 @@
-"""What all commands share: their common options, the workspace they open, ids they complete."""
+"""Shared by all commands: common options, the workspace, abbreviated ids."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-# Option → where its text stands in the spec. One table: help, merge and messages use it.
+# Option → its place in the spec. One table for help, merge and messages.
 PLAIN: Mapping[str, str] = {
     "name": "name",
     "nodes": "distribution.nodes",
@@ -222,7 +222,7 @@ def from_options(
     return data
 
 
-# Parts of a spec with a name of its own below them → the option that gives one.
+# Parts of a spec that hold named entries → the option that adds one.
 NAMED: Mapping[str, str] = {
     "inputs": "--input",
     "outputs": "--output",
@@ -337,7 +337,7 @@ def _set_environment(
 
     if named is not None:
         path = Path(named).expanduser()
-        # What is here is meant as seen from here; the target works in another folder.
+        # A relative path counts from here; the target works in another folder.
         named = str(path.absolute()) if path.exists() or reading.is_file_name(named) else str(path)
     if not packages:
         data["environment"] = named

@@ -1,4 +1,4 @@
-"""What stands on the screen when a job has ended, and what to type next."""
+"""The summary of an ended job, and the commands to type next."""
 
 from __future__ import annotations
 

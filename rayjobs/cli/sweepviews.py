@@ -55,7 +55,7 @@ def read_sweep(store: Store, sweep_id: str) -> tuple[SweepSpec, SweepState]:
 
 
 def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlook, dict[int, str]]:
-    """Return how a sweep stands, and each unfinished trial by number, in the words of `ls`."""
+    """Return the state of a sweep, and of each unfinished trial by number, as `ls` shows them."""
     from rayjobs.cli.outlook import outlooks
 
     numbers = {one.job_id: one.number for one in state.trials if not one.is_final and one.job_id}
@@ -66,7 +66,7 @@ def stands(workspace: OpenWorkspace, job: Job, state: SweepState) -> tuple[Outlo
 
 
 def counts(spec: SweepSpec, state: SweepState) -> dict[str, Any]:
-    """Return how a sweep stands in numbers, and its best trial, as JSON data."""
+    """Return a sweep's counts and its best trial as JSON data."""
     from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.engine import metric_missing
     from rayjobs.tuning.results import summary

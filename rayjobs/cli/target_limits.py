@@ -24,7 +24,7 @@ Examples:
 
 
 class Amount(ParamType):
-    """A number above 0, or the word none, which stands for no limit."""
+    """A number above 0, or the word none for no limit."""
 
     name = "amount"
 

@@ -93,7 +93,7 @@ def look(workspace: OpenWorkspace, target: str) -> dict[str, Any]:
         }
         for job in waiting
     ]
-    # Where no place is known, as the queue would stand: what came first is first of its priority.
+    # Jobs without a known position are sorted as the queue would: by priority, then by age.
     rows.sort(key=lambda row: (row["position"] or len(rows) + 1, -row["priority"]))
     waits = [waited_s(job, now=now) for job in waiting]
     ours = {key_of(workspace.path, job): (job, attempt) for job, attempt in live}

@@ -36,7 +36,7 @@ such estimates were.
 """
 # Rules that room would help with.
 ABOUT_ROOM = ("room", "line", "yielding", "never_fits")
-# What an estimate rests on, in words.
+# The basis of an estimate, in words.
 BASES = {
     "history": "from how long such jobs took",
     "script": "from how long the script took in other experiments",
@@ -128,7 +128,7 @@ def _outrun(store: Store, job: Job) -> dict[str, Any] | None:
 def _named(
     store: Store, workspace: Path, decision: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
-    """Return who stands ahead: jobs of this workspace by name, others by their workspace."""
+    """Return the jobs ahead: those of this workspace by name, others by their workspace."""
     found = []
     for key in (decision or {}).get("ahead", ()):
         place, _, job_id = str(key).rpartition("::")

@@ -96,7 +96,7 @@ class UsageError(RayjobsError):
 
 
 class NotFoundError(RayjobsError):
-    """What was named does not exist."""
+    """A named thing does not exist."""
 
     exit_code = 3
 

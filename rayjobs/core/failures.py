@@ -9,7 +9,7 @@ from typing import Any
 
 
 class FailureClass(StrEnum):
-    """Whose fault an end is; each class has its own retry budget."""
+    """The kind of a failure; each class has its own retry budget."""
 
     USER = "user"
     TIME_LIMIT = "time_limit"
@@ -67,7 +67,7 @@ class Failure:
 
 
 def signal_name(number: int) -> str:
-    """Return the signal's name, e.g. ``SIGKILL``, or its number where it has none."""
+    """Return the signal's name, e.g. ``SIGKILL``, or its number without one."""
     try:
         return signals.Signals(number).name
     except ValueError:

@@ -113,17 +113,17 @@ class TargetPaths:
 
     @property
     def pause(self) -> Path:
-        """What a keeper that pauses waits for (JSON)."""
+        """Why a keeper pauses, and until when (JSON)."""
         return self.root / "pause.json"
 
     @property
     def stop_request(self) -> Path:
-        """What a `target stop` wants of the keeper (JSON)."""
+        """The request of a `target stop` to the keeper (JSON)."""
         return self.root / "stop.json"
 
     @property
     def stop_answer(self) -> Path:
-        """How that stop went (JSON)."""
+        """The result of that stop (JSON)."""
         return self.root / "stopped.json"
 
     @property
@@ -133,7 +133,7 @@ class TargetPaths:
 
     @property
     def revival(self) -> Path:
-        """Who brings the target back at this moment, or why that failed the last time (JSON)."""
+        """The process that is restarting the target, or why the last restart failed (JSON)."""
         return self.root / "revival.json"
 
     @property
@@ -143,7 +143,7 @@ class TargetPaths:
 
     @property
     def log(self) -> Path:
-        """What the target actor, agents, keeper and warm interpreters say."""
+        """Logs of the target actor, agents, keeper and warm interpreters."""
         return self.root / "log"
 
 
@@ -182,12 +182,12 @@ class AttemptPaths:
 
     @property
     def plan(self) -> Path:
-        """What the host is to do."""
+        """The host's launch plan."""
         return self.root / "plan.json"
 
     @property
     def host(self) -> Path:
-        """Who the host is."""
+        """The host's identity."""
         return self.root / "host.json"
 
     @property
@@ -222,7 +222,7 @@ class AttemptPaths:
 
     @property
     def data(self) -> Path:
-        """Where inputs and outputs are, and what is held for them (JSON)."""
+        """Paths of inputs and outputs, and what the cache keeps for them (JSON)."""
         return self.root / "data.json"
 
     @property
@@ -242,12 +242,12 @@ class AttemptPaths:
 
     @property
     def build_log(self) -> Path:
-        """What building the environment said; absent when it stood already."""
+        """Output of the environment's build; absent if it existed."""
         return self.root / "log" / "build.log"
 
     @property
     def mpi_log(self) -> Path:
-        """What mpirun or orted said on this node; absent where MPI has no part."""
+        """Output of mpirun or orted on this node; absent without MPI."""
         return self.root / "log" / "mpi.log"
 
     @property
@@ -256,15 +256,15 @@ class AttemptPaths:
         return self.root / "log" / "times.log"
 
     def driver_log(self, rank: int) -> Path:
-        """What the rank printed."""
+        """Output of the rank."""
         return self.root / "log" / f"driver_{rank}.log"
 
     def metrics(self, rank: int) -> Path:
-        """What the rank logged."""
+        """Records that the rank logged."""
         return self.root / "metrics" / f"rank-{rank}.jsonl"
 
     def model_requests(self, rank: int) -> Path:
-        """What the rank asked to have registered."""
+        """Model registrations that the rank requested."""
         return self.root / "models" / f"rank-{rank}.jsonl"
 
 

@@ -21,7 +21,7 @@ from rayjobs.core.errors import RayjobsError
 
 ASIDE = ".removing-"
 _ASIDE_NAME = re.compile(r"\.removing-[0-9a-f]{16}-(.+)", re.DOTALL)
-# How deep `measure` looks: it holds a folder open for each level.
+# The depth limit of `measure`, which holds a folder open for each level.
 _DEEPEST = 64
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_ONLY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,7 +29,7 @@ _NO_FOLDER = (errno.ENOTDIR, errno.ELOOP)
 
 
 class UnsafeDeletionError(RayjobsError):
-    """What was to be deleted is not, or not surely, ours; nothing of it was touched."""
+    """The path to delete is not certainly ours; it was left untouched."""
 
 
 @dataclass

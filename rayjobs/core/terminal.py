@@ -17,7 +17,7 @@ _ESCAPE = re.compile(
 # direction of text, by which one thing can be shown as another.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
-# With tab, newline and carriage return, and what else ends a line or has no shape of its own.
+# With tab, newline, carriage return, other line ends, and characters without a glyph.
 _ANY_CONTROL = re.compile(
     "[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )

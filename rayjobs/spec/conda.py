@@ -25,7 +25,7 @@ _MOST_NAMED = 8
 
 @dataclass(frozen=True)
 class Specification:
-    """What of a conda specification can be installed by pip.
+    """The part of a conda specification that pip can install.
 
     Attributes:
         python: A version, or None for any.

@@ -1,4 +1,4 @@
-"""What a spec may say under `environment`, brought into the one form that is stored."""
+"""Normalises a spec's `environment` into the one form that is stored."""
 
 from __future__ import annotations
 

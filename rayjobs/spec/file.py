@@ -169,7 +169,7 @@ def build_spec(data: Mapping[str, Any]) -> JobSpec:
 
 
 def _undecodable(value: Any, at: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
-    """Yield where there is text with lone surrogates (bytes of a command line that no text is)."""
+    """Yield the places of text with lone surrogates (bytes of a command line that are not text)."""
     if isinstance(value, str):
         if any("\ud800" <= letter <= "\udfff" for letter in value):
             yield at

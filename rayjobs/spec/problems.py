@@ -1,4 +1,4 @@
-"""What is wrong with a spec, in the words of the person who wrote it."""
+"""Describes the problems of a spec in the terms of its author."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
-# Friendly keys of files and options, by the part they stand in: key → field.
+# Friendly keys of files and options, by the part they belong to: key → field.
 SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
     "": {
         "max_duration": "max_duration_s",
@@ -48,7 +48,7 @@ _PARTS: Mapping[str, type[Model]] = {
     "depends_on.*": Dependency,
     "environment": Packages,
 }
-# What people write from habit with other tools, and where it stands here.
+# Keys of other tools, and their place here.
 _ELSEWHERE: Mapping[str, str] = {
     "args": "arguments",
     "script_params": "arguments",
@@ -92,7 +92,7 @@ _UNITS: Mapping[str, str] = {
     "cpus": "a number of CPUs per process",
     "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
 }
-# Parts that may be written shorter than as a mapping: how deep they stand, what they may be, how.
+# Parts that have a shorter form than a mapping: their depth, types and form.
 _FORMS: Mapping[str, tuple[int, str, str]] = {
     "retries": (
         1,

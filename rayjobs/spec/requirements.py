@@ -73,7 +73,7 @@ def _read(path: Path, field: str, above: tuple[Path, ...]) -> Iterator[str]:
 
 
 def expanded(lines: Sequence[str], folder: Path, *, field: str) -> list[str]:
-    """Return lines that stand in another file (or in no file), as `read` returns them.
+    """Return the requirements in lines of another file, or of no file, as `read` does.
 
     Args:
         folder: What relative paths are relative to.
@@ -236,7 +236,7 @@ def _of_line(line: str, path: str) -> Iterator[Problem]:
 
 
 def _of_credentials(line: str, path: str) -> Iterator[Problem]:
-    """The line is stored with the job, so what it may not hold is not shown either."""
+    """The line is stored with the job, so a secret in it is not shown either."""
     for name in _REFERENCE.findall(line):
         if not name.startswith(SECRET_PREFIX):
             yield Problem(

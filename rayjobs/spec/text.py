@@ -202,7 +202,7 @@ def write_yaml(data: dict[str, Any]) -> str:
     import yaml
 
     class Dumper(yaml.SafeDumper):
-        # What the reader would take for a number must be quoted by the writer.
+        # The writer must quote text that the reader would take for a number.
         yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - pyyaml's own name
 
         def ignore_aliases(self, data: Any) -> bool:

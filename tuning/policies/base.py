@@ -1,4 +1,4 @@
-"""What every early termination policy promises, and policies as plain data."""
+"""The interface of early termination policies, and policies as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every sampler promises, and samplings as plain data."""
+"""The interface of samplers, and samplings as plain data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Sampler(Protocol):
     """
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial, None where there is nothing left to try.
+        """Return the parameters of a trial, None if nothing is left to try.
 
         Asked again for a number, it returns the same parameters.
         """
@@ -109,7 +109,7 @@ class Sampling(ABC):
 
     @property
     def size(self) -> int | None:
-        """How many different trials there are; None where the number has no bound."""
+        """The number of different trials; None if it is unbounded."""
         return None
 
     @abstractmethod

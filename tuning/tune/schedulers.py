@@ -22,7 +22,7 @@ MILESTONE = "milestone"
 
 @dataclass(frozen=True)
 class TrialView:
-    """What a scheduler sees of a trial; Tune's schedulers know one by its id.
+    """A trial as a scheduler sees it; Tune's schedulers identify it by its id.
 
     Attributes:
         values: All of its reports, including those not yet passed to a scheduler.

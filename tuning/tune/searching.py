@@ -45,7 +45,7 @@ class TuneSampler:
         self._told: set[int] = set()
 
     def suggest(self, trial_number: int) -> dict[str, Any] | None:
-        """Return the parameters of a trial, None where there is nothing left to try."""
+        """Return the parameters of a trial, None if nothing is left to try."""
         if trial_number not in self._suggested:
             found = self._searcher.suggest(str(trial_number))
             if found is None or isinstance(found, str):
