@@ -21,7 +21,7 @@ def given_up(folder: Path) -> ExitRecord:
 
     ending.begin = begin
     starter = object.__new__(MpiStarter)
-    starter._host = SimpleNamespace(  # type: ignore[assignment]
+    starter._starter = SimpleNamespace(  # type: ignore[assignment]
         ending=ending, ranks=[], plan=SimpleNamespace(node=0, ranks=[1])
     )
     starter._launcher = None
