@@ -59,6 +59,14 @@ def broken_links(path: Path, text: str) -> Iterator[str]:
             yield f"link to {target!r}: there is no such heading"
 
 
+def _inline_commands(text: str) -> Iterator[str]:
+    """Yield the commands with a subcommand that sentences name, without their arguments."""
+    for code in INLINE_CODE.findall(FENCE.sub("", text)):
+        words = code.strip("`").split()
+        if words[:1] == ["rayjobs"] and words[1:] and re.fullmatch(r"[a-z-]+", words[1]):
+            yield " ".join(words[:3])
+
+
 def _shown_commands(text: str) -> Iterator[str]:
     for language, body in FENCE.findall(text):
         if language.lower() not in SHELLS:
@@ -104,6 +112,11 @@ def _rayjobs_problems(words: list[str]) -> Iterator[str]:
         if not names:
             yield f"there is no command `rayjobs {ours[0]}`"
             return
+        rest = ours[len(names) :]
+        is_group = "COMMAND" in (_help(*names) or "")
+        if is_group and rest and re.fullmatch(r"[a-z][a-z-]*", rest[0]):
+            yield f"there is no command `rayjobs {' '.join(names)} {rest[0]}`"
+            return
     else:
         names = ()
     text = _help(*names) or ""
@@ -128,7 +141,7 @@ def _make_targets() -> set[str]:
 
 
 def wrong_commands(text: str) -> Iterator[str]:
-    for line in _shown_commands(text):
+    for line in [*_shown_commands(text), *_inline_commands(text)]:
         try:
             words = shlex.split(line, comments=True)
         except ValueError as exc:

@@ -100,6 +100,23 @@ OPTIONS: Mapping[str, str] = {
 }
 
 
+# Of the groups of commands: words of other tools for what they have under another name.
+SUBCOMMANDS: Mapping[str, str] = {
+    "add": "create",
+    "attach": "create",
+    "cancel": "stop",
+    "delete": "rm",
+    "describe": "show",
+    "get": "show",
+    "info": "show",
+    "list": "ls",
+    "new": "create",
+    "remove": "rm",
+    "status": "show",
+    "upload": "put",
+}
+
+
 def near(
     text: str, known: Iterable[str], *, most: int = 2, least: float = SIMILAR_ENOUGH
 ) -> list[str]:
@@ -143,5 +160,7 @@ def unknown_command(text: str, known: Iterable[str], *, group: str = "") -> str:
         return f"there is no command {text!r}; it is: {COMMANDS[text]}"
     names = list(known)
     found = near(text, names, least=LIKELY)
+    if group and SUBCOMMANDS.get(text) in names:
+        found = [SUBCOMMANDS[text]]
     hint = f"; did you mean {' or '.join(found)}?" if found else f". Commands: {', '.join(names)}."
     return f"there is no command {f'{group} {text}'.strip()!r}{hint}"

@@ -37,6 +37,9 @@ def invoke(group: click.Group, arguments: Sequence[str], *, program: str = "rayj
         except (KeyboardInterrupt, click.Abort):
             say("interrupted")
             return Exit.INTERRUPTED
+        except click.exceptions.NoArgsIsHelpError as error:
+            say(error.format_message())  # the help of a group that was given no command
+            return Exit.USAGE
         except click.UsageError as error:
             return _wrong_usage(error)
         except click.ClickException as error:

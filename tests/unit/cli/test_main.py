@@ -73,6 +73,8 @@ def test_the_version_is_the_packages(terminal: Terminal) -> None:
         (("cancle", "1"), "did you mean cancel?"),
         (("zzz",), "there is no command 'zzz'. Commands: submit, ls, show,"),
         (("target", "lst"), "there is no command 'target lst'; did you mean"),
+        (("target", "status"), "there is no command 'target status'; did you mean show?"),
+        (("data", "upload"), "there is no command 'data upload'; did you mean put?"),
         (("sweep", "zzz"), "there is no command 'sweep zzz'. Commands: "),
         (("run", "train.py"), "there is no command 'run'; it is: rayjobs submit SCRIPT"),
         (("attach", "1"), "it is: rayjobs logs -f JOB"),
@@ -91,6 +93,17 @@ def test_a_slip_of_the_keys_is_understood(
     assert done.code == 2
     assert meant in done.err
     assert "-h`" in done.err
+    assert done.out == ""
+
+
+@pytest.mark.parametrize("typed", [(), ("target",), ("sweep",)])
+def test_a_group_without_a_command_prints_its_help(
+    typed: tuple[str, ...], terminal: Terminal
+) -> None:
+    done = terminal.type(*typed)
+    assert done.code == 2
+    assert done.err.startswith("Usage: ")
+    assert "error:" not in done.err
     assert done.out == ""
 
 
