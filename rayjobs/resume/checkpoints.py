@@ -178,3 +178,57 @@ def _parts(name: str) -> list[str]:
     if any(part in ("", ".", "..") or "\0" in part for part in parts):
         raise StoreError(f"{name!r} cannot be the name of a checkpoint's file")
     return parts
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The last step of a job, and the step from which its next attempt continues.
+
+    Attributes:
+        last_step: The highest step of any metric; None if no metric has steps.
+        checkpoint_step: Of the newest whole checkpoint; None if there is none.
+    """
+
+    last_step: int | None
+    checkpoint_step: int | None
+
+    @property
+    def steps(self) -> int | None:
+        """Steps that are done again; None if the checkpoint or the last step is not known."""
+        if self.last_step is None or self.checkpoint_step is None:
+            return None
+        return max(0, self.last_step - self.checkpoint_step)
+
+    @property
+    def sentence(self) -> str:
+        """For a job's history, after a semicolon."""
+        if self.checkpoint_step is None:
+            come = "" if self.last_step is None else f" (it had come to step {self.last_step})"
+            return f"it has saved no checkpoint and starts from the beginning{come}"
+        at = f"it continues from its checkpoint of step {self.checkpoint_step}"
+        if self.steps is None:
+            return at
+        return f"{at}; its last step was {self.last_step}: {self.steps} lost"
+
+    def to_dict(self) -> dict[str, int | None]:
+        """Return it as plain data, for an event."""
+        return {
+            "last_step": self.last_step,
+            "checkpoint_step": self.checkpoint_step,
+            "steps_lost": self.steps,
+        }
+
+
+def steps_lost(store: Store, blobs: BlobStore, job_id: str) -> Lost:
+    """Return how many steps a job would lose if it were started again now.
+
+    Raises:
+        NotFoundError: there is no such job.
+        StoreError: store or blobs cannot be read.
+    """
+    steps = [point.step for point in store.metrics(job_id) if point.step is not None]
+    found = newest(store, blobs, job_id)
+    return Lost(
+        last_step=max(steps, default=None),
+        checkpoint_step=None if found is None else found.step,
+    )

@@ -25,7 +25,7 @@ from rayjobs.protocol.agent import AgentFaultError, AgentLostError
 from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
 from rayjobs.protocol.collected import Collected
 from rayjobs.protocol.settled import Found, Settled
-from rayjobs.resume.steps_lost import Lost, steps_lost
+from rayjobs.resume.checkpoints import Lost, steps_lost
 from rayjobs.workspace.blobs import FolderBlobs
 from rayjobs.workspace.folder import WorkspaceFiles
 
