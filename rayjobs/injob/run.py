@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple
 from rayjobs.injob import logvalues, modelrequests
 from rayjobs.injob.metricsfile import combine
 
-_contexts: Dict[Tuple[Any, ...], "Run"] = {}
+_contexts: Dict[Tuple[Any, ...], "LoggingRun"] = {}
 
 
 class RunNotSupportedError(RuntimeError):
@@ -45,7 +45,7 @@ class Run:
 
     # -- where am I ------------------------------------------------------------------------
     @classmethod
-    def get_context(cls, allow_offline: bool = True, **kwargs: Any) -> "Run":
+    def get_context(cls, allow_offline: bool = True, **kwargs: Any) -> "LoggingRun":
         """Return the run of the job that this process belongs to.
 
         Outside of jobs: a run that prints what it logs and keeps it in memory, one per
@@ -89,7 +89,7 @@ class Run:
         return _handle_class().list(experiment, **filters)
 
     @classmethod
-    def get_submitted_run(cls, **kwargs: Any) -> "Run":
+    def get_submitted_run(cls, **kwargs: Any) -> "LoggingRun":
         """Return ``get_context(allow_offline=False)`` (the older name)."""
         return cls.get_context(allow_offline=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
@@ -73,3 +74,9 @@ def test_children_belong_to_their_parent() -> None:
 def test_a_run_is_not_made_by_hand() -> None:
     with pytest.raises(TypeError, match="get_context"):
         Run()
+
+
+def test_type_checkers_find_what_a_context_can_log() -> None:
+    annotated = get_type_hints(Run.get_context)["return"]
+    assert all(hasattr(annotated, name) for name in ("log", "log_row", "tag", "complete"))
+    assert isinstance(Run.get_context(), annotated)
