@@ -309,9 +309,7 @@ def dataset_not_found(
         listed = ", ".join(str(number) for number in versions)
         return DatasetNotFound(f"dataset {name!r} has no version {version}; it has: {listed}.")
     if not known:
-        return DatasetNotFound(
-            f"there is no dataset {name!r}: there are no datasets in this workspace."
-        )
+        return DatasetNotFound(f"there is no dataset {name!r}: this workspace has no datasets yet.")
     return DatasetNotFound(
         f"there is no dataset {name!r} in this workspace; its datasets are: {', '.join(known)}."
     )

@@ -148,6 +148,7 @@ def ls(settings: Settings, place: str) -> None:
 
     with settings.open(create=True) as workspace:
         catalogue = workspace.catalogue
+        place = _reference(catalogue, place)
         if place.startswith(DATASET):
             name = place.removeprefix(DATASET).partition(":")[0]
             catalogue.dataset(name)  # its error names the datasets that exist
@@ -395,10 +396,19 @@ class _Watch:
             self._line(progress)
 
 
+def _reference(catalogue: Catalogue, text: str) -> str:
+    """Return `text`; a dataset's plain name, which no datastore has, with the prefix."""
+    name = text.partition(":")[0]
+    if "/" in name or name in {one.name for one in catalogue.datastores()}:
+        return text
+    return f"{DATASET}{text}" if name in {one.name for one in catalogue.datasets()} else text
+
+
 def _files_of(catalogue: Catalogue, source: str) -> Any:
     from rayjobs.datastore.catalogue import parse_version
     from rayjobs.datastore.dataset_factory import Dataset, dataset_of
 
+    source = _reference(catalogue, source)
     if source.startswith(DATASET):
         name, _, version = source.removeprefix(DATASET).partition(":")
         return dataset_of(catalogue.dataset(name, parse_version(version or None)), catalogue)

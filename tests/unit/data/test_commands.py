@@ -270,6 +270,18 @@ def test_mistakes_are_said(
     assert said in done.err
 
 
+def test_a_dataset_is_found_by_its_plain_name(
+    terminal: Terminal,  # noqa: F811
+    folder: Path,
+) -> None:
+    terminal.type("data", "put", "src", "workspaceblobstore/src", "-q")
+    terminal.type("data", "register", "pets", "workspaceblobstore/src", "-q")
+    listed = terminal.type("data", "ls", "pets", "--json")
+    assert [row["name"] for row in json.loads(listed.out)] == ["pets"]
+    assert terminal.type("data", "get", "pets:1", "back", "-q").code == 0
+    assert (folder / "back" / "a.txt").read_text() == "a"
+
+
 def test_a_dry_run_shows_the_pinned_version(
     terminal: Terminal,  # noqa: F811
     folder: Path,
