@@ -204,15 +204,15 @@ class TargetActor:
         """
         engine.retire()  # before looking: a wake from here on is refused
         waiting = await engine.board.waiting()
-        jobs = [*engine.drives, *waiting]
+        jobs = [*engine.attempts, *waiting]
         sweeps = engine.drivers.count if engine.drivers is not None else 0
         if (jobs or sweeps) and not force:
             engine.resume()
             return {"ok": False, "busy": True, "jobs": list(dict.fromkeys(jobs))}
-        for drive, _task in engine.drives.values():
-            drive.preempt(STOPPED, is_free=True)
-        grace_s = max((drive.end_grace_s for drive, _ in engine.drives.values()), default=0.0)
-        return {"busy": bool(jobs or sweeps), "live": len(engine.drives), "grace_s": grace_s}
+        for supervisor in engine.attempts.supervisors:
+            supervisor.preempt(STOPPED, is_free=True)
+        grace_s = max((one.end_request.grace_s for one in engine.attempts.supervisors), default=0.0)
+        return {"busy": bool(jobs or sweeps), "live": len(engine.attempts), "grace_s": grace_s}
 
     def _open_store(self, path: str) -> tuple[str, Store]:
         from rayjobs.workspace.folder import open_workspace

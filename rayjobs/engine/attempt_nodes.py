@@ -21,6 +21,7 @@ class NodeOfAttempt:
         node_id: Ray's id of the node that is asked about it: another one, where that sees the
             same processes.
         is_lost: The node is gone for good.
+        was_launched: It may have been asked to start its host.
         watches_raylet: Its host ends when Ray's process on the node ends.
         facts: What it runs on, once it is prepared.
     """
@@ -28,6 +29,7 @@ class NodeOfAttempt:
     on: AttemptOnNode
     node_id: str
     is_lost: bool = False
+    was_launched: bool = False
     watches_raylet: bool = False
     facts: HostFacts | None = None
 
@@ -84,4 +86,9 @@ def of_record(
         stall_timeout_s=job.spec.stall_timeout_s,
         lease_s=host.get("lease_s"),
     )
-    return NodeOfAttempt(on, str(host["node_id"]), watches_raylet=bool(host.get("watches_raylet")))
+    return NodeOfAttempt(
+        on,
+        str(host["node_id"]),
+        was_launched=True,
+        watches_raylet=bool(host.get("watches_raylet")),
+    )

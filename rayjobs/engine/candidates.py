@@ -1,4 +1,4 @@
-"""What the policy is told of each job: records of the queue and of drives as plain figures."""
+"""What the policy knows of each job: records of the queue and of attempts as plain figures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
-from rayjobs.engine.attempt.drive import Drive
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Served
 from rayjobs.engine.queue_view import QueueView
 from rayjobs.jobs.queue_records import Durations
@@ -171,7 +171,7 @@ class Candidates:
         )
 
     def running(
-        self, drives: Sequence[Drive], views: Sequence[QueueView], *, usual: Usual
+        self, supervisors: Sequence[AttemptSupervisor], views: Sequence[QueueView], *, usual: Usual
     ) -> list[Running]:
         """Return the jobs that hold a place now, those included whose start is being written."""
         fresh = {
@@ -180,9 +180,7 @@ class Candidates:
             for served, job, attempt in view.live
         }
         saved = {key: at_s for view in views for key, at_s in view.saved.items()}
-        return [
-            _running(drive, fresh.get(drive.key), usual, saved.get(drive.key)) for drive in drives
-        ]
+        return [_running(one, fresh.get(one.key), usual, saved.get(one.key)) for one in supervisors]
 
 
 def _came_s(served: Served, queued: Mapping[str, Job]) -> dict[str, float]:
@@ -226,21 +224,24 @@ def _blocked(job: Job, parents: Mapping[str, JobState]) -> tuple[str | None, boo
 
 
 def _running(
-    drive: Drive, fresh: tuple[Job, Attempt] | None, usual: Usual, saved_s: float | None
+    supervisor: AttemptSupervisor,
+    fresh: tuple[Job, Attempt] | None,
+    usual: Usual,
+    saved_s: float | None,
 ) -> Running:
-    job, attempt = fresh if fresh is not None else (drive.job, None)
-    ending = drive.canceled.is_set() or drive.preempted.is_set()
+    job, attempt = fresh if fresh is not None else (supervisor.record.job, None)
+    served = supervisor.record.served
     learned = usual.get((job.experiment, job.spec.entry))
     return Running(
-        key=drive.key,
+        key=supervisor.key,
         priority=job.priority,
-        order=("", job.serial, drive.key),
-        shape=drive.held.shape,
-        nodes=drive.held.nodes,
-        submitted_s=max(drive.served.made_s, job.submitted_at.timestamp()),
+        order=("", job.serial, supervisor.key),
+        shape=supervisor.allocation.shape,
+        nodes=supervisor.allocation.nodes,
+        submitted_s=max(served.made_s, job.submitted_at.timestamp()),
         started_s=_seconds(attempt.started_at) if attempt is not None else None,
         user=job.user,
-        group=_group(drive.served, job),
+        group=_group(served, job),
         # One that had to go as often as it may would fail instead of coming back.
         preemptible=job.spec.preemptible and job.attempt <= job.spec.retries.preempted,
         max_duration_s=job.spec.max_duration_s,
@@ -253,7 +254,7 @@ def _running(
         if learned is None
         else learned.known.outrun_by(job.id, job.experiment, job.spec.entry),
         saved_s=saved_s,
-        is_ending=ending or job.state is JobState.FINALIZING,
+        is_ending=supervisor.end_request.is_made or job.state is JobState.FINALIZING,
     )
 
 

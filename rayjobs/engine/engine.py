@@ -1,19 +1,19 @@
-"""The queue's loop: read what waits, decide, start drives, pass on cancels, tidy up."""
+"""The queue's loop: read what waits, decide, start attempts, pass on cancels, tidy up."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from rayjobs import policy
 from rayjobs.core.clock import Clock
-from rayjobs.core.errors import RayjobsError, StoreError
+from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import Allocations
-from rayjobs.engine.attempt.drive import Drive, Parts
-from rayjobs.engine.attempt.record import ReplacedError
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
+from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Board, Served
 from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
@@ -79,7 +79,7 @@ class Engine:
         self.allocations = Allocations(
             target, cluster, clock, start_timeout_s=self.growth.timeout_s
         )
-        self.parts = Parts(
+        self.parts = SupervisorParts(
             target,
             cluster,
             self.allocations,
@@ -90,7 +90,7 @@ class Engine:
             shares_machine=shares_machine,
             epoch=epoch,
         )
-        self.drives: dict[str, tuple[Drive, asyncio.Task[None]]] = {}
+        self.attempts = AttemptsInProgress(self.wake)
         # The last decision, while jobs wait.
         self.plan: Plan | None = None
         self._promise: Promise | None = None
@@ -100,7 +100,7 @@ class Engine:
         self.nodes: list[NodeInfo] = []
         # Workspaces whose live jobs were taken over, by path.
         self.recovered: dict[str, Served] = {}
-        # Attempts that were live without a drive at the last look.
+        # Attempts that were live without a supervisor at the last look.
         self.ownerless: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
         # When nodes were last swept for what a death left.
@@ -148,7 +148,7 @@ class Engine:
         """
         return {
             "target": self.target,
-            "live": sorted(self.drives),
+            "live": sorted(self.attempts),
             "waiting": {} if self.plan is None else _reasons(self.plan, keys),
             "scaling": Growth.told(self.allocations.all, self.nodes),
             "nodes": [vars(node) for node in self.nodes],
@@ -232,7 +232,7 @@ class Engine:
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(tidy(self))
         # A sweep between two trials is no reason to stop the target either.
-        busy = len(self.drives) + (self.drivers.count if self.drivers is not None else 0)
+        busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
         if self._shown is not None:
             self._shown.look(views, self.plan, [node.node_id for node in self.nodes])
@@ -247,7 +247,7 @@ class Engine:
         self.candidates.look_at(self.nodes)
         count = sum(len(view.queued) for view in views)
         records = await _think(
-            count, self.candidates.records, views, usual=usual, without=self.drives
+            count, self.candidates.records, views, usual=usual, without=self.attempts
         )
         await self._refuse()
         situation = Situation(
@@ -273,8 +273,9 @@ class Engine:
                 shape = plan.by_key[start.key].shape
                 rooms = self._start(*found, shape, start.nodes, rooms)
         for one in plan.preempts:
-            if one.key in self.drives:  # else it has ended meanwhile
-                self.drives[one.key][0].preempt(one.reason)
+            supervisor = self.attempts.get(one.key)
+            if supervisor is not None:  # else it has ended meanwhile
+                supervisor.preempt(one.reason)
         await self.forecasts.note(plan, self.candidates.job)
         return len(records)
 
@@ -343,45 +344,17 @@ class Engine:
             held = self.allocations.reserve_new(
                 served, shape, key, nodes, up=up, types=Growth.types_to_start(nodes)
             )
-        drive = Drive(self.parts, served, job, held)
-        self.adopt(drive, drive.start(new=idle is None))
+        supervisor = AttemptSupervisor(self.parts, served, job, held)
+        self.attempts.adopt(supervisor, supervisor.start(new=idle is None))
         return rooms
-
-    def adopt(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
-        """Run a drive's coroutine until it ends; then look at the queue again."""
-        task = asyncio.ensure_future(self._guard(drive, work))
-        # A task that is cancelled before its first step never awaits what it was given.
-        task.add_done_callback(lambda _: work.close())
-        self.drives[drive.key] = (drive, task)
-
-    async def _guard(self, drive: Drive, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except asyncio.CancelledError:
-            raise
-        except ReplacedError as error:
-            log.warning("%s", error)
-            self.allocations.forget(drive.held)
-        except StoreError as error:
-            log.warning("attempt %d of %s: %s", drive.number, drive.job.id, error)
-            await drive.let_go()
-        except Exception as error:
-            try:
-                await drive.abandon(error)
-            except Exception:
-                log.exception("attempt %d of %s was let go", drive.number, drive.job.id)
-                await drive.let_go()
-        finally:
-            self.drives.pop(drive.key, None)
-            self._wake.set()
 
     def _pass_on_cancels(self, live: list[tuple[Served, Job, Attempt]]) -> None:
         for served, job, _attempt in live:
             if job.cancel_requested_at is None:
                 continue
-            known = self.drives.get(served.key(job.id))
-            if known is not None:
-                known[0].canceled.set()
+            supervisor = self.attempts.get(served.key(job.id))
+            if supervisor is not None:
+                supervisor.end_request.cancel()
 
 
 async def _think(count: int, function: Callable[..., Result], *given: Any, **more: Any) -> Result:

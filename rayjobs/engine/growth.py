@@ -67,15 +67,13 @@ class Growth:
 
     def running(self, engine: Engine, views: Sequence[QueueView], usual: Usual) -> list[Running]:
         """Return the jobs that hold a place; those that wait for nodes stand where they would."""
-        current = {held.name: held for held in engine.allocations.all}
-        drives = [drive for drive, _task in engine.drives.values()]
-        for drive in drives:
-            if drive.held.growing:
-                drive.held = current.get(drive.held.name, drive.held)
-        scaling = {drive.key for drive in drives if drive.held.growing}
+        supervisors = engine.attempts.supervisors
+        for one in supervisors:
+            one.allocation.refresh()
+        scaling = {one.key for one in supervisors if one.allocation.is_growing}
         return [
             replace(one, is_scaling=True) if one.key in scaling else one
-            for one in engine.candidates.running(drives, views, usual=usual)
+            for one in engine.candidates.running(supervisors, views, usual=usual)
         ]
 
     @staticmethod

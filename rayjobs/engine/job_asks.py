@@ -11,7 +11,7 @@ from rayjobs.protocol.calls import STACKS
 from rayjobs.target.requests import TargetRequest
 
 if TYPE_CHECKING:
-    from rayjobs.engine.attempt.drive import Drive
+    from rayjobs.engine.attempt.supervisor import AttemptSupervisor
     from rayjobs.engine.engine import Engine
 
 OPERATIONS = ("evict", "stacks")
@@ -22,40 +22,42 @@ async def answer(engine: Engine, asked: TargetRequest) -> dict[str, Any]:
 
     ``{"ok": False, "error": sentence}`` where the job has no attempt that runs.
     """
-    known = engine.drives.get(f"{asked.workspace}::{asked.job}")
-    if known is None:
+    supervisor = engine.attempts.get(f"{asked.workspace}::{asked.job}")
+    if supervisor is None:
         return _no(f"job {asked.job} has no attempt that runs")
-    drive = known[0]
     if asked.op == "evict":
-        return _evict(drive, asked.notice_s)
-    return await _stacks(engine, drive)
+        return _evict(supervisor, asked.notice_s)
+    return await _stacks(engine, supervisor)
 
 
-def _evict(drive: Drive, notice_s: float | None) -> dict[str, Any]:
+def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:
     """Let the attempt be evicted, as a spot machine is; without notice it is killed at once."""
-    if drive.canceled.is_set() or drive.preempted.is_set():
-        return _no(f"job {drive.job.id} is being ended already")
+    if supervisor.end_request.is_made:
+        return _no(f"job {supervisor.record.job.id} is being ended already")
     grace_s = notice_s or 0.0
     how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
-    drive.preempt(f"a simulated eviction {how}", grace_s=grace_s)
-    return {"attempt": drive.number}
+    supervisor.preempt(f"a simulated eviction {how}", grace_s=grace_s)
+    return {"attempt": supervisor.record.number}
 
 
-async def _stacks(engine: Engine, drive: Drive) -> dict[str, Any]:
+async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, Any]:
     try:
-        agents = [await engine.cluster.agent(node.node_id) for node in drive.nodes]
-        pairs = zip(agents, drive.nodes, strict=True)
+        agents = [await engine.cluster.agent(node.node_id) for node in supervisor.record.nodes]
+        pairs = zip(agents, supervisor.record.nodes, strict=True)
         found = await asyncio.gather(*(agent.call(STACKS, node.on) for agent, node in pairs))
     except RayjobsError as error:
-        return _no(f"a node of job {drive.job.id} cannot be asked: {error}")
+        return _no(f"a node of job {supervisor.record.job.id} cannot be asked: {error}")
     ranks = [
         {**rank.to_json(), "node": node.on.node}
-        for node, one in zip(drive.nodes, found, strict=True)
+        for node, one in zip(supervisor.record.nodes, found, strict=True)
         for rank in one.ranks or ()
     ]
     if not ranks:
-        return _no(f"job {drive.job.id} has no running processes at the moment")
-    return {"attempt": drive.number, "ranks": sorted(ranks, key=lambda rank: int(rank["rank"]))}
+        return _no(f"job {supervisor.record.job.id} has no running processes at the moment")
+    return {
+        "attempt": supervisor.record.number,
+        "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
+    }
 
 
 def _no(sentence: str) -> dict[str, Any]:

@@ -29,10 +29,7 @@ async def look_for_successor(engine: Engine) -> bool:
         if claim is None or claim[1] == engine.epoch:
             continue
         log.error("another actor of %s serves %s: this one stops", engine.target, served.path)
-        drives = [task for _drive, task in engine.drives.values()]
-        for task in drives:
-            task.cancel()
-        await asyncio.gather(*drives, return_exceptions=True)
+        await asyncio.gather(*engine.attempts.cancel(), return_exceptions=True)
         engine.is_superseded = True
         engine.stop()
         return True
@@ -42,22 +39,22 @@ async def look_for_successor(engine: Engine) -> bool:
 def forsake_removed(engine: Engine) -> None:
     """End the attempts of workspaces that were removed, or replaced by new ones."""
     served = {id(one) for one in engine.board.served}
-    for drive, _task in engine.drives.values():
-        if id(drive.served) not in served and not drive.forsaken:
-            log.warning("the workspace of %s is gone: it is ended", drive.job.id)
-            drive.forsaken = True
-            drive.canceled.set()
+    for supervisor in engine.attempts.supervisors:
+        record = supervisor.record
+        if id(record.served) not in served and not record.is_workspace_gone:
+            log.warning("the workspace of %s is gone: it is ended", record.job.id)
+            supervisor.leave_removed_workspace()
 
 
 async def take_up_ownerless(engine: Engine, live: list[tuple[Served, Job, Attempt]]) -> None:
-    """Queue jobs again whose drive was let go: its store could not be written then.
+    """Queue jobs again whose attempt was let go: its store could not be written then.
 
-    Seen in two rounds: what a drive wrote last may be newer than the first look.
+    Seen in two rounds: what a supervisor wrote last may be newer than the first look.
     """
     seen = set()
     for served, job, attempt in live:
         key = served.key(job.id)
-        if key in engine.drives or engine.recovered.get(served.path) is not served:
+        if key in engine.attempts or engine.recovered.get(served.path) is not served:
             continue
         if (key, attempt.number) in engine.ownerless:
             await end_and_requeue(engine, served, job, attempt, why="its target lost it")

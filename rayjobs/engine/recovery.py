@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import Held
-from rayjobs.engine.attempt.drive import Drive
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
 from rayjobs.engine.board import Served
 from rayjobs.engine.settling import living_node, prove, settle, until_known
@@ -62,7 +62,7 @@ async def _recover_workspace(
     live = {
         job.id: (job, attempt)
         for job, attempt in await served.ask(store.live, engine.target)
-        if served.key(job.id) not in engine.drives
+        if served.key(job.id) not in engine.attempts
     }
     taken: set[str] = set()
     gone: list[Allocation] = []
@@ -217,57 +217,62 @@ async def _take_over(
     engine: Engine, served: Served, job: Job, attempt: Attempt, held: Held
 ) -> None:
     """Go on with an attempt whose group still stands."""
-    drive = Drive(engine.parts, served, job, held, number=attempt.number, was_launched=True)
-    drive.nodes = _nodes_of(engine, served, job, attempt)
+    nodes = _nodes_of(engine, served, job, attempt)
+    supervisor = AttemptSupervisor(
+        engine.parts, served, job, held, number=attempt.number, nodes=nodes
+    )
     if job.cancel_requested_at is not None:
-        drive.canceled.set()
-    engine.adopt(drive, _go_on(engine, drive, attempt))
+        supervisor.end_request.cancel()
+    engine.attempts.adopt(supervisor, _go_on(engine, supervisor, attempt))
 
 
-async def _go_on(engine: Engine, drive: Drive, attempt: Attempt) -> None:
-    job = drive.job
+async def _go_on(engine: Engine, supervisor: AttemptSupervisor, attempt: Attempt) -> None:
+    job = supervisor.record.job
     if not attempt.hosts:
-        if await drive.put_back(
+        if await supervisor.ending.put_back(
             "the target actor was replaced before its host was started",
-            prove=lambda: _end_late_hosts(engine, drive),
+            prove=lambda: _end_late_hosts(engine, supervisor),
             if_without_hosts=True,
         ):
             return
-        await _learn_hosts(engine, drive)
-    seen = [await until_known(engine, node, end=False) for node in drive.nodes]
+        await _learn_hosts(engine, supervisor)
+    seen = [await until_known(engine, node, end=False) for node in supervisor.record.nodes]
     if any(one.state is Found.GONE for one in seen):
-        ended = [await until_known(engine, node, end=True) for node in drive.nodes]
+        ended = [await until_known(engine, node, end=True) for node in supervisor.record.nodes]
         if all(one.exit is not None and not one.ended_now for one in ended):
             # Started, and done, while it was looked at: its exit record tells the truth.
             if job.state in (JobState.PROVISIONING, JobState.PREPARING):
-                await drive.now_running(job.state)
-            await drive.finalise([one.exit for one in ended if one.exit is not None])
+                await supervisor.record.move_to_running(job.state)
+            await supervisor.ending.finalise([one.exit for one in ended if one.exit is not None])
             return
         proven = all(one.proven for one in ended)
         if job.state in (JobState.PROVISIONING, JobState.PREPARING):
-            await drive.put_back(
+            await supervisor.ending.put_back(
                 "the target actor was replaced while the job was prepared", proven=proven
             )
         else:
-            await drive.lost("its attempt host is gone and left no exit record", proven=proven)
+            await supervisor.ending.lose(
+                "its attempt host is gone and left no exit record", proven=proven
+            )
         return
     if job.state in (JobState.PROVISIONING, JobState.PREPARING):
-        await drive.now_running(job.state)
-    await drive.follow()
+        await supervisor.record.move_to_running(job.state)
+    await supervisor.follow()
 
 
-async def _end_late_hosts(engine: Engine, drive: Drive) -> bool:
+async def _end_late_hosts(engine: Engine, supervisor: AttemptSupervisor) -> bool:
     """End hosts that the actor before this one recorded after its attempt was first looked at."""
-    await _learn_hosts(engine, drive)
-    return await prove(engine, drive.nodes)
+    await _learn_hosts(engine, supervisor)
+    return await prove(engine, supervisor.record.nodes)
 
 
-async def _learn_hosts(engine: Engine, drive: Drive) -> None:
-    """Take over the hosts of a drive's attempt as they are recorded now."""
-    served, job = drive.served, drive.job
+async def _learn_hosts(engine: Engine, supervisor: AttemptSupervisor) -> None:
+    """Take over the hosts of a supervised attempt as they are recorded now."""
+    record = supervisor.record
+    served, job = record.served, record.job
     for attempt in await served.ask(served.store.attempts, job.id):
-        if attempt.number == drive.number:
-            drive.nodes = _nodes_of(engine, served, job, attempt)
+        if attempt.number == record.number:
+            record.nodes = _nodes_of(engine, served, job, attempt)
 
 
 async def end_and_requeue(
@@ -287,49 +292,50 @@ async def end_and_requeue(
     nodes = _nodes_of(engine, served, job, attempt)
     settled = [await settle(engine, node, end=True, restarted=restarted) for node in nodes]
     nothing_left = all(one.proven for one in settled)
-    ghost = Held("", served, Shape(), (), (), None, engine.clock.monotonic_s())
-    drive = Drive(engine.parts, served, job, ghost, number=attempt.number, was_launched=True)
-    drive.nodes = nodes
-    drive.hold_nothing()
-    engine.adopt(drive, _conclude(engine, drive, settled, why=why, restarted=restarted))
+    supervisor = AttemptSupervisor(
+        engine.parts, served, job, None, number=attempt.number, nodes=nodes
+    )
+    engine.attempts.adopt(
+        supervisor, _conclude(engine, supervisor, settled, why=why, restarted=restarted)
+    )
     return nothing_left
 
 
 async def _conclude(
     engine: Engine,
-    drive: Drive,
+    supervisor: AttemptSupervisor,
     settled: list[Settled],
     *,
     why: str,
     restarted: bool = False,
 ) -> None:
-    job = drive.job
+    job = supervisor.record.job
     settled = [
         one
         if one.state is not Found.UNKNOWN
         else await until_known(engine, node, end=True, restarted=restarted)
-        for one, node in zip(settled, drive.nodes, strict=True)
+        for one, node in zip(settled, supervisor.record.nodes, strict=True)
     ]
     finished = [one.exit for one in settled if one.exit is not None]
     is_early = job.state in (JobState.PROVISIONING, JobState.PREPARING)
     if settled and len(finished) == len(settled) and not any(one.ended_now for one in settled):
         # It had ended by itself: its exit record tells the truth, Ray's end does not matter.
         if is_early:
-            await drive.now_running(job.state)
-        await drive.finalise(finished)
+            await supervisor.record.move_to_running(job.state)
+        await supervisor.ending.finalise(finished)
     elif job.cancel_requested_at is not None:
-        await drive.canceled_away(proven=all(one.proven for one in settled))
+        await supervisor.ending.cancel(proven=all(one.proven for one in settled))
     elif not settled or is_early:
-        late = None if settled else (lambda: _end_late_hosts(engine, drive))
-        if not await drive.put_back(
+        late = None if settled else (lambda: _end_late_hosts(engine, supervisor))
+        if not await supervisor.ending.put_back(
             f"{why} before it started", prove=late, if_without_hosts=not settled
         ):
-            await _learn_hosts(engine, drive)
-            found = [await settle(engine, node, end=True) for node in drive.nodes]
-            await _conclude(engine, drive, found, why=why)
+            await _learn_hosts(engine, supervisor)
+            found = [await settle(engine, node, end=True) for node in supervisor.record.nodes]
+            await _conclude(engine, supervisor, found, why=why)
     else:
         nothing_left = all(one.proven for one in settled)
         # A cluster that is restarted takes everybody's attempts: no sign that this job is poison.
         outcome = Outcome.CLUSTER_LOST if why == CLUSTER_RESTARTED else Outcome.NODE_LOST
         message = f"{why}; whatever had survived was ended first"
-        await drive.lost(message, proven=nothing_left, outcome=outcome)
+        await supervisor.ending.lose(message, proven=nothing_left, outcome=outcome)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from rayjobs.engine.attempt.ends import AGENT_PAUSE_S
+from rayjobs.engine.attempt.ending import AGENT_PAUSE_S
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.protocol.agent import AgentLostError
 from rayjobs.protocol.calls import SETTLE, Settle

@@ -26,7 +26,7 @@ async def sweep(engine: Engine) -> None:
         engine.recovered.get(served.path) is not served for served in engine.board.served
     ):
         return  # ends that are not taken over yet
-    busy = {node.node_id for drive, _task in engine.drives.values() for node in drive.nodes}
+    busy = {node.node_id for one in engine.attempts.supervisors for node in one.record.nodes}
     if engine.swept_s is None:
         nodes = {node.node_id for node in engine.nodes} if engine.shares_machine else busy
     elif now_s - engine.swept_s < SWEEP_EVERY_S:
@@ -50,7 +50,7 @@ async def _has_ended(engine: Engine, one: Uncleaned) -> bool:
     """Whether the store says that an attempt has ended, and nothing here is at work on its job."""
     job, number = one.job, one.attempt
     for served in engine.board.served:
-        if served.key(job) in engine.drives:
+        if served.key(job) in engine.attempts:
             return False
         try:
             attempts = await served.ask(served.store.attempts, job)

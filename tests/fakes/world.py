@@ -67,10 +67,8 @@ class World:
     async def crash(self) -> None:
         """Lose the engine at once, with all it knows."""
         assert self._task is not None
-        drives = [task for _, task in self.engine.drives.values()]
-        for task in [self._task, *drives]:
-            task.cancel()
-        await asyncio.gather(self._task, *drives, return_exceptions=True)
+        self._task.cancel()
+        await asyncio.gather(self._task, *self.engine.attempts.cancel(), return_exceptions=True)
 
     async def restart(self) -> None:
         self.engine = self._engine()

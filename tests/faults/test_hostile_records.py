@@ -19,7 +19,7 @@ from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore import looks
 from rayjobs.datastore.digests import digest_of
-from rayjobs.engine.attempt import ends as driveends
+from rayjobs.engine.attempt import ending
 from rayjobs.injob import exitrecord
 from rayjobs.injob.exitrecord import ExitRecord, RankExit
 from rayjobs.injob.outcomes import CANCELED, Outcome
@@ -387,7 +387,7 @@ def test_a_collection_that_stands_still_is_told_and_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cancels: bool
 ) -> None:
     """The history and `why` say where; a cancel gives it up, and so does time."""
-    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
+    monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
 
     async def scene(here: World) -> None:
         async def stuck(_: AttemptOnNode) -> Collected:
@@ -406,12 +406,12 @@ def test_a_collection_that_stands_still_is_told_and_ends(
             here.engine.wake()
             done = await here.state(job, JobState.CANCELED)
         else:
-            monkeypatch.setattr(driveends, "STUCK_S", 0.0)
+            monkeypatch.setattr(ending, "STUCK_S", 0.0)
             done = await here.state(job, JobState.FAILED)
             assert done.failure is not None
             assert done.failure.failure_class == "storage"
         assert "collecting x has made no progress" in done.reason
-        await here.until(lambda: not here.engine.drives, "its place is free")
+        await here.until(lambda: not here.engine.attempts, "its place is free")
         assert ("clean", job.id, 1) not in here.agent.calls
 
     play(scene, tmp_path)
@@ -420,7 +420,7 @@ def test_a_collection_that_stands_still_is_told_and_ends(
 def test_a_collection_that_moves_again_is_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
+    monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
 
     async def scene(here: World) -> None:
         collect, answers = here.agent.collect, [Collected(stuck="collecting x")] * 3
@@ -551,8 +551,8 @@ def test_an_agent_that_is_lost_during_a_stuck_collection_runs_no_job_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_back: bool
 ) -> None:
     """The next agent collects; where none comes, the files are not said to be stored."""
-    monkeypatch.setattr(driveends, "STUCK_LOOK_S", 0.02)
-    monkeypatch.setattr(driveends, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(ending, "STUCK_LOOK_S", 0.02)
+    monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
 
     async def scene(here: World) -> None:
         collect, calls = here.agent.collect, 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.engine.attempt import ends as driveends
+from rayjobs.engine.attempt import ending, record
 from rayjobs.injob import openfiles
 from rayjobs.jobs.states import JobState
 from rayjobs.node import hosts as nodehosts
@@ -122,7 +122,7 @@ def test_an_attempt_has_not_ended_unheard_because_nothing_can_be_opened(
 def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driveends, "OUT_OF_FILES_PAUSE_S", 0.01)
+    monkeypatch.setattr(ending, "OUT_OF_FILES_PAUSE_S", 0.01)
 
     async def scene(here: World) -> None:
         here.agent.prepare_error = PrepareError(
@@ -149,7 +149,7 @@ def test_a_start_without_open_files_is_tried_again_and_costs_no_attempt(
 def test_files_that_cannot_be_collected_now_are_collected_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driveends.drivebase, "STORE_PAUSE_S", 0.01)
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.01)
 
     async def scene(here: World) -> None:
         job = here.submit()
@@ -157,7 +157,7 @@ def test_files_that_cannot_be_collected_now_are_collected_later(
         here.agent.collect_problems = ["outputs/a was not stored: Too many open files."]
         here.agent.end(job.id, 1, exit_code=0)
         await here.until(
-            lambda: here.agent.calls.count(("collect", job.id, 1)) > 2 * driveends.COLLECT_TRIES,
+            lambda: here.agent.calls.count(("collect", job.id, 1)) > 2 * ending.COLLECT_TRIES,
             "it is tried more often than for other problems",
         )
         here.agent.collect_problems = []

@@ -9,7 +9,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.core.failures import FailureClass
-from rayjobs.engine.attempt import record as drivebase
+from rayjobs.engine.attempt import record
 from rayjobs.jobs import retry
 from rayjobs.jobs.data_facts import DataFacts
 from rayjobs.jobs.states import JobState
@@ -83,7 +83,7 @@ def test_what_storage_refuses_stays_on_the_node_until_it_is_stored(
 def test_a_job_that_ended_well_fails_as_storage_only_when_storage_refuses_for_good(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
 ) -> None:
-    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.001)
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.001)
 
     async def scene(here: World) -> None:
         asked = 0

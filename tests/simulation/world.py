@@ -87,8 +87,8 @@ class Actor:
     def kill(self) -> None:
         """End it as kill -9 does: nothing of it acts any more."""
         self.is_dead = True
-        for task in [self.task, *(task for _, task in self.engine.drives.values())]:
-            task.cancel()
+        self.task.cancel()
+        self.engine.attempts.cancel()
 
 
 class SimStore:

@@ -1,4 +1,4 @@
-"""What a drive knows of its attempt, and writes of it however long the store refuses."""
+"""The record of an attempt in progress: writes to its store are retried until they succeed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ from typing import Any, TypeVar
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.core.failures import Failure
-from rayjobs.engine.allocations import Allocations, Held
-from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.injob.exitrecord import ExitRecord
-from rayjobs.injob.outcomes import CANCELED, EndCause, EndReason, Outcome
+from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.outcomes import final_state
-from rayjobs.jobs.records import Job, ModelDraft, ModelRefusal
+from rayjobs.jobs.records import Attempt, Job, ModelDraft, ModelRefusal
 from rayjobs.jobs.states import JobState
-from rayjobs.protocol.agent import Cluster
 from rayjobs.protocol.attempts import Launched
 
 log = logging.getLogger(__name__)
@@ -32,120 +28,35 @@ STORE_PAUSE_S = 1.0
 
 
 class ReplacedError(RayjobsError):
-    """Another target actor looks after the attempt: nothing of it is ours any more."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What every drive works with.
-
-    Attributes:
-        lease_s: How long a host may go on without a renewal; None on one machine, where an end
-            is proven by the identity of processes.
-        shares_machine: All nodes stand on this machine.
-        epoch: This life of the target actor, as it has claimed its workspaces; None: it has not.
-    """
-
-    target: str
-    cluster: Cluster
-    allocations: Allocations
-    clock: Clock
-    count: Callable[[str], None] = lambda _name: None
-    waited: Callable[[float], None] = lambda _seconds: None
-    lease_s: float | None = None
-    shares_machine: bool = True
-    epoch: str | None = None
-    leases: Leases = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make the leases: one book of them for all drives."""
-        leases = Leases(
-            self.cluster, self.clock, lease_s=self.lease_s, shares_machine=self.shares_machine
-        )
-        object.__setattr__(self, "leases", leases)
+    """Another target actor has taken over the attempt; this one must not touch it any more."""
 
 
 @dataclass
-class DriveBase:
-    """One attempt in progress, as its store is told of it.
+class AttemptRecord:
+    """One attempt in progress, and what its workspace's store records of it.
 
     Attributes:
-        number: The attempt's number, once started.
-        nodes: Its nodes, once planned.
-        canceled: Set when the job's end was asked for.
-        preempted: Set when the attempt is to give way, and be tried again.
-        forsaken: Its workspace is gone: nothing can be written, all is to be ended.
-        was_launched: Its nodes may have been asked to start hosts.
+        count: Called with ``launches`` and with the name of each final state.
+        number: The attempt's number; 0 until it is started.
+        nodes: Its nodes, once they are planned.
+        is_workspace_gone: The workspace was removed: writes are not retried any more.
     """
 
-    parts: Parts
     served: Served
     job: Job
-    held: Held
+    clock: Clock
+    count: Callable[[str], None] = lambda _name: None
     number: int = 0
     nodes: list[NodeOfAttempt] = field(default_factory=list)
-    canceled: asyncio.Event = field(default_factory=asyncio.Event)
-    preempted: asyncio.Event = field(default_factory=asyncio.Event)
-    forsaken: bool = False
-    was_launched: bool = False
-    _given_back: bool = False
-    # Records of hosts that were done by themselves when they were to be ended.
-    _done: list[ExitRecord] = field(default_factory=list)
-    _place_is_gone: bool = False
-    _preempt_reason: str = ""
-    _preempt_grace_s: float | None = None
-    # Whether that costs nothing of the budget of its class.
-    _preempt_is_free: bool = False
+    is_workspace_gone: bool = False
 
-    @property
-    def key(self) -> str:
-        """The job's name over all workspaces."""
-        return self.served.key(self.job.id)
+    async def write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
+        """Call a method of the store until it succeeds, even if the store is full or locked.
 
-    # -- why it is to end ----------------------------------------------------------------------
-    def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
-        """Let the attempt give way: SIGTERM, time for a checkpoint, then its end.
+        Meanwhile the exit record on the node keeps what is not written yet.
 
-        The job is queued again at its old place with outcome and class `preempted`, within that
-        class's budget, and its next attempt goes on from the newest whole checkpoint. A cancel
-        that comes before its end wins. Asked again, the first reason stays.
-
-        Args:
-            reason: For people: who needs the place.
-            grace_s: Seconds from SIGTERM to SIGKILL; None takes the job's own `grace_s`.
-            is_free: It is no retry: the target's user asked for it.
-        """
-        if not self.preempted.is_set():
-            self._preempt_reason, self._preempt_grace_s = reason, grace_s
-            self._preempt_is_free = is_free
-            self.preempted.set()
-
-    @property
-    def gives_way(self) -> bool:
-        """Whether it is to end for another's sake, not its user's."""
-        return self.preempted.is_set() and not self.canceled.is_set()
-
-    @property
-    def end_grace_s(self) -> float:
-        """Seconds that its ranks have from SIGTERM to SIGKILL."""
-        if self.gives_way and self._preempt_grace_s is not None:
-            return self._preempt_grace_s
-        return self.job.spec.grace_s
-
-    async def end_asked(self) -> EndCause:
-        """Return the cause, for the attempt's hosts, once its end is asked for."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self.canceled, self.preempted)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for one in waiting:
-                one.cancel()
-        return EndCause(EndReason.PREEMPTED, self._preempt_reason) if self.gives_way else CANCELED
-
-    async def _write(self, function: Callable[..., Result], *given: Any, **more: Any) -> Result:
-        """Write what must be written: a full or locked store is tried until it takes it.
-
-        The exit record on the node tells the truth until the store can.
+        Raises:
+            StoreError: the call failed, and the workspace is gone.
         """
         pause_s = STORE_PAUSE_S
         while True:
@@ -153,22 +64,40 @@ class DriveBase:
                 return await self.served.ask(function, *given, **more)
             except StoreError as error:
                 log.warning("%s waits for its store: %s", self.job.id, error)
-                if self.forsaken:
+                if self.is_workspace_gone:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(10.0, pause_s * 2)
 
-    async def _workspace_seen(self) -> None:
-        """Return once the workspace's folder is there, or is taken for removed."""
-        while not self.forsaken and not await asyncio.to_thread(Path(self.served.path).is_dir):
+    async def wait_for_workspace(self) -> None:
+        """Return once the workspace's folder exists, or counts as removed."""
+        while not self.is_workspace_gone and not await asyncio.to_thread(
+            Path(self.served.path).is_dir
+        ):
             await asyncio.sleep(STORE_PAUSE_S)
 
-    async def _move(self, old: JobState, new: JobState) -> None:
-        await self._write(
-            self.served.store.move, self.job.id, attempt=self.number, old=old, new=new
-        )
+    async def attempts(self) -> Sequence[Attempt]:
+        """Return all attempts of the job, as they are recorded."""
+        return await self.write(self.served.store.attempts, self.job.id)
 
-    async def _event(self, kind: str, message: str, data: Mapping[str, Any] | None = None) -> None:
+    async def move(self, old: JobState, new: JobState) -> None:
+        """Record the job's new state."""
+        await self.write(self.served.store.move, self.job.id, attempt=self.number, old=old, new=new)
+
+    async def move_to_running(self, state: JobState) -> None:
+        """Record that the job runs; it did so before its state was written.
+
+        Args:
+            state: The recorded state, Provisioning or Preparing.
+        """
+        if state is JobState.PROVISIONING:
+            await self.move(JobState.PROVISIONING, JobState.PREPARING)
+        await self.move(JobState.PREPARING, JobState.RUNNING)
+
+    async def add_event(
+        self, kind: str, message: str, data: Mapping[str, Any] | None = None
+    ) -> None:
+        """Add an event to the job's history, if the store accepts it now."""
         try:
             await self.served.ask(
                 self.served.store.add_event,
@@ -181,14 +110,18 @@ class DriveBase:
         except StoreError as error:
             log.warning("an event of %s was not written: %s", self.job.id, error)
 
-    async def _record_hosts(self, hosts: Sequence[Launched | None], *, cold: str | None) -> None:
-        """Record where hosts will be before they are started, and who they are after.
+    async def set_hosts(self, hosts: Sequence[Launched | None], *, cold: str | None) -> None:
+        """Record where hosts will be before they are started, and their identity afterwards.
+
+        Args:
+            hosts: For each node its host; None: not started yet.
+            cold: Why a host was started cold; None: none was.
 
         Raises:
             ReplacedError: another target actor has ended this attempt.
         """
         records = [node.record(host) for node, host in zip(self.nodes, hosts, strict=True)]
-        is_ours = await self._write(
+        is_ours = await self.write(
             self.served.store.set_hosts,
             self.job.id,
             attempt=self.number,
@@ -196,19 +129,25 @@ class DriveBase:
             cold_reason=cold,
         )
         if not is_ours:
-            raise ReplacedError(
-                f"attempt {self.number} of {self.job.id} was ended by another actor"
-            )
+            raise self._replaced()
 
-    async def _check_ours(self) -> None:
-        """Return if no other actor has ended this attempt. Raises ReplacedError."""
-        attempts = await self._write(self.served.store.attempts, self.job.id)
-        if attempts[-1].number != self.number or attempts[-1].ended_at is not None:
-            raise ReplacedError(
-                f"attempt {self.number} of {self.job.id} was ended by another actor"
-            )
+    async def has_hosts(self) -> bool:
+        """Whether hosts of the attempt are recorded, and it has not ended."""
+        return any(
+            one.number == self.number and one.hosts and one.ended_at is None
+            for one in await self.attempts()
+        )
 
-    async def _finish(
+    async def check_ours(self) -> None:
+        """Raise ReplacedError if another target actor has ended this attempt."""
+        newest = (await self.attempts())[-1]
+        if newest.number != self.number or newest.ended_at is not None:
+            raise self._replaced()
+
+    def _replaced(self) -> ReplacedError:
+        return ReplacedError(f"attempt {self.number} of {self.job.id} was ended by another actor")
+
+    async def finish(
         self,
         outcome: Outcome,
         *,
@@ -216,9 +155,10 @@ class DriveBase:
         failure: Failure | None = None,
         models: Sequence[ModelDraft | ModelRefusal] = (),
     ) -> None:
+        """Record the end of the job, and register its models, in one transaction."""
         state = final_state(outcome)
-        self.parts.count(str(state))
-        await self._write(
+        self.count(str(state))
+        await self.write(
             self.served.store.finish,
             self.job.id,
             attempt=self.number,
@@ -229,7 +169,7 @@ class DriveBase:
             models=models,
         )
 
-    async def _requeue(
+    async def requeue(
         self,
         reason: str,
         *,
@@ -239,30 +179,24 @@ class DriveBase:
         hold: str | None = None,
         if_without_hosts: bool = False,
     ) -> bool:
-        return await self._write(
+        """Record the end of the attempt and queue its job again.
+
+        Args:
+            pause_s: Seconds before which the job does not start again.
+            hold: Why the job is held; None: it is not.
+            if_without_hosts: Do nothing if hosts of the attempt are recorded.
+
+        Returns:
+            Whether the job is queued.
+        """
+        return await self.write(
             self.served.store.requeue,
             self.job.id,
             attempt=self.number,
             reason=reason,
             outcome=outcome,
             failure=failure,
-            not_before=self.parts.clock.now() + timedelta(seconds=pause_s),
+            not_before=self.clock.now() + timedelta(seconds=pause_s),
             hold=hold,
             if_without_hosts=if_without_hosts,
-        )
-
-    async def _give_back(self, *, proven: bool) -> None:
-        if self._given_back:
-            return
-        self._given_back = True
-        if proven and (self._place_is_gone or any(one.is_lost for one in self.nodes)):
-            # Ray moves a dead node's bundles elsewhere: such a group is never handed on.
-            await self.parts.allocations.release(self.held)
-            return
-        await self.parts.allocations.give_back(
-            self.held,
-            attempt=self.number,
-            job=self.job.id,
-            proven=proven,
-            suspects=self.nodes,
         )

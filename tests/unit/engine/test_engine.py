@@ -11,7 +11,7 @@ import pytest
 
 from rayjobs.core.errors import PrepareError
 from rayjobs.engine import engine
-from rayjobs.engine.attempt import record as drivebase
+from rayjobs.engine.attempt import record
 from rayjobs.engine.recovery import tidy
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
@@ -275,7 +275,7 @@ def test_an_attempt_not_proven_dead_drains_its_allocation(tmp_path: Path) -> Non
 def test_files_that_cannot_be_stored_are_told_and_not_trained_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.02)
 
     async def scene(here: World) -> None:
         here.agent.collect_problems = ["outputs/model.pt: no space left."]

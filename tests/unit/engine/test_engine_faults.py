@@ -16,9 +16,7 @@ import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.engine import board, engine, settling
-from rayjobs.engine.attempt import drive
-from rayjobs.engine.attempt import ends as driveends
-from rayjobs.engine.attempt import record as drivebase
+from rayjobs.engine.attempt import ending, record, supervisor
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Shape
@@ -37,8 +35,8 @@ from tests.fakes.world import World, play
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "POLL_S", 0.05)
     monkeypatch.setattr(engine, "TIDY_S", 0.05)
-    monkeypatch.setattr(drivebase, "STORE_PAUSE_S", 0.02)
-    monkeypatch.setattr(drive, "NOT_PLACED_PAUSE_S", 0.02)
+    monkeypatch.setattr(record, "STORE_PAUSE_S", 0.02)
+    monkeypatch.setattr(supervisor, "NOT_PLACED_PAUSE_S", 0.02)
 
 
 class Flaky:
@@ -74,7 +72,7 @@ async def all_is_free(here: World) -> None:
     """Wait until no place is taken, no group without owner is left, and no row says otherwise."""
     await here.until(
         lambda: (
-            not here.engine.drives
+            not here.engine.attempts
             and all(held.job is None and not held.draining for held in here.engine.allocations.all)
             and set(here.cluster.groups) == {held.name for held in here.engine.allocations.all}
             and all(row.state is AllocationState.IDLE for row in here.store.allocations("local"))
@@ -83,7 +81,9 @@ async def all_is_free(here: World) -> None:
     )
 
 
-def test_a_drive_that_is_cancelled_before_it_begins_leaves_no_coroutine(tmp_path: Path) -> None:
+def test_a_supervisor_that_is_cancelled_before_it_begins_leaves_no_coroutine(
+    tmp_path: Path,
+) -> None:
     async def scene(here: World) -> None:
         await here.crash()
         begun: list[str] = []
@@ -92,10 +92,8 @@ def test_a_drive_that_is_cancelled_before_it_begins_leaves_no_coroutine(tmp_path
             begun.append("work")
 
         made = work()
-        here.engine.adopt(SimpleNamespace(key="k"), made)  # type: ignore[arg-type]
-        _, task = here.engine.drives["k"]
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        here.engine.attempts.adopt(SimpleNamespace(key="k"), made)  # type: ignore[arg-type]
+        await asyncio.gather(*here.engine.attempts.cancel(), return_exceptions=True)
         assert begun == []
         assert inspect.getcoroutinestate(made) == inspect.CORO_CLOSED
 
@@ -250,7 +248,7 @@ def test_a_place_that_is_not_proven_empty_stays_taken_after_a_restart(
 def test_a_cancel_that_its_host_did_not_hear_is_said_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "STOP_AGAIN_S", 0.02)
+    monkeypatch.setattr(supervisor, "STOP_AGAIN_S", 0.02)
     deaf = 2
     heard = FakeAgent.stop
 
@@ -276,7 +274,7 @@ def test_a_cancel_that_its_host_did_not_hear_is_said_again(
 def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(driveends, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(ending, "AGENT_PAUSE_S", 0.01)
     losses = {"launch": 1, "settle": 2}
 
     async def launch(self: FakeAgent, _request: Any) -> Any:
@@ -305,7 +303,7 @@ def test_what_was_done_is_not_run_again_though_one_agent_after_the_other_is_lost
 def test_of_a_long_error_of_an_agent_the_history_has_the_first_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drive, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "AGENT_PAUSE_S", 0.01)
     told = (
         "The node's agent cannot be reached: the actor died. Its owner's address is x.\n\tclass: A"
     )
@@ -394,7 +392,7 @@ def test_an_agent_that_errs_costs_one_job_at_most_and_no_place(
         return await real(self, message)
 
     monkeypatch.setattr(FakeAgent, call, fails)
-    monkeypatch.setattr(driveends, "COLLECT_TRIES", 1)
+    monkeypatch.setattr(ending, "COLLECT_TRIES", 1)
 
     async def scene(here: World) -> None:
         nonlocal wrong
@@ -493,7 +491,7 @@ def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
         else:
             shutil.rmtree(here.folder)
         here.engine.wake()
-        await here.until(lambda: not here.engine.drives, "the drive ends")
+        await here.until(lambda: not here.engine.attempts, "the attempt ends")
         here.cluster.hold_placement.set()
         if state == "running":
             assert ("stop", job.id, 1) in here.agent.calls
@@ -577,7 +575,7 @@ def test_an_actor_that_was_replaced_stops_acting(tmp_path: Path) -> None:
         await here.launched(job)
         here.store.claim_target("local", epoch="new")
         await here.ended()
-        assert here.engine.drives == {}
+        assert len(here.engine.attempts) == 0
         after = here.submit()
         here.agent.end(job.id, 1, exit_code=0)
         for _ in range(20):

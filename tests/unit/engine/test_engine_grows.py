@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.engine.attempt import drive
+from rayjobs.engine.attempt import supervisor
 from rayjobs.engine.growth import Growth
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
@@ -140,8 +140,8 @@ def test_room_that_becomes_free_meanwhile_is_taken(tmp_path: Path) -> None:
 def test_nodes_that_never_come_end_in_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Off switch: `Drive._not_grown` holds nothing."""
-    monkeypatch.setattr(drive, "NOT_GROWN_PAUSE_S", 0.0)
+    """Off switch: `AttemptSupervisor._requeue_not_grown` holds nothing."""
+    monkeypatch.setattr(supervisor, "NOT_GROWN_PAUSE_S", 0.0)
 
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(gpus=1))
@@ -149,7 +149,7 @@ def test_nodes_that_never_come_end_in_a_reason(
         assert "did not start" in held
         assert "ray status" in held
         outcomes = [attempt.outcome for attempt in here.store.attempts(job.id)]
-        assert outcomes == ["not_grown"] * drive.NOT_GROWN_TRIES
+        assert outcomes == ["not_grown"] * supervisor.NOT_GROWN_TRIES
         other = here.submit(resources=Resources(cpus=1))
         await here.launched(other)
         assert not here.cluster.pending

@@ -13,7 +13,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.store.rows import spec_of
 from tests.fakes.world import World, play
 
-# Of the fakes and the standard library's caches; a job's record and drive are about 10 KB.
+# Of the fakes and the standard library's caches; a job's record and supervisor are about 10 KB.
 MOST_BYTES_A_JOB = 1000
 
 
@@ -47,7 +47,7 @@ def measure(folder: Path, monkeypatch: pytest.MonkeyPatch, *, jobs: int) -> floa
             here.agent.ends.clear()
             here.agent.requests.clear()
             here.cluster.created.clear()
-            await here.until(lambda: not here.engine.drives, "all is through")
+            await here.until(lambda: not here.engine.attempts, "all is through")
             spec_of.cache_clear()  # bounded, and not full yet
             gc.collect()
             return held_bytes() if tracemalloc.is_tracing() else 0

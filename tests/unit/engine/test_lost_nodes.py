@@ -10,9 +10,9 @@ import pytest
 
 from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt import group, leases
-from rayjobs.engine.attempt.drive import Drive
 from rayjobs.engine.attempt.group import GroupEnd
 from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.jobs.records import Job
@@ -50,8 +50,10 @@ def with_leases(here: World, lease_s: float) -> None:
     here.engine.shares_machine = False
 
 
-def drive_of(here: World, job: Job) -> Drive:
-    return here.engine.drives[f"{here.folder}::{job.id}"][0]
+def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
+    supervisor = here.engine.attempts.get(f"{here.folder}::{job.id}")
+    assert supervisor is not None
+    return supervisor
 
 
 def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.failures import FailureClass
-from rayjobs.engine.attempt.drive import Drive
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.injob.outcomes import EndCause, EndReason
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.rootcause import diagnose
@@ -20,15 +20,17 @@ from tests.fakes.cluster import exit_record
 from tests.fakes.world import World, play
 
 
-def drive_of(here: World, job: Job) -> Drive:
-    return here.engine.drives[f"{here.folder}::{job.id}"][0]
+def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
+    supervisor = here.engine.attempts.get(f"{here.folder}::{job.id}")
+    assert supervisor is not None
+    return supervisor
 
 
 def test_a_preempted_job_is_queued_at_its_place_and_tried_again(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
         job = here.submit()
         await here.launched(job)
-        drive_of(here, job).preempt("job b has priority 10")
+        supervisor_of(here, job).preempt("job b has priority 10")
         await here.launched(job, attempt=2)
         first, second = here.store.attempts(job.id)
         assert (first.outcome, second.number) == ("preempted", 2)
@@ -49,7 +51,7 @@ def test_giving_way_has_a_budget_of_its_own(tmp_path: Path, budget: int, state: 
     async def scene(here: World) -> None:
         job = here.submit(retries={"preempted": budget, "user": 0})
         await here.launched(job)
-        drive_of(here, job).preempt("its place is needed")
+        supervisor_of(here, job).preempt("its place is needed")
         done = await here.state(job, state)
         if state is JobState.FAILED:
             assert done.failure is not None
@@ -63,7 +65,7 @@ def test_a_cancel_that_follows_wins(tmp_path: Path) -> None:
         job = here.submit()
         await here.launched(job)
         here.store.request_cancel(job.id)
-        drive_of(here, job).preempt("its place is needed")
+        supervisor_of(here, job).preempt("its place is needed")
         await here.state(job, JobState.CANCELED)
         assert here.store.job(job.id).attempt == 1
 
@@ -77,7 +79,7 @@ def test_a_job_that_has_not_started_gives_way_without_an_attempt_of_its_budget(
         here.cluster.hold_placement.clear()
         job = here.submit(retries={"preempted": 0})
         await here.state(job, JobState.PROVISIONING)
-        drive_of(here, job).preempt("its place is needed")
+        supervisor_of(here, job).preempt("its place is needed")
         await here.until(lambda: here.store.job(job.id).attempt == 2, "queued and started again")
         here.cluster.hold_placement.set()
         await here.launched(job, attempt=2)
@@ -106,7 +108,7 @@ def test_all_nodes_of_a_group_give_way_together(tmp_path: Path) -> None:
             distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1},
         )
         await here.launched(job)
-        drive_of(here, job).preempt("its place is needed")
+        supervisor_of(here, job).preempt("its place is needed")
         await here.launched(job, attempt=2)
         assert here.store.attempts(job.id)[0].outcome == "preempted"
 
@@ -119,7 +121,7 @@ def test_what_is_lost_is_told_with_the_step_that_it_goes_on_from(tmp_path: Path)
         job = here.submit()
         await here.launched(job)
         here.store.add_metrics(job.id, [_point(job, step) for step in (1, 2, 3)])
-        drive_of(here, job).preempt("its place is needed")
+        supervisor_of(here, job).preempt("its place is needed")
         await here.launched(job, attempt=2)
         reasons = [event.message for event in here.store.events(job.id)]
         said = [text for text in reasons if "its place is needed" in text]

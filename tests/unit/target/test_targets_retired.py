@@ -70,7 +70,7 @@ def test_a_retired_target_starts_no_job_until_it_is_resumed(tmp_path: Path) -> N
         here.engine.retire()
         job = here.submit()
         await here.until(lambda: turns.count(1) >= 2, "it looked at the queue twice")
-        assert not here.engine.drives
+        assert not here.engine.attempts
         assert not here.agent.calls
         here.engine.resume()
         await here.launched(job)
@@ -137,7 +137,7 @@ def test_a_forced_stop_puts_running_jobs_back_at_no_cost(tmp_path: Path) -> None
         assert "the target was stopped" in back.reason
         [attempt] = here.store.attempts(job.id)
         assert (attempt.outcome, attempt.failure) == ("preempted", None)
-        await here.until(lambda: not here.engine.drives, "its drive has ended")
+        await here.until(lambda: not here.engine.attempts, "its attempt has ended")
         assert (await _actor(here)._answer({"op": "retire", "force": True}))["live"] == 0
         here.engine.resume()
         await here.launched(job, attempt=2)

@@ -1,4 +1,4 @@
-"""The launch requests of an attempt's nodes, made from its spec and places."""
+"""The launch requests of an attempt, one per node, made from its spec and its allocation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from rayjobs.core import ids
 from rayjobs.core.errors import PrepareError
-from rayjobs.engine.attempt.record import DriveBase
+from rayjobs.engine.attempt.allocation import AttemptAllocation
+from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
@@ -26,39 +27,47 @@ from rayjobs.spec.model import Packages
 from rayjobs.target.versions import installed, parse
 
 
-def requests_of(
-    drive: DriveBase, greetings: Sequence[Hello], master_port: int | None
+def launch_requests(
+    record: AttemptRecord,
+    allocation: AttemptAllocation,
+    greetings: Sequence[Hello],
+    master_port: int | None,
+    *,
+    target: str,
+    lease_s: float | None,
 ) -> tuple[list[NodeOfAttempt], list[LaunchRequest]]:
-    """Return each of the attempt's nodes, and what it is to prepare and launch.
+    """Return the attempt's nodes, and for each of them what it has to prepare and launch.
 
     Args:
-        greetings: Of each node, what its agent said.
-        master_port: Where the ranks meet on the first node; None where they do not.
+        greetings: For each node the answer of its agent to `HELLO`.
+        master_port: Where the ranks meet on the first node; None: they do not.
+        target: Name of the compute target.
+        lease_s: Seconds that a host may run without a renewal; None: it needs none.
 
     Raises:
         PrepareError: class ``environment``: a node's installation does not fit.
     """
     check_nodes(greetings)
-    spec, first = drive.job.spec, greetings[0]
+    job, served, spec, first = record.job, record.served, record.job.spec, greetings[0]
     places = tuple(
         Place(
             node=index,
-            node_id=drive.held.nodes[index],
+            node_id=allocation.nodes[index],
             address=hello.address,
             root=Path(hello.root),
-            gpus=drive.held.gpus[index] if index < len(drive.held.gpus) else (),
+            gpus=allocation.gpus[index] if index < len(allocation.gpus) else (),
             base_environment=hello.environment,
         )
         for index, hello in enumerate(greetings)
     )
     own_python = spec.environment if isinstance(spec.environment, str) else None
     context = AttemptContext(
-        job=drive.job,
-        attempt=drive.number,
+        job=job,
+        attempt=record.number,
         places=places,
-        markers=tuple(ids.marker(drive.job.id, drive.number, place.node) for place in places),
-        workspace_name=drive.served.name,
-        workspace_path=drive.served.path,
+        markers=tuple(ids.marker(job.id, record.number, place.node) for place in places),
+        workspace_name=served.name,
+        workspace_path=served.path,
         master_port=master_port,
         injob_path=first.injob_path,
         python=own_python or first.python,
@@ -69,16 +78,16 @@ def requests_of(
     ):
         plan = replace(
             planned,
-            # Of the node itself: it need not share a disk with the first one.
+            # The node's own: it need not share a disk with the first one.
             injob_path=hello.injob_path,
             python=own_python or hello.python,
-            lease_s=drive.parts.leases.lease_s,
+            lease_s=lease_s,
             stall_timeout_s=spec.stall_timeout_s,
         )
         packages = spec.environment if isinstance(spec.environment, Packages) else None
         on = AttemptOnNode(
-            workspace=drive.served.path,
-            target=drive.parts.target,
+            workspace=served.path,
+            target=target,
             job=plan.job,
             attempt=plan.attempt,
             node=plan.node,
@@ -101,7 +110,7 @@ def requests_of(
             LaunchRequest(
                 on=on,
                 plan=plan,
-                snapshot=drive.job.snapshot,
+                snapshot=job.snapshot,
                 environment=None
                 if packages is None
                 else PackagesRequest.from_json(packages.model_dump()),
@@ -117,16 +126,14 @@ def requests_of(
                     name: SecretSource.from_json(ref.model_dump())
                     for name, ref in spec.secrets.items()
                 },
-                resume=Resume(
-                    run=drive.job.id if drive.number > 1 else None, path=spec.resume_from
-                ),
+                resume=Resume(run=job.id if record.number > 1 else None, path=spec.resume_from),
             )
         )
     return nodes, requests
 
 
 def check_nodes(greetings: Sequence[Hello]) -> None:
-    """Check that what agents said fits this target actor, and each other.
+    """Check that the installations of all nodes fit this target actor.
 
     Ray itself refuses a node with another Ray or Python when it joins.
 

@@ -1,0 +1,90 @@
+"""The allocation of one attempt, which is given back or released exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.policy import Shape
+
+
+class AttemptAllocation:
+    """The allocation that an attempt uses until its end is recorded."""
+
+    def __init__(self, allocations: Allocations, held: Held | None) -> None:
+        """Use an allocation of `allocations`.
+
+        Args:
+            held: None: the attempt's allocation does not exist any more.
+        """
+        self._allocations = allocations
+        self._held = held
+        self._is_given_back = held is None
+
+    @property
+    def name(self) -> str:
+        """Its name, which its placement group has too."""
+        return "" if self._held is None else self._held.name
+
+    @property
+    def shape(self) -> Shape:
+        """The resources that it reserves."""
+        return Shape() if self._held is None else self._held.shape
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The ids of its nodes, one for each bundle."""
+        return () if self._held is None else self._held.nodes
+
+    @property
+    def gpus(self) -> tuple[tuple[str, ...], ...]:
+        """The ids of its GPUs, for each bundle; empty until they are known."""
+        return () if self._held is None else self._held.gpus
+
+    @property
+    def is_growing(self) -> bool:
+        """Whether its placement group waits for nodes to start."""
+        return self._held is not None and self._held.growing
+
+    @property
+    def is_given_back(self) -> bool:
+        """Whether the attempt has given it back, or released it."""
+        return self._is_given_back
+
+    def refresh(self) -> None:
+        """Take over where the bundles of a growing group would be placed by now."""
+        if self._held is not None and self._held.growing:
+            current = {one.name: one for one in self._allocations.all}
+            self._held = current.get(self._held.name, self._held)
+
+    async def create(self) -> None:
+        """Make its placement group. Raises NotPlacedError, NotGrownError."""
+        assert self._held is not None
+        self._held = await self._allocations.create(self._held)
+
+    async def release(self) -> None:
+        """Remove its placement group."""
+        self._is_given_back = True
+        if self._held is not None:
+            await self._allocations.release(self._held)
+
+    async def give_back(
+        self, *, job: str, attempt: int, proven: bool, suspects: Sequence[NodeOfAttempt] = ()
+    ) -> None:
+        """Free it for other jobs, after the attempt's end was recorded.
+
+        Args:
+            proven: All processes of the attempt are proven dead; else it is drained.
+            suspects: The attempt's nodes, on which its processes may be alive.
+        """
+        self._is_given_back = True
+        if self._held is not None:
+            await self._allocations.give_back(
+                self._held, attempt=attempt, job=job, proven=proven, suspects=suspects
+            )
+
+    def forget(self) -> None:
+        """Leave it to another target actor, which has taken it over."""
+        if self._held is not None:
+            self._allocations.forget(self._held)

@@ -1,0 +1,423 @@
+"""The end of an attempt: its nodes are settled, its files collected, its end recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.errors import RayjobsError, UnreachableError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.engine.attempt import record as attempt_record
+from rayjobs.engine.attempt.allocation import AttemptAllocation
+from rayjobs.engine.attempt.end_request import EndRequest
+from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.record import AttemptRecord
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.injob import openfiles
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.jobs import retry, rootcause
+from rayjobs.jobs.outcomes import NODE_LOST, failure_class
+from rayjobs.jobs.records import Attempt, ModelDraft, ModelRefusal
+from rayjobs.jobs.states import JobState
+from rayjobs.models import requested
+from rayjobs.protocol.agent import AgentFaultError, AgentLostError, Cluster
+from rayjobs.protocol.calls import CLEAN, COLLECT, SETTLE, Settle
+from rayjobs.protocol.collected import Collected
+from rayjobs.protocol.settled import Found, Settled
+from rayjobs.resume.checkpoints import Lost, steps_lost
+from rayjobs.workspace.blobs import FolderBlobs
+from rayjobs.workspace.folder import WorkspaceFiles
+
+log = logging.getLogger(__name__)
+
+AGENT_PAUSE_S = 0.5
+COLLECT_TRIES = 4
+# A collection without progress is given up after this long, or once the job is canceled.
+STUCK_S = 600.0
+STUCK_LOOK_S = 2.0
+# Attempts, and the pause between them, where one of our processes could not open more files.
+OUT_OF_FILES_PAUSE_S = 10.0
+OUT_OF_FILES_TRIES = 60
+
+# Failure classes that may be caused by too few open files in one of our processes.
+OURS = (FailureClass.SYSTEM, FailureClass.STORAGE, FailureClass.ENVIRONMENT, FailureClass.DATA)
+
+
+def _waits_for_files(failure: Failure, attempts: Sequence[Attempt]) -> bool:
+    """Whether an attempt failed for want of open files, and not too often in a row."""
+    if failure.failure_class not in OURS or not openfiles.is_exhausted(failure.message):
+        return False
+    latest = attempts[:-1][-OUT_OF_FILES_TRIES:]
+    return len(latest) < OUT_OF_FILES_TRIES or any(
+        one.outcome != Outcome.OUT_OF_FILES for one in latest
+    )
+
+
+@dataclass(frozen=True)
+class SettledNodes:
+    """What became of an attempt on all its nodes.
+
+    Attributes:
+        proven: Nothing of the attempt is alive, for certain.
+        exits: Exit records of the hosts that had ended by themselves.
+    """
+
+    proven: bool
+    exits: tuple[ExitRecord, ...] = ()
+
+
+class AttemptEnding:
+    """Every way in which one attempt may end."""
+
+    def __init__(
+        self,
+        record: AttemptRecord,
+        allocation: AttemptAllocation,
+        end_request: EndRequest,
+        cluster: Cluster,
+        leases: Leases,
+    ) -> None:
+        """End the attempt of `record`."""
+        self._record = record
+        self._allocation = allocation
+        self._end_request = end_request
+        self._cluster = cluster
+        self._leases = leases
+        self._lost_node = False  # an exit record says that its node was lost
+
+    # -- after its hosts have ended ------------------------------------------------------------
+    async def finalise(self, exits: Sequence[ExitRecord]) -> None:
+        """Store exit records, files and metrics, record the end, free the allocation."""
+        record = self._record
+        self._lost_node = any(one.outcome in NODE_LOST for one in exits)
+        await record.write(
+            record.served.store.record_exit,
+            record.job.id,
+            attempt=record.number,
+            exits=[one.to_json() for one in exits],
+        )
+        await record.move(JobState.RUNNING, JobState.FINALIZING)
+        collected = await asyncio.gather(*(self._collect(node) for node in record.nodes))
+        tails: dict[int, bytes] = {}
+        problems: list[str] = []
+        for one in collected:
+            tails.update(one.tails)
+            problems += one.problems
+        facts = [one.data for one in collected if one.data is not None]
+        outcome, failure = rootcause.diagnose(exits, tails, data=facts)
+        proven = all(one.leftovers.proven_dead for one in exits)
+        refused = [sentence for one in facts for sentence in one.refused]
+        kept = record.nodes[0].on.root
+        given_up = next((one.gave_up for one in collected if one.gave_up), "")
+        if given_up and self._end_request.is_canceled:
+            reason = f"canceled: {given_up} What it left is still in {kept}"
+            await record.finish(Outcome.CANCELED, reason=reason)
+        elif failure is None and outcome is Outcome.COMPLETED and refused:
+            failure = Failure(
+                FailureClass.DATA,
+                f"the script ended well, but its outputs were not stored: {refused[0]} What it "
+                f"wrote is still in {kept}/written.",
+            )
+            # Not retried: another attempt would find the same files there.
+            await record.finish(Outcome.NOT_STORED, failure=failure)
+        elif failure is None and outcome is Outcome.COMPLETED and problems:
+            failure = Failure(
+                FailureClass.STORAGE,
+                f"the script ended well, but its files could not be stored: {problems[0]} "
+                f"They are still in {kept} (work, and written for outputs).",
+            )
+            # Not retried: the training is done, only its files are not in the store.
+            await record.finish(Outcome.NOT_STORED, failure=failure)
+        elif outcome is Outcome.CANCELED:
+            await record.finish(outcome, reason=CANCELED.sentence)
+        elif outcome is Outcome.PREEMPTED and self._end_request.is_free_preemption:
+            await record.requeue(self._end_request.preempt_reason, outcome=outcome, pause_s=0.0)
+        elif failure is not None:
+            await self.fail(failure, outcome=outcome, proven=proven)
+        else:
+            models = await self._models(collected)
+            await record.finish(outcome, models=models)
+        await self.free(proven=proven)
+        if not problems and not refused:
+            await self.clean()
+
+    async def _models(self, collected: Sequence[Collected]) -> Sequence[ModelDraft | ModelRefusal]:
+        """Return the models that the script asked to register, ready for the transaction."""
+        requests = requested.fold(one for node in collected for one in node.models)
+        if not requests:
+            return ()
+        served = self._record.served
+        blobs = FolderBlobs(WorkspaceFiles(Path(served.path)).blobs)
+        return await self._record.write(
+            requested.prepare, served.store, blobs, self._record.job.id, requests
+        )
+
+    async def free(self, *, proven: bool) -> None:
+        """Free the allocation, once; without proof that nothing is alive there, it is drained."""
+        if self._allocation.is_given_back:
+            return
+        record = self._record
+        if proven and (self._lost_node or any(one.is_lost for one in record.nodes)):
+            # Ray moves the bundles of a dead node elsewhere: such a group is never reused.
+            await self._allocation.release()
+            return
+        await self._allocation.give_back(
+            job=record.job.id, attempt=record.number, proven=proven, suspects=record.nodes
+        )
+
+    async def clean(self) -> None:
+        """Remove the attempt's scratch files from its nodes, where these can be reached."""
+        for node in self._record.nodes:
+            self._leases.forget(node)
+            if node.is_lost:
+                continue
+            try:
+                agent = await self._cluster.agent(node.node_id)
+                await agent.call(CLEAN, node.on)
+            except RayjobsError as error:
+                log.info("scratch of %s stays: %s", self._record.job.id, error)
+
+    # -- collect -------------------------------------------------------------------------------
+    async def _collect(self, node: NodeOfAttempt) -> Collected:
+        """Store what the attempt left on a node; a full disk may have space again soon."""
+        if node.is_lost:
+            return Collected()  # the node cannot be reached any more
+        await self._record.wait_for_workspace()
+        last = Collected(problems=("the node's agent cannot be reached.",))
+        attempt = waited = 0
+        while attempt < COLLECT_TRIES:
+            attempt += 1
+            try:
+                agent = await self._cluster.agent(node.node_id)
+                last = await agent.call(COLLECT, node.on)
+                if last.stuck:
+                    last = await self._wait_for_progress(node, last)
+            except AgentLostError:
+                if last.stuck:  # it is not known to be stored
+                    last = Collected(problems=("the node's agent was lost in the meantime.",))
+                await asyncio.sleep(AGENT_PAUSE_S)
+                continue
+            except RayjobsError as error:
+                last = Collected(problems=(f"{error}.",))
+            if not last.problems or last.gave_up:
+                break
+            if any(map(openfiles.is_exhausted, last.problems)) and waited < OUT_OF_FILES_TRIES:
+                attempt, waited = 0, waited + 1
+            await asyncio.sleep(attempt_record.STORE_PAUSE_S * max(1, attempt))
+        return last
+
+    async def _wait_for_progress(self, node: NodeOfAttempt, last: Collected) -> Collected:
+        """Report a collection without progress; wait for it, or give it up.
+
+        A cancel gives it up at once, `STUCK_S` seconds do as well. Its thread on the node cannot
+        be ended; it takes nothing from other attempts.
+        """
+        clock, end_request = self._record.clock, self._end_request
+        since_s = clock.monotonic_s()
+        await self._report_stuck(str(last.stuck))
+        while last.stuck:
+            if end_request.is_canceled or clock.monotonic_s() - since_s >= STUCK_S:
+                why = f"{last.stuck}, so the collection was given up."
+                return Collected(problems=(why,), gave_up=why)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(end_request.canceled(), STUCK_LOOK_S)
+            agent = await self._cluster.agent(node.node_id)
+            try:
+                last = await agent.call(COLLECT, node.on)
+            except AgentLostError:
+                await self._report_stuck("")  # the next agent begins again
+                raise
+        await self._report_stuck("")
+        return last
+
+    async def _report_stuck(self, why: str) -> None:
+        """Let `why`, `show` and the history say what the job's end waits for; empty: nothing."""
+        record = self._record
+        text = f"{why}; `rayjobs cancel {record.job.id}` cancels it" if why else ""
+        await record.add_event("collecting", text or "the job's files are still being collected")
+        await record.write(
+            record.served.store.set_reason, record.job.id, attempt=record.number, reason=text
+        )
+
+    async def _rescue(self) -> bool:
+        """Store logs, metrics and checkpoints of an attempt that was not finalised.
+
+        This comes before its job is queued again: the store refuses what comes later.
+        """
+        collected = await asyncio.gather(*(self._collect(node) for node in self._record.nodes))
+        return not any(one.problems for one in collected)
+
+    # -- settle --------------------------------------------------------------------------------
+    async def settle(self) -> SettledNodes:
+        """End whatever may have been launched."""
+        proven, exits = True, []
+        for node in self._record.nodes:
+            try:
+                settled = await self._settle(node)
+                proven &= settled.proven
+                if settled.exit is not None and not settled.ended_now:
+                    exits.append(settled.exit)
+            except Exception as error:
+                log.warning("what is left of %s is not known: %s", self._record.job.id, error)
+                proven = False
+        return SettledNodes(proven, tuple(exits))
+
+    async def _settle(self, node: NodeOfAttempt) -> Settled:
+        """End what the node has of the attempt, and return what the node reports.
+
+        The loss of an agent says nothing about the host, which may be alive or done. So once a
+        launch was requested, the node is asked until it answers or is gone for good. Before
+        that, an agent that never starts is a reason to try elsewhere.
+        """
+        job = self._record.job.id
+        while True:
+            try:
+                node_id = await self._leases.living_node(node)
+                if node_id is None:
+                    node.is_lost = True
+                    return Settled(Found.GONE, proven=await self._leases.wait_over(node))
+                node.node_id = node_id
+                agent = await self._cluster.agent(node_id)
+                return await agent.call(SETTLE, Settle(node.on, end=True))
+            except AgentFaultError as error:
+                if not openfiles.is_exhausted(error):
+                    raise
+                log.warning("settling %s waits for open files: %s", job, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
+            except (AgentLostError, UnreachableError) as error:
+                if not node.was_launched:
+                    raise
+                log.warning("settling %s: %s", job, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
+
+    # -- fail ----------------------------------------------------------------------------------
+    async def fail(self, failure: Failure, *, outcome: Outcome, proven: bool = True) -> None:
+        """Retry within the budget of the failure class, hold a poison job, else end as Failed."""
+        record = self._record
+        job = await record.write(record.served.store.job, record.job.id)
+        attempts = await record.attempts()
+        events = await record.write(record.served.store.events, record.job.id)
+        if _waits_for_files(failure, attempts) and job.cancel_requested_at is None:
+            reason = f"waits until its node can open files again: {failure.message}"
+            await record.requeue(reason, outcome=Outcome.OUT_OF_FILES, pause_s=OUT_OF_FILES_PAUSE_S)
+            await self.free(proven=proven)
+            return
+        decision = retry.decide(
+            job.spec.retries,
+            failure,
+            outcome=outcome,
+            attempts=[one for one in attempts if one.number <= record.number],
+            now=record.clock.now(),
+            released_at=max((one.at for one in events if one.kind == "hold"), default=None),
+        )
+        if job.cancel_requested_at is not None:
+            await record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+        elif isinstance(decision, retry.GiveUp):
+            await record.finish(outcome, failure=failure)
+        else:
+            reason = decision.reason
+            lost = await self._steps_lost()
+            if lost is not None:
+                reason = f"{reason.removesuffix('.')}; {lost.sentence}"
+                if lost.steps is not None:
+                    await record.add_event("steps_lost", lost.sentence, lost.to_dict())
+            hold = decision.hold if isinstance(decision, retry.Hold) else None
+            pause_s = 0.0 if isinstance(decision, retry.Hold) else decision.pause_s
+            await record.requeue(
+                reason, outcome=outcome, failure=failure, pause_s=pause_s, hold=hold
+            )
+        await self.free(proven=proven)
+
+    async def _steps_lost(self) -> Lost | None:
+        """Return what the next attempt has to repeat; None: it cannot be found out."""
+        served, job = self._record.served, self._record.job.id
+        folder = WorkspaceFiles(Path(served.path)).blobs
+        if not folder.is_dir():
+            return None  # FolderBlobs would create it, in a workspace that was removed
+        try:
+            return await asyncio.to_thread(
+                lambda: steps_lost(served.store, FolderBlobs(folder), job)
+            )
+        except RayjobsError as error:
+            log.info("what %s lost is not known: %s", job, error)
+            return None
+
+    # -- attempts that were interrupted --------------------------------------------------------
+    async def abandon(self, error: BaseException) -> None:
+        """End an attempt that met an unexpected error, which is a fault of rayjobs."""
+        record = self._record
+        log.error("attempt %d of %s", record.number, record.job.id, exc_info=error)
+        if record.number == 0:
+            await self._allocation.release()
+            return
+        settled = await self.settle()
+        failure = Failure(FailureClass.SYSTEM, f"{type(error).__name__}: {error}")
+        await self.fail(failure, outcome=Outcome.SYSTEM, proven=settled.proven)
+
+    async def let_go(self) -> None:
+        """End what runs and free the allocation without a record: the store cannot be used.
+
+        The engine queues a job again that is live in the store and has no supervisor.
+        """
+        settled = await self.settle()
+        if self._allocation.is_given_back:
+            return
+        if settled.proven:
+            await self.clean()
+            await self._allocation.release()
+        else:
+            await self.free(proven=False)
+
+    async def cancel(self, *, proven: bool) -> None:
+        """End a job as Canceled that was canceled while no target actor was there."""
+        is_stored = proven and await self._rescue()
+        await self._record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+        if is_stored:
+            await self.clean()
+
+    async def lose(
+        self, message: str, *, proven: bool, outcome: Outcome = Outcome.NODE_LOST
+    ) -> None:
+        """Retry (or end) a job whose attempt was lost."""
+        is_stored = proven and await self._rescue()
+        failure = Failure(failure_class(outcome), message)
+        await self.fail(failure, outcome=outcome, proven=proven)
+        if is_stored:
+            await self.clean()
+
+    async def put_back(
+        self,
+        reason: str,
+        *,
+        proven: bool = True,
+        prove: Callable[[], Awaitable[bool]] | None = None,
+        if_without_hosts: bool = False,
+    ) -> bool:
+        """Queue a job again that had not started: no failure, no budget spent.
+
+        Args:
+            prove: Called afterwards; returns whether nothing of the attempt is alive. Only from
+                then on is refused what another actor starts that does not know yet that it was
+                replaced.
+            if_without_hosts: Do nothing, and return False, when hosts of the attempt are recorded
+                by now: they may run, or may even have completed the job.
+        """
+        if self._end_request.is_canceled:
+            await self.cancel(proven=proven)
+            proven = await prove() if prove is not None else proven
+        else:
+            is_queued = await self._record.requeue(
+                reason, outcome=Outcome.PUT_BACK, pause_s=0.0, if_without_hosts=if_without_hosts
+            )
+            if if_without_hosts and not is_queued and await self._record.has_hosts():
+                return False
+            proven = await prove() if prove is not None else proven
+            if proven:
+                await self.clean()
+        await self.free(proven=proven)
+        return True

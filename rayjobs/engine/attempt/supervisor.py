@@ -1,0 +1,475 @@
+"""Supervises one attempt from its allocation to its recorded end.
+
+Whatever dies between two lines of this file, the store and the attempt's folder on its node tell
+how far the attempt had come; `rayjobs.engine.recovery` reads them and continues from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from rayjobs.core.clock import Clock
+from rayjobs.core.errors import PrepareError, RayjobsError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.core.terminal import first_sentence
+from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.attempt.allocation import AttemptAllocation
+from rayjobs.engine.attempt.end_request import EndRequest
+from rayjobs.engine.attempt.ending import AGENT_PAUSE_S, AttemptEnding
+from rayjobs.engine.attempt.group import (
+    GroupEnd,
+    drop,
+    end_when_all_are_silent,
+    exit_record_of_lost_node,
+    together,
+)
+from rayjobs.engine.attempt.launch_requests import launch_requests
+from rayjobs.engine.attempt.leases import Leases
+from rayjobs.engine.attempt.record import AttemptRecord
+from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.board import Served
+from rayjobs.injob import openfiles
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.jobs.outcomes import NODE_LOST
+from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
+from rayjobs.launch.plan import MEETING_BACKENDS
+from rayjobs.protocol.agent import (
+    Agent,
+    AgentFaultError,
+    AgentLostError,
+    Cluster,
+    NotGrownError,
+    NotPlacedError,
+)
+from rayjobs.protocol.attempts import Launched, LaunchRequest
+from rayjobs.protocol.calls import (
+    FOLLOW,
+    FREE_PORT,
+    HELLO,
+    LAUNCH,
+    PREPARE,
+    STOP,
+    Nothing,
+    Stop,
+)
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+
+# Another job of the cluster took the free capacity first. Not a failure.
+NOT_PLACED_PAUSE_S = 2.0
+# Nodes did not start: other jobs may try for this long; after so many times in a row it is held.
+NOT_GROWN_PAUSE_S = 30.0
+NOT_GROWN_TRIES = 3
+# Beyond a script's own grace period, until the host is asked again to end the attempt.
+STOP_AGAIN_S = 5.0
+
+
+class EndedEarlyError(RayjobsError):
+    """The attempt was canceled or preempted before its host started."""
+
+
+@dataclass(frozen=True)
+class SupervisorParts:
+    """What all supervisors of a target share.
+
+    Attributes:
+        target: Name of the compute target.
+        count: Called with ``launches`` and with the name of each final state.
+        waited: Called with the seconds that a job waited for its start.
+        lease_s: How long a host may go on without a renewal; None on one machine, where an end
+            is proven by the identity of processes.
+        shares_machine: All nodes are on this machine.
+        epoch: This life of the target actor, as it has claimed its workspaces; None: it has not.
+        leases: The leases of all hosts.
+    """
+
+    target: str
+    cluster: Cluster
+    allocations: Allocations
+    clock: Clock
+    count: Callable[[str], None] = lambda _name: None
+    waited: Callable[[float], None] = lambda _seconds: None
+    lease_s: float | None = None
+    shares_machine: bool = True
+    epoch: str | None = None
+    leases: Leases = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the leases."""
+        leases = Leases(
+            self.cluster, self.clock, lease_s=self.lease_s, shares_machine=self.shares_machine
+        )
+        object.__setattr__(self, "leases", leases)
+
+
+class AttemptSupervisor:
+    """Supervises one attempt: starts it, follows its hosts, and has it ended.
+
+    Attributes:
+        record: The attempt, and what its store records of it.
+        allocation: The resources that it uses.
+        end_request: Whether it has to end early.
+        ending: How it ends.
+    """
+
+    def __init__(
+        self,
+        parts: SupervisorParts,
+        served: Served,
+        job: Job,
+        held: Held | None,
+        *,
+        number: int = 0,
+        nodes: Sequence[NodeOfAttempt] = (),
+    ) -> None:
+        """Supervise an attempt of `job`.
+
+        Args:
+            held: None: the attempt's allocation does not exist any more.
+            number: Of an attempt that another target actor has started; 0: it starts here.
+            nodes: The nodes of such an attempt.
+        """
+        self.record = AttemptRecord(served, job, parts.clock, parts.count, number, list(nodes))
+        self.allocation = AttemptAllocation(parts.allocations, held)
+        self.end_request = EndRequest(job.spec.grace_s)
+        self.ending = AttemptEnding(
+            self.record, self.allocation, self.end_request, parts.cluster, parts.leases
+        )
+        self._parts = parts
+
+    @property
+    def key(self) -> str:
+        """The job's name, unique over all workspaces of the target."""
+        return self.record.served.key(self.record.job.id)
+
+    def preempt(self, reason: str, *, grace_s: float | None = None, is_free: bool = False) -> None:
+        """Preempt the attempt: SIGTERM, time for a checkpoint, then its end.
+
+        The job is queued again at its old position with outcome and class `preempted`, within the
+        budget of that class, and its next attempt continues from the newest whole checkpoint. A
+        cancel before the attempt's end wins. When called again, the first reason stays.
+
+        Args:
+            reason: For people: what the resources are needed for.
+            grace_s: Seconds from SIGTERM to SIGKILL; None takes the job's own `grace_s`.
+            is_free: It costs nothing of the budget: a user of the target asked for it.
+        """
+        self.end_request.preempt(reason, grace_s=grace_s, is_free=is_free)
+
+    def leave_removed_workspace(self) -> None:
+        """End the attempt, whose workspace was removed."""
+        self.record.is_workspace_gone = True
+        self.end_request.cancel()
+
+    async def start(self, *, new: bool) -> None:
+        """Start the job, which the policy has chosen, and follow it to its end.
+
+        Args:
+            new: Its allocation has to be made first; else it is a reused one.
+        """
+        record, allocation = self.record, self.allocation
+        served, job, store = record.served, record.job, record.served.store
+        if new:
+            await served.ask(
+                store.add_allocation,
+                allocation.name,
+                target=self._parts.target,
+                shape=allocation.shape.to_dict(),
+            )
+        attempt = await served.ask(
+            store.start,
+            job.id,
+            attempt=job.attempt,
+            allocation=allocation.name,
+            epoch=self._parts.epoch,
+            changed_at=job.changed_at,
+        )
+        if attempt is None:  # canceled, or another actor was faster, or has taken over
+            if new:
+                await allocation.release()
+            else:
+                await allocation.give_back(job=job.id, attempt=-1, proven=True)
+            return
+        record.number = attempt.number
+        try:
+            if new:
+                await self._unless_ended(allocation.create())
+            if not await served.ask(
+                store.hold_allocation, allocation.name, job=job.id, attempt=record.number
+            ):
+                raise NotPlacedError(f"{allocation.name} was taken by another target actor")
+            await self._provision()
+        except EndedEarlyError:
+            if self.end_request.is_preemption:  # nothing had run: no failure, no budget spent
+                reason = self.end_request.preempt_reason
+                await record.requeue(reason, outcome=Outcome.PREEMPTED, pause_s=0.0)
+            else:
+                await record.finish(Outcome.CANCELED, reason=CANCELED.sentence)
+            await self.ending.clean()
+            await self.ending.free(proven=True)
+        except NotGrownError as error:
+            await allocation.release()
+            await self._requeue_not_grown(error)
+        except NotPlacedError as error:
+            await allocation.release()
+            await record.requeue(str(error), outcome=Outcome.NOT_PLACED, pause_s=NOT_PLACED_PAUSE_S)
+        except PrepareError as error:
+            await record.check_ours()  # another actor that ended the attempt has it refused here
+            # A host that answered late, or one on another node, may run all the same.
+            settled = await self.ending.settle()
+            failure = Failure(
+                FailureClass(error.failure_class),
+                str(error),
+                lines=error.lines,
+                is_outage=error.is_outage,
+                is_permanent=error.is_permanent,
+            )
+            await self.ending.fail(failure, outcome=Outcome.NOT_PREPARED, proven=settled.proven)
+            await self.ending.clean()
+
+    async def _requeue_not_grown(self, error: NotGrownError) -> None:
+        """Let other jobs go first, then wait for nodes again; hold the job if none ever start."""
+        tries = 1
+        for attempt in reversed((await self.record.attempts())[:-1]):
+            if attempt.outcome != Outcome.NOT_GROWN:
+                break
+            tries += 1
+        hold = None
+        if tries % NOT_GROWN_TRIES == 0:
+            hold = (
+                f"{error}, {NOT_GROWN_TRIES} times running. `ray status` on the cluster says why "
+                f"nodes do not come; then release it: rayjobs update {self.record.job.id} --release"
+            )
+        await self.record.requeue(
+            str(error), outcome=Outcome.NOT_GROWN, pause_s=NOT_GROWN_PAUSE_S, hold=hold
+        )
+
+    async def _provision(self) -> None:
+        await self.record.move(JobState.PROVISIONING, JobState.PREPARING)
+        try:
+            # All at once: an agent takes half a second to start, and leaves if it gets no calls.
+            agents = await together(
+                self._parts.cluster.agent(node) for node in self.allocation.nodes
+            )
+            greetings = await together(agent.call(HELLO, Nothing()) for agent in agents)
+            port = None
+            if self.record.job.spec.distribution.backend in MEETING_BACKENDS:
+                port = (await agents[0].call(FREE_PORT, Nothing())).number
+            self.record.nodes, requests = launch_requests(
+                self.record,
+                self.allocation,
+                greetings,
+                port,
+                target=self._parts.target,
+                lease_s=self._parts.leases.lease_s,
+            )
+            await self.record.set_hosts([None for _ in self.record.nodes], cold=None)
+            self._check_not_ended()
+            requests = await self._prepare(agents, requests)
+            self._check_not_ended()
+            hosts = await self._launch(agents, requests)
+        except AgentLostError as error:
+            settled = await self.ending.settle()
+            if settled.exits and len(settled.exits) == len(self.record.nodes):
+                # Launched, and done, before its agent could report it: the exit records count.
+                await self.record.move(JobState.PREPARING, JobState.RUNNING)
+                await self.ending.finalise(settled.exits)
+                return
+            failure = Failure(FailureClass.SYSTEM, f"the node's agent was lost at start: {error}")
+            if any(node.is_lost for node in self.record.nodes):
+                failure = replace(failure, failure_class=FailureClass.NODE_LOST)
+            await self.ending.fail(failure, outcome=Outcome.AGENT_LOST, proven=settled.proven)
+            return
+        for node, host in zip(self.record.nodes, hosts, strict=True):
+            node.watches_raylet = host.watches_raylet
+        self._parts.count("launches")
+        waited = self._parts.clock.now() - self.record.job.submitted_at
+        self._parts.waited(waited.total_seconds())
+        cold = next((host.cold for host in hosts if host.cold), None)
+        await self.record.set_hosts(hosts, cold=cold)
+        await self.record.move(JobState.PREPARING, JobState.RUNNING)
+        await self.follow()
+
+    async def _launch(
+        self, agents: Sequence[Agent], requests: Sequence[LaunchRequest]
+    ) -> list[Launched]:
+        """Start every node's host; those that run first must keep their leases meanwhile."""
+        if self._parts.leases.lease_s is not None:
+            # Counted from before the request is sent: one that arrives late has less of it left.
+            greetings = await together(agent.call(HELLO, Nothing()) for agent in agents)
+            requests = [
+                replace(one, plan=replace(one.plan, lease_since_s=hello.clock_s))
+                for one, hello in zip(requests, greetings, strict=True)
+            ]
+        keeping = []
+        for agent, node in zip(agents, self.record.nodes, strict=True):
+            node.was_launched = True
+            self._parts.leases.grant(node)
+            keeping.append(asyncio.ensure_future(self._parts.leases.keep(agent, node)))
+        try:
+            pairs = zip(agents, requests, strict=True)
+            return await together(agent.call(LAUNCH, one) for agent, one in pairs)
+        finally:
+            for one in keeping:
+                one.cancel()
+
+    async def _prepare(
+        self, agents: Sequence[Agent], requests: Sequence[LaunchRequest]
+    ) -> list[LaunchRequest]:
+        """Prepare every node; a cancel meanwhile ends transfers of data.
+
+        Returns:
+            The requests, with the variables that tell the ranks where their data is.
+        """
+        pairs = list(zip(agents, requests, strict=True))
+        preparing = asyncio.ensure_future(
+            asyncio.gather(
+                *(agent.call(PREPARE, one) for agent, one in pairs), return_exceptions=True
+            )
+        )
+        canceling = asyncio.ensure_future(self.end_request.made())
+        try:
+            waiting: set[asyncio.Future[Any]] = {preparing, canceling}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not preparing.done():
+                for agent, one in pairs:
+                    await agent.call(STOP, Stop(one.on, canceling.result(), grace_s=0.0))
+            made = await preparing
+        finally:
+            canceling.cancel()
+            if not preparing.done():
+                preparing.cancel()
+        for failed in made:  # raised only now: no node may still prepare what is cleaned up then
+            if isinstance(failed, BaseException):
+                raise failed
+        ready = []
+        for node, one, prepared in zip(self.record.nodes, requests, made, strict=True):
+            assert not isinstance(prepared, BaseException)
+            node.facts = prepared.facts
+            # An input may be called HOME: the variables of the plan win.
+            env = {**prepared.variables, **one.plan.env}
+            plan = replace(one.plan, env=env, python=prepared.python or one.plan.python)
+            ready.append(replace(one, plan=plan))
+        return ready
+
+    async def follow(self) -> None:
+        """Follow launched hosts to their end, then finalise.
+
+        The first node that does not end well ends the others.
+        """
+        end = GroupEnd(self.end_request.made)
+        listening = asyncio.ensure_future(
+            end_when_all_are_silent(
+                self._parts.cluster, self.record.nodes, end, self.record.job.spec.stall_timeout_s
+            )
+        )
+        followed = [
+            asyncio.ensure_future(self._follow_one(node, end)) for node in self.record.nodes
+        ]
+        try:
+            exits = await asyncio.gather(*followed)
+        finally:
+            listening.cancel()
+            for one in followed:
+                drop(one)  # no lease is renewed for an attempt that is given up
+        await self.ending.finalise(list(exits))
+
+    async def _follow_one(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord:
+        """Return the node's exit record. Unreachable does not mean failed: this waits."""
+        is_reported = False
+        while True:
+            try:
+                agent = await self._parts.cluster.agent(node.node_id)
+                following = asyncio.ensure_future(agent.call(FOLLOW, node.on))
+                ending = asyncio.ensure_future(end.asked())
+                renewing = asyncio.ensure_future(self._parts.leases.keep(agent, node))
+                try:
+                    await asyncio.wait({following, ending}, return_when=asyncio.FIRST_COMPLETED)
+                    while not following.done():
+                        # Repeated: a host that was stopped or busy has not received it.
+                        cause, grace_s = ending.result(), self.end_request.grace_s
+                        await agent.call(STOP, Stop(node.on, cause, grace_s))
+                        await asyncio.wait({following}, timeout=grace_s + STOP_AGAIN_S)
+                    ended = await following
+                    if ended.outcome in NODE_LOST:  # before anything is placed there again
+                        self._parts.cluster.doubt(node.node_id)
+                        if not node.is_lost:  # its host has noticed before Ray has
+                            await self._report_lost(node, ended.reason)
+                    end.note(ended)
+                    return ended
+                finally:
+                    ending.cancel()
+                    renewing.cancel()
+                    drop(following)  # a dying agent fails both it and the stop: one is raised
+            except AgentFaultError as error:
+                if not openfiles.is_exhausted(error):
+                    raise
+                log.warning("%s is followed again: %s", self.record.job.id, error)
+                await asyncio.sleep(AGENT_PAUSE_S)
+            except AgentLostError as error:
+                lost = await self._lost_with_node(node, end)
+                if lost is not None:
+                    return lost
+                if not is_reported:
+                    await self.record.add_event(
+                        "agent_lost",
+                        f"the node's agent is replaced: {first_sentence(str(error))}",
+                        {"detail": str(error)},  # Ray's text may be a page long
+                    )
+                is_reported = True
+                await asyncio.sleep(AGENT_PAUSE_S)
+
+    async def _lost_with_node(self, node: NodeOfAttempt, end: GroupEnd) -> ExitRecord | None:
+        """Return the record of a host whose node is gone for good, once it has ended for certain.
+
+        None while the node is alive, or its state is not known: then it is asked again.
+        """
+        leases = self._parts.leases
+        try:
+            if not await leases.is_lost(node):
+                return None
+            other = await leases.living_node(node)
+        except RayjobsError as error:
+            log.info("whether a node of %s lives is not known: %s", self.record.job.id, error)
+            return None
+        if other is not None:
+            node.node_id = other  # it sees the host, and follows it
+            return None
+        if not node.is_lost:
+            node.is_lost = True
+            await self._report_lost(node, "Ray has given it up")
+        end.node_lost(node)  # the others need not hang until the lease is over
+        if not await leases.wait_over(node):
+            return None
+        return exit_record_of_lost_node(node)
+
+    async def _report_lost(self, node: NodeOfAttempt, why: str) -> None:
+        await self.record.add_event("node_lost", f"{node.name} is lost: {why}")
+
+    def _check_not_ended(self) -> None:
+        if self.end_request.is_made:
+            raise EndedEarlyError(f"{self.record.job.id} was to end before it started")
+
+    async def _unless_ended(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do the work, or stop it when the attempt has to end."""
+        doing: asyncio.Future[Result] = asyncio.ensure_future(work)
+        canceling: Awaitable[Any] = asyncio.ensure_future(self.end_request.made())
+        waiting = {doing, canceling}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)  # type: ignore[type-var]
+            if doing.done():
+                return doing.result()
+            doing.cancel()
+            await asyncio.gather(doing, return_exceptions=True)
+            await self.allocation.release()
+            raise EndedEarlyError(f"{self.record.job.id} was to end before it was placed")
+        finally:
+            drop(doing)
+            asyncio.ensure_future(canceling).cancel()
