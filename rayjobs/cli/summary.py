@@ -7,6 +7,7 @@ from rayjobs.cli.output import state_colour
 from rayjobs.cli.settings import Settings
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text, size_text
+from rayjobs.data.pins import CHANGED_EVENT
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import number_text, summaries
@@ -17,6 +18,15 @@ METRICS_SHOWN = 8
 
 
 LEFT_OUT_SHOWN = 5
+
+
+def changed_inputs(store: Store, job: Job) -> list[str]:
+    """Return what changed in the inputs of a job's newest attempt while it ran, a sentence each."""
+    return [
+        plain_text(event.message)
+        for event in store.events(job.id)
+        if event.kind == CHANGED_EVENT and event.attempt == job.attempt
+    ]
 
 
 def left_out(store: Store, job: Job) -> list[str]:
@@ -50,6 +60,8 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     lines = [closing_line(settings, job), f"  {times}"]
     for sentence in left_out(store, job):
         lines.append(f"  {settings.style('left out', 'yellow', err=True)}: {sentence}")
+    for sentence in changed_inputs(store, job):
+        lines.append(f"  {settings.style('changed', 'yellow', err=True)}: {sentence}")
     measured = summaries(store.metrics(job.id), width=20)
     for one in measured[:METRICS_SHOWN]:
         lines.append(f"  {one.name} {number_text(one.last)}  {one.line}".rstrip())

@@ -1,13 +1,15 @@
 """Which files of an attempt's inputs changed while it ran, and what is known of who did it.
 
-An attempt for which the files were read-only changed none of them. Of any other attempt it cannot
-be proven: that a file changed within its span says when, not who. So a change is named in the job's
-history with what is known, and never fails the job.
+An attempt for which the files were read-only wrote to none of them, unless it removed its mounts as
+root; it may have renamed a folder above them. Of any other attempt it cannot be proven: that a file
+changed within its span says when, not who. So a change is named in the job's history with what is
+known, and never fails the job.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -113,7 +115,7 @@ def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str
     unknown = [change for change in found if change.trouble]
     told = []
     if changed:
-        told.append(f"{_listed(changed, 'changed while the job ran')}. {_who(one)}")
+        told.append(f"{_listed(changed, 'changed while the job ran')}. {_who(one, changed)}")
     if unknown:
         told.append(f"{_listed(unknown, 'cannot be compared with what was there before')}.")
     return f"input {name!r}: {' '.join(told)}"
@@ -125,13 +127,32 @@ def _listed(found: Sequence[Change], what: str) -> str:
     return f"{counted(len(found), 'file')} {what}: {shown}{more}"
 
 
-def _who(one: Mapping[str, Any]) -> str:
-    who = "Something else did it: for this job they were read-only"
+def _was_written(changed: Sequence[Change]) -> bool:
+    """Whether the very files were written to: a replaced or missing one has another inode.
+
+    A read-only file cannot be written to, but a folder above it can be renamed.
+    """
+    return all(each.now is not None and each.now[2] == each.before[2] for each in changed)
+
+
+def _who(one: Mapping[str, Any], changed: Sequence[Change]) -> str:
     if one["why_open"]:
         who = (
             f"The job could not write through its input, but could by another path; the writer "
             f"is unknown ({one['why_open']})"
         )
+    elif not _was_written(changed):
+        who = (
+            "The files were read-only for the job, but a folder above them may have been renamed "
+            "or removed, by the job or by something else"
+        )
+    elif os.geteuid() == 0:
+        who = (
+            "Something else did it, unless the job removed its own mounts as root: "
+            "for this job they were read-only"
+        )
+    else:
+        who = "Something else did it: for this job they were read-only"
     version = ""
     if ":" in one["version"] and not one["version"].startswith("sha256:"):
         version = f" {one['version']} is damaged; jobs that read it fail and say how to restore it."
@@ -141,10 +162,11 @@ def _who(one: Mapping[str, Any]) -> str:
 def _facts(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> dict[str, Any]:
     changed = [change for change in found if not change.trouble]
     unknown = [change for change in found if change.trouble]
+    is_certain = not one["why_open"] and _was_written(changed) and os.geteuid() != 0
     return {
         "name": name,
         "version": one["version"],
-        "by_job": None if one["why_open"] else False,
+        "by_job": False if is_certain else None,
         "count": len(changed),
         "changed": [
             {

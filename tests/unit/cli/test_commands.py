@@ -15,6 +15,7 @@ from rayjobs.cli.settings import Settings
 from rayjobs.cli.submit import stay
 from rayjobs.cli.summary import summary_lines
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.data.pins import CHANGED_EVENT
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from rayjobs.submit.submitting import Submitted
@@ -728,6 +729,14 @@ def test_what_could_not_be_stored_is_shown_with_the_job(queue: Queue, terminal: 
     assert "\x1b" not in shown
     lines = summary_lines(Settings(), queue.workspace, job)
     assert any(line.startswith("  left out: metrics of rank 0") for line in lines)
+
+
+def test_a_changed_input_is_named_when_the_job_ends(queue: Queue) -> None:
+    job = queue.completed()
+    changed = "input 'x': 1 file changed while the job ran: /data/1.txt is gone"
+    queue.workspace.store.add_event(job.id, CHANGED_EVENT, changed, attempt=job.attempt)
+    lines = summary_lines(Settings(), queue.workspace, job)
+    assert f"  changed: {changed}" in lines
 
 
 def test_following_ends_with_how_each_job_ended(queue: Queue, terminal: Terminal) -> None:
