@@ -416,7 +416,7 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                     path, f"{one.source!r} is not a digest.", "Name a registered dataset."
                 )
         else:
-            yield from _in_datastore(path, one.source)
+            yield from _in_datastore(path, one.source, is_input=True)
         yield from _place_of_files(f"inputs.{name}", one.path_on_compute)
     for name, output in spec.outputs.items():
         yield from _in_datastore(f"outputs.{name}.destination", output.destination)
@@ -439,13 +439,12 @@ def _place_of_files(path: str, place: str | None) -> Iterator[Problem]:
         )
 
 
-def _in_datastore(path: str, place: str) -> Iterator[Problem]:
+def _in_datastore(path: str, place: str, *, is_input: bool = False) -> Iterator[Problem]:
     if _PLACE.fullmatch(place) is None or "\0" in place or ".." in place.split("/"):
-        yield Problem(
-            path,
-            f"{place!r} is not a path in a datastore.",
-            "Write datastore/path, such as workspaceblobstore/digits.",
-        )
+        remedy = "Write datastore/path, such as workspaceblobstore/digits."
+        if is_input and _DATASET.fullmatch(f"dataset:{place}") is not None:
+            remedy += f" A dataset of that name is dataset:{place}, a whole datastore {place}/."
+        yield Problem(path, f"{place!r} is not a path in a datastore.", remedy)
 
 
 def _dependencies(spec: JobSpec, job_id: str | None) -> Iterator[Problem]:

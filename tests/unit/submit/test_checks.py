@@ -190,6 +190,12 @@ def test_a_wrong_value_is_refused_with_its_place(data: dict[str, Any], path: str
     assert path in said(spec(**data), job_id="me")
 
 
+def test_a_bare_name_as_an_input_is_answered_with_what_it_may_mean() -> None:
+    (problem,) = check(build_spec({"command": "true", "inputs": {"a": "pets"}}))
+    assert problem.path == "inputs.a.source"
+    assert "dataset:pets" in problem.remedy and "pets/" in problem.remedy
+
+
 @pytest.mark.parametrize(
     "argument",
     [
