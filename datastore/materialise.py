@@ -59,11 +59,11 @@ class Materialised:
     `how` is linked, mounted, downloaded, copied or direct; `bytes` and `files` are None where
     they were not counted. `said` is what the user should read in the job's log.
 
-    The job's launcher has to make `read_only` so for it, and to put a layer over the folder of
-    each of `overlays` (folder, upper, work) first. Each of `shown` (folder, place) has to appear
-    read-only at a place, because the folder itself has to stay writable. `why_open` says why what
-    the input comes from can be changed by another path in spite of `read_only`, or is "".
-    `seen` is how the local files looked that the input comes from; it does not travel.
+    The job's launcher must first put an overlay on each folder in `overlays` (folder, upper, work),
+    then make the `read_only` paths read-only for the job. Each folder in `shown` (folder, path)
+    must appear read-only at that path, because the folder itself stays writable. `why_open` says
+    why the input's source can be changed by another path in spite of `read_only`; "" if it cannot.
+    `seen` is how the source's local files looked; it is not sent to other processes.
     """
 
     name: str

@@ -85,7 +85,7 @@ class Allocations:
         self._touch()
 
     def forget(self, held: Held) -> None:
-        """Count an allocation no more that another target actor has: its group is not ours."""
+        """Stop counting an allocation that another target actor owns."""
         self._held.pop(held.name, None)
         self._growing.pop(held.name, None)
         self._touch()
@@ -134,9 +134,9 @@ class Allocations:
         return rooms
 
     def hasten(self, rooms: Sequence[NodeRoom]) -> None:
-        """Let those wait no more for nodes to start for whom there is room by now.
+        """Stop waiting for new nodes for allocations that fit now.
 
-        Call it only while no room is kept for somebody else.
+        Call it only while no free capacity is reserved for another job.
         """
         for name, growing in self._growing.items():
             held = self._held.get(name)

@@ -280,7 +280,7 @@ class Engine:
         return len(records)
 
     def _holds(self, plan: Plan, now: Situation) -> bool:
-        """Whether what was decided holds still: nothing is other, and the time has not come."""
+        """Whether the last decision is still valid: nothing changed, and it is not due again."""
         then = plan.situation
         return (
             not plan.starts

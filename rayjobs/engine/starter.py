@@ -285,9 +285,9 @@ def end_with_parent(parent: int) -> None:
 
 
 def _end_at_last(progress: Progress, life_s: float = LIFE_S) -> threading.Event:
-    """End this process after `life_s`, whatever it waits for then.
+    """End this process after `life_s`, whatever it is waiting for.
 
-    Returns what to set once the outcome was told: what may hang then is Ray's own leaving.
+    Returns an event to set once the outcome is reported; after that only Ray's shutdown can hang.
     """
     told = threading.Event()
 

@@ -58,11 +58,11 @@ class Tree:
         """A tree held by the calling process, which must be a child subreaper.
 
         Args:
-            levels: Of `LEVELS`, the first that can be had is taken; why the ones before it could
-                not stands in `refused`.
+            levels: Those of `LEVELS` to try, in order; `refused` says why earlier ones were not
+                available.
 
         Raises:
-            NotHeldError: none of the levels can be had here.
+            NotHeldError: none of the levels is available here.
             OSError: the namespace's init cannot be started.
         """
         refused = []

@@ -175,7 +175,7 @@ def probe(folder: str) -> Dict[str, Any]:
 
 
 def _tried(views: Views, file: str, *, is_writable: bool) -> str:
-    """Return why a process with these views is refused them or what they promise; else nothing."""
+    """Return why these views cannot be set up or do not work; empty if they do."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

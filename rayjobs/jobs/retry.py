@@ -134,9 +134,9 @@ def _wait_for_storage(failure: Failure, used: int, budget: int) -> Retry | GiveU
 
 
 def _renewed_at(attempts: Sequence[Attempt], now: datetime) -> int:
-    """Return the place of the last attempt that did its work, 0 without one: counted from there.
+    """Return the index of the last attempt that ran long enough to renew the budget, 0 if none did.
 
-    Its own end is the first that its renewed budget pays.
+    That attempt's own failure is the first that is charged to the renewed budget.
     """
     for place in range(len(attempts) - 1, -1, -1):
         one = attempts[place]

@@ -229,7 +229,7 @@ def _would_start(plan: Plan, changed: Waiting) -> bool:
 
 
 def _carried_out(plan: Plan, waiting: Sequence[Waiting]) -> dict[str, Any]:
-    """Return what of a situation is other once the plan has been carried out."""
+    """Return the fields of a situation that differ once the plan is carried out."""
     told = {one.key for one in plan.preempts}
     running = [
         replace(one, is_ending=True) if one.key in told else one for one in plan.situation.running

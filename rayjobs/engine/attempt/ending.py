@@ -401,9 +401,8 @@ class AttemptEnding:
         """Queue a job again that had not started: no failure, no budget spent.
 
         Args:
-            prove: Called afterwards; returns whether nothing of the attempt is alive. Only from
-                then on is refused what another actor starts that does not know yet that it was
-                replaced.
+            prove: Called afterwards; returns whether nothing of the attempt is alive. Only then are
+                starts refused from an actor that does not know yet that it was replaced.
             if_without_hosts: Do nothing, and return False, when hosts of the attempt are recorded
                 by now: they may run, or may even have completed the job.
         """
