@@ -25,6 +25,8 @@ from rayjobs.datastore.errors import (
 )
 
 DEFAULT_DATASTORE = "workspaceblobstore"
+BUILT_IN_DATASTORES = (DEFAULT_DATASTORE, "workspacefilestore")
+"""Those of every workspace. Source: the two that every Azure ML workspace has."""
 NAMES_SHOWN = 5
 
 
@@ -95,7 +97,7 @@ class Catalogue(Protocol):
     def remove_datastore(self, name: str, *, force: bool = False) -> None:
         """Forget the record; the data stays. Raises DatastoreNotFound.
 
-        Raises DatastoreInUse if it is `workspaceblobstore`, if (unless `force`) a registered
+        Raises DatastoreInUse if every workspace has it, if (unless `force`) a registered
         dataset has its files there, or if an unfinished job uses it, where jobs are known.
         """
 
@@ -322,11 +324,11 @@ def check_unused(datastore: str, datasets: Iterable[DatasetRecord], *, force: bo
         datasets: All registered versions.
 
     Raises:
-        DatastoreInUse: it is `workspaceblobstore`, or datasets have their files there.
+        DatastoreInUse: every workspace has it, or datasets have their files there.
     """
-    if datastore == DEFAULT_DATASTORE:
+    if datastore in BUILT_IN_DATASTORES:
         raise DatastoreInUse(
-            f"{DEFAULT_DATASTORE} belongs to every workspace and cannot be forgotten. To work with "
+            f"{datastore} belongs to every workspace and cannot be forgotten. To work with "
             "another one by default, make that the default datastore."
         )
     users = [

@@ -28,7 +28,6 @@ from rayjobs.datastore.catalogue import (
 from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.errors import (
     DataNotFound,
-    DatasetExists,
     DatastoreNotFound,
     InvalidReference,
 )
@@ -58,6 +57,8 @@ if TYPE_CHECKING:
     from rayjobs.datastore.materialise import Materialised
 
 _MODES = ("direct", "mount", "download")
+FIRST_INPUT = "input_1"
+"""What a job calls its first input without a name."""
 
 
 @with_absent("Dataset")
@@ -195,7 +196,9 @@ class AbstractDataset(ABC):
     ) -> Self:
         """Register the files as they were listed, under `name`; return the registered dataset.
 
-        Local files are read once for their digests, which `progress` follows.
+        Local files are read once for their digests, which `progress` follows. If the newest
+        version of the name is of these very files, it is returned: with `create_new_version` too,
+        and then `tags` are added to it.
 
         Raises:
             DatasetExists: the name is taken by other files, and `create_new_version` is False.
@@ -214,13 +217,17 @@ class AbstractDataset(ABC):
             description=description or "",
             tags=dict(tags or {}),
         )
-        try:
-            kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
-        except DatasetExists:
-            kept = catalogue.dataset(name)
-            if (kept.manifest, kept.definition) != (draft.manifest, draft.definition):
-                raise
-            # The very same files: it is registered, which is what was asked for.
+        newest = next(iter(catalogue.dataset_versions(name)[-1:]), None)
+        is_same = newest is not None and (newest.manifest, newest.definition) == (
+            draft.manifest,
+            draft.definition,
+        )
+        if newest is not None and is_same:
+            # It is registered, which is what was asked for.
+            if create_new_version and not dict(tags or {}).items() <= newest.tags.items():
+                newest = catalogue.set_dataset_tags(newest.id, {**newest.tags, **(tags or {})})
+            return self._again(manifest, registered=newest)
+        kept = catalogue.add_dataset(draft, create_new_version=create_new_version)
         return self._again(manifest, registered=kept)
 
     def unregister_all_versions(self, workspace: Catalogue | HasCatalogue) -> None:
@@ -244,8 +251,10 @@ class AbstractDataset(ABC):
 
     # --- for jobs ---
 
-    def as_named_input(self, name: str) -> DatasetConsumptionConfig:
+    def as_named_input(self, name: str | None) -> DatasetConsumptionConfig:
         """Return the dataset as input `name` of a job: `run.input_datasets[name]` in the script.
+
+        Without a name (None) the job names it.
 
         Raises:
             InvalidReference: the name holds anything but letters, digits and underscores.
@@ -328,15 +337,12 @@ class FileDataset(AbstractDataset):
         return total
 
     def as_mount(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the dataset as a mounted input, named by itself."""
-        return DatasetConsumptionConfig(self._input_name(), self, "mount", path_on_compute)
+        """Return the dataset as a mounted input; the job names it (`input_1`, `input_2`, …)."""
+        return DatasetConsumptionConfig(None, self, "mount", path_on_compute)
 
     def as_download(self, path_on_compute: str | None = None) -> DatasetConsumptionConfig:
-        """Return the dataset as a downloaded input, named by itself."""
-        return DatasetConsumptionConfig(self._input_name(), self, "download", path_on_compute)
-
-    def _input_name(self) -> str:
-        return f"input_{self.manifest.digest[7:15]}"
+        """Return the dataset as a downloaded input; the job names it (`input_1`, `input_2`, …)."""
+        return DatasetConsumptionConfig(None, self, "download", path_on_compute)
 
     def mount(self, mount_point: str | Path | None = None) -> LocalMount:
         """Return a context in which the files are below `mount_point` on this machine.
@@ -503,17 +509,19 @@ class LocalMount:
 class DatasetConsumptionConfig:
     """A dataset as a job's input. `dataset` may also be `(workspace, name[, version])`.
 
-    `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
+    Without a name, the job that it is given to calls it `input_1`, the next one `input_2`, and so
+    on. `str(config)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the path
     (in direct mode, to the dataset's id).
     """
 
-    name: str
+    name: str | None
     dataset: Any
     mode: str = "direct"
     path_on_compute: str | None = None
 
     def __post_init__(self) -> None:
-        check_name(self.name, "input name")
+        if self.name is not None:
+            check_name(self.name, "input name")
         check_mode(self.mode, allowed=_MODES)
         if isinstance(self.dataset, tuple):
             object.__setattr__(self, "dataset", registered_dataset(*self.dataset))
@@ -537,7 +545,7 @@ class DatasetConsumptionConfig:
     @property
     def environment_variable(self) -> str:
         """The variable that holds the local path in the job."""
-        return f"AZUREML_DATAREFERENCE_{self.name}"
+        return f"AZUREML_DATAREFERENCE_{self.name or FIRST_INPUT}"
 
     def __str__(self) -> str:
         return f"${self.environment_variable}"

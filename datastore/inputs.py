@@ -8,7 +8,7 @@ from rayjobs.datastore.backends import open_backend
 from rayjobs.datastore.catalogue import Catalogue, DatasetRecord, parse_version
 from rayjobs.datastore.data_input import DataInput
 from rayjobs.datastore.dataset_factory import dataset_of, rebuild
-from rayjobs.datastore.datasets import AbstractDataset, DatasetConsumptionConfig
+from rayjobs.datastore.datasets import FIRST_INPUT, AbstractDataset, DatasetConsumptionConfig
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
 from rayjobs.datastore.refs import DataPath, DataReference, check_mode, check_name, parse_reference
 from rayjobs.datastore.sources import Source, resolve
@@ -44,9 +44,8 @@ def resolve_input(
     if isinstance(source, DataPath):
         source = source.create_data_reference()
     if isinstance(source, AbstractDataset):
-        default_name = name or f"input_{source.manifest.digest[7:15]}"
         default_mode = "mount" if source.kind == "file" else "direct"
-        source = DatasetConsumptionConfig(default_name, source, mode or default_mode)
+        source = DatasetConsumptionConfig(name, source, mode or default_mode)
     if isinstance(source, DatasetConsumptionConfig):
         return _of_dataset(source, name, mode, path_on_compute)
     if isinstance(source, DataReference):
@@ -70,7 +69,7 @@ def _of_dataset(
             "direct, or register the files as a file dataset."
         )
     return DataInput(
-        name=check_name(name or config.name, "input name"),
+        name=check_name(name or config.name or FIRST_INPUT, "input name"),
         mode=chosen,
         records=tuple(record for _, record in sorted(dataset.records.items())),
         manifest=dataset.manifest,

@@ -9,6 +9,7 @@ import contextlib
 import os
 import re
 import threading
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -242,7 +243,9 @@ class OutputFileDatasetConfig:
         if self.partition_format is not None:
             raise InvalidReference("partition_format is not supported.")
         check_mode(self.mode, allowed=MODES)
-        object.__setattr__(self, "name", check_name(self.name or "output", "output name"))
+        # Of its own: a job may have several outputs without a name.
+        name = self.name or f"output_{uuid.uuid4().hex[:8]}"
+        object.__setattr__(self, "name", check_name(name, "output name"))
         for field in _FIELD.findall(self.path_template):
             if field not in ("run-id", "output-name"):
                 raise InvalidReference(

@@ -128,13 +128,16 @@ class DataReferenceConfiguration:
         return asdict(self)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataReference:
     """A path in a datastore, and how a job sees it: `mount`, `download` or `upload`.
 
     `str(reference)` is `$AZUREML_DATAREFERENCE_<name>`, which a job's arguments expand to the local
     path. Without a name, the whole datastore takes the datastore's name and a path takes 32 hex
     digits made from datastore and path, so the same reference has the same name every time.
+
+    As in Azure ML, its fields can be set (`reference.mode = "download"`); a value that it could not
+    be made with is refused. A job takes the values that it has at submit.
     """
 
     datastore: Named | str
@@ -144,21 +147,45 @@ class DataReference:
     path_on_compute: str | None = None
     overwrite: bool = False
 
-    def __post_init__(self) -> None:
-        check_mode(self.mode)
-        path = clean_path(self.path_on_datastore)
-        object.__setattr__(self, "path_on_datastore", path or None)
-        store = datastore_name_of(self.datastore)
-        if not store:
+    def __setattr__(self, field: str, value: Any) -> None:
+        """Set a field to a value that can be one.
+
+        Raises:
+            InvalidReference: it cannot.
+        """
+        if field == "mode":
+            check_mode(value)
+        elif field == "path_on_datastore":
+            value = clean_path(value) or None
+        elif field == "datastore" and not datastore_name_of(value):
             raise InvalidReference("a DataReference needs a datastore; none was given.")
-        name = self.data_reference_name or ""
-        if not name:
-            name = (
+        elif field == "data_reference_name" and value:
+            check_name(value, "data reference name")
+        super().__setattr__(field, value)
+
+    def __post_init__(self) -> None:
+        if not self.data_reference_name:
+            path, store = self.path_on_datastore, self.datastore_name
+            self.data_reference_name = (
                 digest_of_text(f"{store}\n{path}")[7:39]
                 if path
                 else re.sub(r"[^A-Za-z0-9_]", "_", store)
             )
-        object.__setattr__(self, "data_reference_name", check_name(name, "data reference name"))
+
+    @staticmethod
+    def create(
+        data_reference_name: str | None = None,
+        datapath: DataPath | None = None,
+        datapath_compute_binding: DataPathComputeBinding | None = None,
+    ) -> DataReference:
+        """Return a reference to `datapath`, seen by a job as the binding says.
+
+        Raises:
+            InvalidReference: one of the two is missing.
+        """
+        if datapath is None or datapath_compute_binding is None:
+            raise InvalidReference("DataReference.create needs datapath and its compute binding.")
+        return datapath.create_data_reference(data_reference_name, datapath_compute_binding)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, DataReference) and self._values() == other._values()
@@ -259,6 +286,24 @@ class DataPathComputeBinding:
             raise InvalidReference("create_data_reference needs a datapath; none was given.")
         return datapath.create_data_reference(data_reference_name, self)
 
+    @staticmethod
+    def create_from_data_reference(data_reference: DataReference) -> DataPathComputeBinding:
+        """Return how a job sees what `data_reference` refers to.
+
+        Raises:
+            InvalidReference: it is not a reference.
+        """
+        reference = _checked_reference(data_reference)
+        return DataPathComputeBinding(
+            reference.mode, reference.path_on_compute, reference.overwrite
+        )
+
+
+def _checked_reference(given: object) -> DataReference:
+    if not isinstance(given, DataReference):
+        raise InvalidReference(f"{given!r:.120} is not a DataReference.")
+    return given
+
 
 @dataclass(frozen=True)
 class DataPath:
@@ -284,6 +329,16 @@ class DataPath:
     def datastore_name(self) -> str:
         """The datastore's name; "" without a datastore."""
         return datastore_name_of(self.datastore)
+
+    @staticmethod
+    def create_from_data_reference(data_reference: DataReference) -> DataPath:
+        """Return the path that `data_reference` refers to.
+
+        Raises:
+            InvalidReference: it is not a reference.
+        """
+        reference = _checked_reference(data_reference)
+        return DataPath(reference.datastore, reference.path_on_datastore)
 
     def create_data_reference(
         self,

@@ -219,7 +219,7 @@ class Datastore:
         """Forget this datastore; the data stays.
 
         Raises:
-            DatastoreInUse: it is `workspaceblobstore`, an unfinished job uses it, or (unless
+            DatastoreInUse: every workspace has it, an unfinished job uses it, or (unless
                 `force`) a registered dataset has its files here.
         """
         self.catalogue.remove_datastore(self.name, force=force)

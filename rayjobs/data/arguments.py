@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +69,7 @@ class DataArguments:
         self.inputs: dict[str, dict[str, Any]] = {}
         self.outputs: dict[str, dict[str, Any]] = {}
         self._keep = keep
+        self._unnamed: dict[str, str] = {}
 
     def add(self, item: Any, *, name: str | None = None) -> str:
         """Take a data object in and return its name in the job.
@@ -100,9 +102,7 @@ class DataArguments:
             elif isinstance(item, FileDataset):
                 item = item.as_mount()
             elif isinstance(item, AbstractDataset):
-                item = DatasetConsumptionConfig(
-                    name or f"input_{item.manifest.digest[7:15]}", item, "direct"
-                )
+                item = DatasetConsumptionConfig(name, item, "direct")
             if isinstance(item, DataReference):
                 return self._reference(item)
             if isinstance(item, DatasetConsumptionConfig):
@@ -135,20 +135,31 @@ class DataArguments:
         else:
             source = self._save(config)
         fields = {"source": source, "mode": config.mode, "path_on_compute": config.path_on_compute}
-        return self._put(self.inputs, config.name, fields)
+        return self._put(self.inputs, config.name or self._numbered(fields), fields)
+
+    def _numbered(self, fields: dict[str, Any]) -> str:
+        """Return the name of an input without one: `input_1` for the job's first, and so on."""
+        same = json.dumps(fields, sort_keys=True)
+        if same not in self._unnamed:
+            taken = {*self.inputs, *self.outputs}
+            numbers = (f"input_{number}" for number in count(1))
+            self._unnamed[same] = next(one for one in numbers if one not in taken)
+        return self._unnamed[same]
 
     def _save(self, config: DatasetConsumptionConfig) -> str:
         from rayjobs.datastore.data_input import DataInput
+        from rayjobs.datastore.datasets import FIRST_INPUT
 
         if self._keep is None:
             raise UsageError(
-                f"the dataset of input {config.name!r} is not registered, and there is no "
-                f"workspace here to keep it in; register it (dataset.register), or submit the "
-                f"configuration by Experiment.submit"
+                f"the dataset of input {config.name or FIRST_INPUT!r} is not registered, and "
+                f"there is no workspace here to keep it in; register it (dataset.register), or "
+                f"submit the configuration by Experiment.submit"
             )
         dataset = config.definition
         whole = DataInput(
-            name=config.name,
+            # The node gives it the name that it has in the job: the record is the same without it.
+            name=config.name or FIRST_INPUT,
             mode=config.mode,
             records=tuple(record for _, record in sorted(dataset.records.items())),
             manifest=dataset.manifest,

@@ -47,9 +47,9 @@ class WorkspaceFiles:
         return self.root / "blobs"
 
     @property
-    def default_datastore(self) -> Path:
-        """The folder of the default datastore, as long as nobody names another storage."""
-        return self.root / "datastores" / "workspaceblobstore"
+    def datastores(self) -> Path:
+        """The folders of the datastores that every workspace has, each under its name."""
+        return self.root / "datastores"
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,17 @@ class OpenWorkspace:
 
     @property
     def catalogue(self) -> Catalogue:
-        """Its datastores and datasets; the default datastore is made with the first look."""
-        from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, DatastoreRecord
-        from rayjobs.datastore.errors import DatastoreNotFound
+        """Its datastores and datasets; the datastores of every workspace are made when missing."""
+        from rayjobs.datastore.catalogue import BUILT_IN_DATASTORES, DatastoreRecord
 
         catalogue = self.store.catalogue
-        try:
-            catalogue.datastore(DEFAULT_DATASTORE)
-        except DatastoreNotFound:
-            folder = WorkspaceFiles(self.path).default_datastore
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # Many may do so at once: keeping the same record twice changes nothing.
-            catalogue.add_datastore(
-                DatastoreRecord(DEFAULT_DATASTORE, "local", {"root": str(folder)})
-            )
+        known = {record.name for record in catalogue.datastores()}
+        for name in BUILT_IN_DATASTORES:
+            if name not in known:
+                folder = WorkspaceFiles(self.path).datastores / name
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                # Many may do so at once: keeping the same record twice changes nothing.
+                catalogue.add_datastore(DatastoreRecord(name, "local", {"root": str(folder)}))
         return catalogue
 
     def close(self) -> None:

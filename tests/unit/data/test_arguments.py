@@ -77,10 +77,40 @@ def test_datasets_become_inputs_of_their_version(workspace: Workspace, store: Da
         workspace,
         [files.as_named_input("a").as_mount(), table.as_named_input("t"), files.as_download()],
     )
-    (own,) = set(spec.inputs) - {"a", "t"}
     assert spec.inputs["a"] == Input(source="dataset:digits:1")
     assert spec.inputs["t"] == Input(source="dataset:scores:1", mode="direct")
-    assert spec.inputs[own] == Input(source="dataset:digits:1", mode="download")
+    assert spec.inputs["input_1"] == Input(source="dataset:digits:1", mode="download")
+
+
+def test_inputs_without_a_name_are_numbered_as_in_azure_ml(
+    workspace: Workspace, store: Datastore
+) -> None:
+    train = Dataset.File.from_files((store, "digits/train"))
+    test = Dataset.File.from_files((store, "digits/test"))
+    named = test.as_named_input("input_2").as_mount()
+    arguments = ["--a", train.as_mount(), named, test.as_download(), train.as_mount()]
+    spec = spec_of(workspace, arguments)
+    assert list(spec.inputs) == ["input_1", "input_2", "input_3"]
+    assert spec.inputs["input_3"].mode == "download"
+    # The same data in the same way is one input.
+    assert spec.arguments[-1] == spec.arguments[1] == "$AZUREML_DATAREFERENCE_input_1"
+
+
+def test_outputs_without_a_name_each_get_one(workspace: Workspace) -> None:
+    one, other = OutputFileDatasetConfig(), OutputFileDatasetConfig()
+    spec = spec_of(workspace, [one, other.as_mount()])
+    assert list(spec.outputs) == [one.name, other.name]
+
+
+def test_a_reference_that_was_changed_is_an_input_as_it_is_at_submit(
+    workspace: Workspace, store: Datastore
+) -> None:
+    reference = store.path("digits", "data")
+    reference.mode = "download"
+    reference.path_on_datastore = "/digits/train/"
+    spec = spec_of(workspace, ["--data", reference])
+    source = "workspaceblobstore/digits/train"
+    assert spec.inputs == {"data": Input(source=source, mode="download")}
 
 
 def test_a_dataset_that_is_not_registered_is_kept_with_its_files_of_now(

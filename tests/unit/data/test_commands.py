@@ -159,10 +159,12 @@ def test_datastores_are_added_checked_and_forgotten(
     assert [(one["name"], one["default"]) for one in listed] == [
         ("here", True),
         ("workspaceblobstore", False),
+        ("workspacefilestore", False),
     ]
     assert terminal.type("datastore", "check").out.split() == [
         *("here", "ok"),
         *("workspaceblobstore", "ok"),
+        *("workspacefilestore", "ok"),
     ]
     (folder / "src").rename(folder / "moved")
     checked = terminal.type("datastore", "check", "here")

@@ -10,7 +10,7 @@ import pytest
 
 from rayjobs import Workspace
 from rayjobs.datastore import Dataset, Datastore
-from rayjobs.datastore.errors import DatastoreNotFound
+from rayjobs.datastore.errors import DatastoreInUse, DatastoreNotFound
 from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.inputs import InputDatasets
 from rayjobs.workspace.folder import WorkspaceFiles
@@ -18,10 +18,13 @@ from rayjobs.workspace.folder import WorkspaceFiles
 
 def test_a_new_workspace_has_a_datastore_in_its_folder(workspace: Workspace) -> None:
     store = workspace.get_default_datastore()
-    folder = WorkspaceFiles(workspace.opened.path).default_datastore
+    folder = WorkspaceFiles(workspace.opened.path).datastores / "workspaceblobstore"
     assert (store.name, store.record.settings["root"]) == ("workspaceblobstore", str(folder))
     assert folder.is_dir()
-    assert list(workspace.datastores) == ["workspaceblobstore"]
+    assert list(workspace.datastores) == ["workspaceblobstore", "workspacefilestore"]
+    files = Datastore(workspace, "workspacefilestore")
+    with pytest.raises(DatastoreInUse, match="belongs to every workspace"):
+        files.unregister(force=True)
     assert workspace.datasets == {}
 
 

@@ -138,6 +138,8 @@ def test_versions(pets: FileDataset, catalogue: MemoryCatalogue, store: Datastor
     assert pets.register(catalogue, "pets").version == 1  # the very same files: nothing to do
     with pytest.raises(DatasetExists):
         pets.take(4).register(catalogue, "pets")
+    same = pets.register(catalogue, "pets", tags={"seen": "twice"}, create_new_version=True)
+    assert (same.version, same.tags) == (1, {"kind": "toy", "seen": "twice"})
     fewer = pets.take(4).register(catalogue, "pets", create_new_version=True)
     assert fewer.version == 2
     assert len(Dataset.get_by_name(catalogue, "pets").manifest) == 4

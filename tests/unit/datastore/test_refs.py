@@ -143,3 +143,31 @@ def test_a_written_reference(
 def test_a_badly_written_reference_is_refused(text: str) -> None:
     with pytest.raises(InvalidReference):
         parse_reference(text)
+
+
+def test_fields_can_be_set_to_what_they_can_be() -> None:
+    reference = DataReference("images", "pets", "cats")
+    reference.mode = "download"
+    reference.overwrite = True
+    assert (reference.mode, str(reference)) == ("download", "$AZUREML_DATAREFERENCE_pets")
+    for field, value in {
+        "mode": "copy",
+        "path_on_datastore": "../secrets",
+        "data_reference_name": "my pets",
+        "datastore": "",
+    }.items():
+        with pytest.raises(InvalidReference):
+            setattr(reference, field, value)
+    assert reference == DataReference("images", "pets", "cats", mode="download", overwrite=True)
+
+
+def test_a_reference_is_taken_apart_and_put_together_again() -> None:
+    reference = DataReference("images", "pets", "cats", "download", "here", overwrite=True)
+    path = DataPath.create_from_data_reference(reference)
+    binding = DataPathComputeBinding.create_from_data_reference(reference)
+    assert (path.datastore_name, path.path_on_datastore) == ("images", "cats")
+    assert DataReference.create("pets", path, binding) == reference
+    with pytest.raises(InvalidReference, match="compute binding"):
+        DataReference.create("pets", path)
+    with pytest.raises(InvalidReference, match="not a DataReference"):
+        DataPath.create_from_data_reference("images/cats")  # type: ignore[arg-type]

@@ -143,8 +143,9 @@ def test_a_datastore_that_is_needed_is_not_forgotten(
     with pytest.raises(DatastoreInUse, match="every workspace"):
         default.unregister(force=True)
     store.upload(source, "d", show_progress=False)
-    for new in (False, True):
-        Dataset.File.from_files((store, "d")).register(catalogue, "cats", create_new_version=new)
+    for path in ("d", "d/**"):
+        dataset = Dataset.File.from_files((store, path))
+        dataset.register(catalogue, "cats", create_new_version=True)
     with pytest.raises(DatastoreInUse, match="cats:1, cats:2"):
         store.unregister()
     assert Datastore.get(catalogue, "images") == store

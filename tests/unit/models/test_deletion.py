@@ -28,8 +28,8 @@ def digits(runs: Runs, tmp_path: Path) -> Path:
     store = runs.workspace.get_default_datastore()
     (tmp_path / "a.txt").write_text("a")
     store.upload_files([str(tmp_path / "a.txt")], show_progress=False)
-    for _ in range(2):
-        files = Dataset.File.from_files((store, "a.txt"))
+    for path in ("a.txt", "*.txt"):
+        files = Dataset.File.from_files((store, path))
         files.register(runs.workspace, "digits", create_new_version=True)
     [found] = Path(runs.workspace.opened.path).rglob("a.txt")
     return found
