@@ -21,7 +21,7 @@ from rayjobs.core.logs import set_up_logging
 from rayjobs.core.paths import TargetPaths, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
-from rayjobs.engine import job_asks
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.engine import Engine
@@ -31,6 +31,7 @@ from rayjobs.engine.wake_server import WakeServer
 from rayjobs.engine.workspace_server import WorkspaceServer
 from rayjobs.injob import openfiles
 from rayjobs.protocol import ray_jobs
+from rayjobs.protocol.calls import STACKS
 from rayjobs.protocol.names import NAMESPACE, actor_name
 from rayjobs.store.base import Store
 from rayjobs.target.limits import LimitsFile
@@ -192,8 +193,8 @@ class TargetActor:
         if asked.op == "explain":
             decision = engine.explain(asked.key)
             return {**me, "decision": None if decision is None else decision.to_dict()}
-        if asked.op in job_asks.OPERATIONS:
-            return {**me, **await job_asks.answer(engine, asked)}
+        if asked.op in ("evict", "stacks"):
+            return {**me, **await _answer_of_job(engine, asked)}
         return {"ok": False, "error": f"no operation {asked.op!r}"}
 
     async def _retire(self, engine: Engine, *, force: bool) -> dict[str, Any]:
@@ -239,6 +240,53 @@ class TargetActor:
                 self.paths.root / "activity.json",
                 {"busy": busy, "at": now_s, "pid": os.getpid()},
             )
+
+
+async def _answer_of_job(engine: Engine, asked: TargetRequest) -> dict[str, Any]:
+    """Return the answer to a request about a job.
+
+    ``{"ok": False, "error": sentence}`` where the job has no attempt that runs.
+    """
+    supervisor = engine.attempts.get(f"{asked.workspace}::{asked.job}")
+    if supervisor is None:
+        return _no(f"job {asked.job} has no attempt that runs")
+    if asked.op == "evict":
+        return _evict(supervisor, asked.notice_s)
+    return await _stacks(engine, supervisor)
+
+
+def _evict(supervisor: AttemptSupervisor, notice_s: float | None) -> dict[str, Any]:
+    """Let the attempt be evicted, as a spot machine is; without notice it is killed at once."""
+    if supervisor.end_request.is_made:
+        return _no(f"job {supervisor.record.job.id} is being ended already")
+    grace_s = notice_s or 0.0
+    how = "without notice" if notice_s is None else f"with {duration_text(grace_s)} of notice"
+    supervisor.preempt(f"a simulated eviction {how}", grace_s=grace_s)
+    return {"attempt": supervisor.record.number}
+
+
+async def _stacks(engine: Engine, supervisor: AttemptSupervisor) -> dict[str, Any]:
+    try:
+        agents = [await engine.cluster.agent(node.node_id) for node in supervisor.record.nodes]
+        pairs = zip(agents, supervisor.record.nodes, strict=True)
+        found = await asyncio.gather(*(agent.call(STACKS, node.on) for agent, node in pairs))
+    except RayjobsError as error:
+        return _no(f"a node of job {supervisor.record.job.id} cannot be asked: {error}")
+    ranks = [
+        {**rank.to_json(), "node": node.on.node}
+        for node, one in zip(supervisor.record.nodes, found, strict=True)
+        for rank in one.ranks or ()
+    ]
+    if not ranks:
+        return _no(f"job {supervisor.record.job.id} has no running processes at the moment")
+    return {
+        "attempt": supervisor.record.number,
+        "ranks": sorted(ranks, key=lambda rank: int(rank["rank"])),
+    }
+
+
+def _no(sentence: str) -> dict[str, Any]:
+    return {"ok": False, "error": sentence}
 
 
 async def _warm_up(engine: Engine) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rayjobs.core import ids
@@ -13,8 +13,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.engine.board import Served
-from rayjobs.engine.growing import Growing, stand
-from rayjobs.policy import NodeRoom, Shape
+from rayjobs.policy import NodeRoom, Shape, take
 from rayjobs.protocol.agent import Cluster, NodeInfo, NotPlacedError
 from rayjobs.target.record import START_TIMEOUT_S
 
@@ -52,6 +51,39 @@ class Held:
     growing: bool = False
 
 
+@dataclass(frozen=True)
+class _Growing:
+    """What a group that waits for nodes to start asks for.
+
+    Attributes:
+        asked: For each bundle its node; None: one that has to start.
+        types: The types of nodes that have to start: others are for other groups.
+        avoid: The nodes that lived when the group was made: none of them takes a bundle that
+            asks for no node.
+        is_needless: Set once there is room for it without any node that has to start.
+    """
+
+    asked: tuple[str | None, ...] = ()
+    types: tuple[str, ...] = ()
+    avoid: Collection[str] = ()
+    is_needless: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
+
+    def fits_without(self, rooms: Sequence[NodeRoom], shape: Shape) -> bool:
+        """Return whether the shape fits on nodes that lived when the group was made.
+
+        Args:
+            rooms: What is free, with nothing taken for this group on nodes of its own.
+        """
+        mine = {node for node in self.asked if node is not None}
+        old = [
+            # What is taken there is its own.
+            room.plus(shape.cpus, shape.gpus, shape.memory) if room.node_id in mine else room
+            for room in rooms
+            if room.node_id in self.avoid
+        ]
+        return take(old, shape) is not None
+
+
 class Allocations:
     """All allocations of one target in this process's memory, and in the stores."""
 
@@ -72,7 +104,7 @@ class Allocations:
         self._unreleased: dict[str, Held] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
-        self._growing: dict[str, Growing] = {}
+        self._growing: dict[str, _Growing] = {}
 
     @property
     def all(self) -> list[Held]:
@@ -129,7 +161,7 @@ class Allocations:
             )
         rooms += may_start
         for held in [one for one in self._held.values() if one.growing]:
-            rooms, places = stand(rooms, held.shape, self._growing[held.name])
+            rooms, places = _stand(rooms, held.shape, self._growing[held.name])
             self._held[held.name] = replace(held, nodes=places)
         return rooms
 
@@ -191,7 +223,7 @@ class Allocations:
         growing = up is not None and not set(up).issuperset(nodes)
         if up is not None and growing:
             asked = tuple(node if node in up else None for node in nodes)
-            self._growing[name] = Growing(asked, types, frozenset(up))
+            self._growing[name] = _Growing(asked, types, frozenset(up))
         held = Held(name, served, shape, nodes, (), key, since_s, growing=growing)
         self._held[name] = held
         self._touch()
@@ -348,3 +380,29 @@ def _foreign(node: NodeInfo, ours: list[Shape]) -> tuple[float, float, float]:
         max(0.0, node.gpus - node.free_gpus - sum(shape.gpus for shape in ours)),
         max(0.0, node.memory - node.free_memory - sum(shape.memory for shape in ours)),
     )
+
+
+def _stand(
+    rooms: Sequence[NodeRoom], shape: Shape, growing: _Growing
+) -> tuple[list[NodeRoom], tuple[str, ...]]:
+    """Return the rooms with the group's bundles taken where Ray would put them, and where.
+
+    Bundles for which no node is in sight (its type is gone) stand nowhere.
+    """
+    one = replace(shape, nodes=1, spread=False)
+    fresh = replace(one, node_types=growing.types)
+    left = {room.node_id: room for room in rooms}
+    chosen: list[str] = []
+    for node in growing.asked:
+        used = {*chosen, *growing.asked} if shape.spread else set()
+        fitting = [
+            room
+            for room in left.values()
+            if (room.node_id == node if node else room.node_id not in {*growing.avoid, *used})
+        ]
+        taken = take(fitting, one if node else fresh)
+        if taken is not None:
+            at = taken[1][0]
+            left[at] = left[at].less(shape)
+            chosen.append(at)
+    return list(left.values()), tuple(chosen)

@@ -9,8 +9,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
-from rayjobs.engine.board import Served
-from rayjobs.engine.queue_view import QueueView
+from rayjobs.engine.board import QueueView, Served
 from rayjobs.jobs.queue_records import Durations
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState

@@ -17,8 +17,7 @@ from datetime import datetime
 from typing import Any
 
 from rayjobs.core.clock import Clock
-from rayjobs.engine.board import Served
-from rayjobs.engine.queue_view import QueueView
+from rayjobs.engine.board import QueueView, Served
 from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Plan, Rule

@@ -14,13 +14,12 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.engine.allocations import Allocations
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
-from rayjobs.engine.board import Board, Served
+from rayjobs.engine.board import Board, QueueView, Served
 from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.forecasts import Forecasts
 from rayjobs.engine.growth import Growth
 from rayjobs.engine.ownership import forsake_removed, look_for_successor, take_up_ownerless
-from rayjobs.engine.queue_view import QueueView
 from rayjobs.engine.recovery import recover, tidy
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.injob.outcomes import Outcome

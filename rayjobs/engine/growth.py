@@ -13,9 +13,9 @@ from rayjobs.target.record import START_TIMEOUT_S
 
 if TYPE_CHECKING:
     from rayjobs.engine.allocations import Allocations, Held
+    from rayjobs.engine.board import QueueView
     from rayjobs.engine.candidates import Usual
     from rayjobs.engine.engine import Engine
-    from rayjobs.engine.queue_view import QueueView
 
 
 class Growth:

@@ -13,9 +13,8 @@ import pytest
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine import dashboard_jobs
-from rayjobs.engine.board import Served
+from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.dashboard_jobs import DashboardJobs
-from rayjobs.engine.queue_view import QueueView
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError

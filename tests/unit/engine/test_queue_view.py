@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import StoreBusyError
 from rayjobs.engine import candidates as candidates_module
-from rayjobs.engine.board import Served
+from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.candidates import Candidates
-from rayjobs.engine.queue_view import QueueView
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.policy import Plan, Rule, Situation, decide
