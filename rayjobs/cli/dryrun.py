@@ -91,6 +91,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Snapshot", packed.get("text", "")),
         ("Left out", packed.get("left_out_text", "")),
         ("Environment", JobSpec.model_validate(spec).environment_text),
+        ("Image", JobSpec.model_validate(spec).container_text),
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{counted(shape['nodes'], 'node')} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),

@@ -221,6 +221,7 @@ def _spec_facts(job: Job) -> list[tuple[str, str]]:
         ("Source", spec.source_directory or ""),
         ("Snapshot", job.snapshot or ""),
         ("Environment", spec.environment_text),
+        ("Image", spec.container_text),
         ("Variables", ", ".join(spec.environment_variables)),
         ("Secrets", ", ".join(spec.secrets)),
         ("Processes", f"{shape.nodes} × {shape.processes_per_node} ({shape.backend})"),

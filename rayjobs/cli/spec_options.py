@@ -32,6 +32,7 @@ PLAIN: Mapping[str, str] = {
     "priority": "priority",
     "array": "array",
     "env": "environment",
+    "shm_size": "container.shm_size",
     "resume_from": "resume_from",
     "target": "target",
 }
@@ -115,6 +116,23 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         metavar="PACKAGE",
         help="A package for the job's environment, such as 'numpy>=2'; repeatable.",
     ),
+    _option(
+        "--image",
+        metavar="IMAGE",
+        help="Run inside this image: a name, or on the target an archive or a folder.",
+    ),
+    _option(
+        "--dockerfile",
+        metavar="FILE",
+        help="Run inside the image that this Dockerfile builds on the node.",
+    ),
+    _option("--shm-size", metavar="SIZE", help="Size of the container's /dev/shm [2g]."),
+    _option(
+        "--docker-arg",
+        multiple=True,
+        metavar="ARG",
+        help="A further argument of `docker run`, e.g. --volume=/a:/b:ro; repeatable.",
+    ),
     _option("--env-var", multiple=True, metavar="K=V", help="A variable of the script."),
     _option(
         "--secret",
@@ -188,6 +206,7 @@ def from_options(
     if options.get("spot") is not None:
         _put(data, "resources.spot", options["spot"])
     _set_environment(data, options, problems)
+    _set_container(data, options)
     if options.get("command") is not None:
         data["command"] = options["command"]
     _set_entry(data, script, options.get("source"))
@@ -259,6 +278,11 @@ def named_by_option(
         typed["log_cap_mib"] = typed["log_cap"]
     if "array" in typed:
         typed |= dict.fromkeys(("array.indices", "array.limit"), typed["array"])
+    if "container.shm_size" in typed:
+        typed["container.shm_mib"] = typed["container.shm_size"]
+    for option in ("image", "dockerfile"):
+        if only_options or options.get(option) is not None:
+            typed[f"container.{option}"] = _flag(option)
     if options.get("node_type"):
         typed["resources.node_types"] = "--node-type"
     if options.get("spot") is not None:
@@ -349,6 +373,21 @@ def _set_environment(
         problems.append(Problem("--pip", "does not go with a conda file.", "Write it in there."))
     else:
         data["environment"] = {"python": named, "pip": packages}
+
+
+def _set_container(data: dict[str, Any], options: Mapping[str, Any]) -> None:
+    """Note the image; paths are relative to the working directory."""
+    from rayjobs.spec.container_files import anchored_container
+
+    given = {key: options[key] for key in ("image", "dockerfile") if options.get(key) is not None}
+    if given:
+        _put(
+            data,
+            "container",
+            {**data.get("container", {}), **anchored_container(given, Path.cwd())},
+        )
+    if options.get("docker_arg"):
+        _put(data, "container.arguments", list(options["docker_arg"]))
 
 
 def _absolute(text: str) -> Path:

@@ -17,6 +17,8 @@ from rayjobs.core.numbers import is_whole
 from rayjobs.core.text import GIB, MIB
 from rayjobs.core.units import DURATIONS, SIZES, parse_size
 from rayjobs.core.units import parse_duration as parse_duration
+from rayjobs.spec.container_arguments import parse_shm_size
+from rayjobs.spec.container_files import anchored_container
 from rayjobs.spec.environment import anchored, resolved
 from rayjobs.spec.model import JobSpec, json_schema
 from rayjobs.spec.problems import SHORT_KEYS, place, problem_of
@@ -33,6 +35,7 @@ _CONVERT: Mapping[str, Callable[[Any], float]] = {
     "grace_s": parse_duration,
     "log_cap_mib": lambda value: parse_size(value, unit=MIB),
     "memory_gib": lambda value: parse_size(value, unit=GIB),
+    "shm_mib": parse_shm_size,
 }
 _NOTHING = frozenset({"none", "never", "unlimited"})
 # Named maps whose entries may be one text: part → the field that the text fills.
@@ -89,6 +92,8 @@ def load_spec_text(
             data["source_directory"] = str(folder)
         if "environment" in data:
             data["environment"] = anchored(data["environment"], folder)
+        if "container" in data:
+            data["container"] = anchored_container(data["container"], folder)
     return data
 
 
@@ -106,11 +111,20 @@ def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, An
             for short, field in keys.items():
                 if short in over:  # left for a later check to report: it replaces the field too
                     under.pop(field, None)
+    _one_source(below.get("container"), above.get("container"))
     if above.get("script") is not None:
         below.pop("command", None)
     if above.get("command") is not None:
         below.pop("script", None)
     return _merged(below, above)
+
+
+def _one_source(below: Any, above: Any) -> None:
+    """Let an image take the place of a Dockerfile below it, and the other way round."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        for given, other in (("image", "dockerfile"), ("dockerfile", "image")):
+            if above.get(given) is not None:
+                below.pop(other, None)
 
 
 def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
@@ -210,6 +224,8 @@ def canonical(data: Mapping[str, Any], problems: list[Problem] | None = None) ->
         result["depends_on"] = [
             {"job": value} if isinstance(value, str) else value for value in result["depends_on"]
         ]
+    if isinstance(result.get("container"), str):
+        result["container"] = {"image": result["container"]}
     retries = result.get("retries")
     if is_whole(retries):
         result["retries"] = {"user": retries}
@@ -322,6 +338,13 @@ def editor_schema() -> dict[str, Any]:
     for short, field in SHORT_KEYS[""].items():
         form = size if field.endswith("_mib") else duration
         properties[short] = {**form, "description": f"The same as `{field}`, with a unit."}
+    definitions["Container"]["properties"]["shm_size"] = {
+        **size,
+        "examples": ["2g", "512m"],
+        "description": "Size of /dev/shm, with a unit; the same as `shm_mib`. A number is bytes.",
+    }
+    definitions["Registry"]["properties"]["password"]["anyOf"].append({"type": "string"})
+    properties["container"]["anyOf"].append({"type": "string"})
     definitions["Resources"]["properties"]["memory"] = {
         **size,
         "description": "Memory per process, with a unit; the same as `memory_gib`.",

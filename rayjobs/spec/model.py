@@ -16,9 +16,10 @@ from pydantic import (
     model_validator,
 )
 
+from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.numbers import is_whole
-from rayjobs.spec import arrays
+from rayjobs.spec import arrays, container_arguments
 
 Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
 InputMode = Literal["mount", "download", "direct"]
@@ -29,6 +30,7 @@ ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 INPUT_NAME = r"^[A-Za-z0-9_]+$"
 UMASK = r"^[0-7]{3}$"
 DEFAULT_UMASK = "022"
+DEFAULT_SHM_MIB = 2048.0
 JOB_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 
 
@@ -229,6 +231,87 @@ class Packages(Model):
     python: str | None = None
 
 
+class Registry(Model):
+    """How the registry of an image is asked for it.
+
+    Attributes:
+        address: The registry's host name and port; None: the one in the image's name.
+        username: The user's name there.
+        password: The password or token, by reference.
+    """
+
+    address: Annotated[str, Field(min_length=1)] | None = None
+    username: Annotated[str, Field(min_length=1)] | None = None
+    password: SecretRef | None = None
+
+    @field_validator("password", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        is_name = isinstance(value, str) and value.startswith("RAYJOBS_SECRET_")
+        return {"env": value} if is_name else value
+
+    @model_validator(mode="after")
+    def _both(self) -> Registry:
+        if (self.username is None) != (self.password is None):
+            raise ValueError("give `username` and `password` together")
+        return self
+
+
+class Container(Model):
+    """The image that each process runs in; text alone is its `image`.
+
+    Attributes:
+        image: A name (``python:3.13``, ``registry.example/team/train@sha256:…``), a path on the
+            target's nodes (an unpacked root file system, an OCI folder, an archive of docker, OCI
+            or tar), or one of these after ``docker://``, ``oci:``, ``oci-archive:``,
+            ``docker-archive:``, ``tar:``, ``dir:``.
+        dockerfile: Or the text of a Dockerfile that is built on the node by podman or buildah; its
+            context is the job's snapshot.
+        shm_mib: Size of /dev/shm in MiB.
+        registry: How the image's registry is asked; None: as the node's engine is set up.
+        arguments: Further arguments of `docker run`; those that cannot be honoured are refused.
+    """
+
+    image: Annotated[str, Field(min_length=1)] | None = None
+    dockerfile: Annotated[str, Field(min_length=1)] | None = None
+    shm_mib: Annotated[float, Field(gt=0)] | None = None
+    registry: Registry | None = None
+    arguments: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        return {"image": data} if isinstance(data, str) else data
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Container:
+        if self.image is None and self.dockerfile is None:
+            raise ValueError("names no image; give `image` or `dockerfile`")
+        if self.image is not None and self.dockerfile is not None:
+            raise ValueError("names an image and a Dockerfile; give one of the two")
+        try:
+            given = container_arguments.parse(self.arguments)
+        except UsageError as error:
+            raise ValueError(f"arguments: {error.message}") from None
+        if given.shm_size is not None and self.shm_mib is not None:
+            raise ValueError("give the size of /dev/shm once: as `shm_size`, or as --shm-size")
+        if given.host_ipc and (given.shm_size is not None or self.shm_mib is not None):
+            raise ValueError("--ipc host takes the node's /dev/shm, which has a size of its own")
+        return self
+
+    @property
+    def parsed_arguments(self) -> container_arguments.ContainerArguments:
+        """What `arguments` say."""
+        return container_arguments.parse(self.arguments)
+
+    @property
+    def shm_bytes(self) -> int:
+        """Size of /dev/shm in bytes; Azure ML's two GiB unless the job says otherwise."""
+        said = self.parsed_arguments.shm_size
+        mib = self.shm_mib if said is None else container_arguments.parse_shm_size(said)
+        return int((DEFAULT_SHM_MIB if mib is None else mib) * 2**20)
+
+
 def _kind_of_environment(value: Any) -> str:
     return "packages" if isinstance(value, Mapping | Packages) else "path"
 
@@ -284,6 +367,7 @@ class JobSpec(Model):
         source_directory: Folder that is packed into the snapshot. None: no folder is named.
         environment: Path of a Python interpreter or virtual environment on the target, or
             packages to build one of; None uses the target's own.
+        container: The image that each process runs in; None: the node's own files.
         environment_variables: Variables of the script.
         secrets: Secret variables, by reference.
         distribution: Nodes and processes.
@@ -314,6 +398,7 @@ class JobSpec(Model):
     arguments: tuple[str, ...] = ()
     source_directory: str | None = None
     environment: EnvironmentForm | None = None
+    container: Container | None = None
     environment_variables: Mapping[Annotated[str, Field(pattern=ENVIRONMENT_NAME)], str] = Field(
         default_factory=dict
     )
@@ -351,6 +436,12 @@ class JobSpec(Model):
     def entry(self) -> str:
         """The script or the command, for display."""
         return self.script or self.command or ""
+
+    @property
+    def container_text(self) -> str:
+        """The image for display; empty without a container."""
+        asked = self.container
+        return "" if asked is None else asked.image or "built from a Dockerfile"
 
     @property
     def environment_text(self) -> str:

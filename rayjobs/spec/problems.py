@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from rayjobs.core.errors import Problem, SpecError
 from rayjobs.spec.model import (
     Array,
+    Container,
     Dependency,
     Distribution,
     Input,
@@ -17,6 +18,7 @@ from rayjobs.spec.model import (
     Model,
     Output,
     Packages,
+    Registry,
     Resources,
     Retries,
     SecretRef,
@@ -35,6 +37,7 @@ SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
         "log_cap": "log_cap_mib",
     },
     "resources": {"memory": "memory_gib"},
+    "container": {"shm_size": "shm_mib"},
 }
 _PARTS: Mapping[str, type[Model]] = {
     "": JobSpec,
@@ -47,6 +50,8 @@ _PARTS: Mapping[str, type[Model]] = {
     "secrets.*": SecretRef,
     "depends_on.*": Dependency,
     "environment": Packages,
+    "container": Container,
+    "container.*": Registry,
 }
 # Keys of other tools, and their place here.
 _ELSEWHERE: Mapping[str, str] = {
@@ -62,6 +67,9 @@ _ELSEWHERE: Mapping[str, str] = {
     "env_vars": "environment_variables",
     "python": "environment",
     "compute_target": "target",
+    "image": "container",
+    "docker": "container",
+    "shm_size": "container.shm_size",
     "after": "depends_on",
     "dependencies": "depends_on",
     "timeout": "max_duration",
@@ -88,6 +96,7 @@ _UNITS: Mapping[str, str] = {
     "grace_s": "seconds between SIGTERM and SIGKILL",
     "memory_gib": 'GiB per process; `memory: "8GiB"` says the same',
     "log_cap_mib": "MiB per rank",
+    "shm_mib": 'MiB; `shm_size: "2g"` says the same',
     "umask": 'three octal digits in quotes, such as "022"',
     "cpus": "a number of CPUs per process",
     "gpus": "a number of GPUs per process; 0.5 lets two processes share one",
@@ -139,6 +148,13 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
     if kind == "missing":
         return Problem(at, "is missing.", "Add it.")
     given = _shown(location, error["input"])
+    if location[-1:] == ("password",):
+        return Problem(
+            at,
+            "is not a reference. Values of secrets are never part of a spec.",
+            "Set RAYJOBS_SECRET_REGISTRY on the target (`rayjobs target secret`) and write "
+            "`password: RAYJOBS_SECRET_REGISTRY`, or `password: {file: PATH}`.",
+        )
     unit = f"It is {_UNITS[field]}." if field in _UNITS else ""
     if location and location[-1] == "[key]":
         what = "a letter or _, then letters, digits and _"
@@ -217,7 +233,7 @@ def _without_tags(location: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _shown(location: Sequence[str | int], value: Any) -> str:
-    if location and location[0] in _UNSHOWN:
+    if location and (location[0] in _UNSHOWN or location[:2] == ("container", "registry")):
         return "the value given"
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

@@ -102,6 +102,7 @@ def check(spec: JobSpec, *, source: Path | None = None, job_id: str | None = Non
         *_text(spec),
         *_variables(spec),
         *_environment(spec),
+        *_container(spec),
         *_data(spec),
         *_dependencies(spec, job_id),
         *_limits(spec),
@@ -339,9 +340,30 @@ def _environment(spec: JobSpec) -> Iterator[Problem]:
         yield from requirements.problems(spec.environment.pip, spec.environment.python)
 
 
+def _container(spec: JobSpec) -> Iterator[Problem]:
+    if spec.container is None:
+        return
+    yield Problem("container", "images cannot be run yet.", "Leave it out.")
+    if isinstance(spec.environment, Packages):
+        yield Problem(
+            "environment",
+            "packages cannot be added to an image.",
+            "Install them in the image, such as in a Dockerfile with `RUN pip install …`.",
+        )
+    if spec.distribution.backend == "horovod-gloo":
+        yield Problem(
+            "distribution.backend",
+            "horovod-gloo does not run inside an image.",
+            "Use mpi, with Open MPI and Horovod in the image, or gloo or nccl.",
+        )
+    image = spec.container.image
+    if image is not None and ("\0" in image or image != image.strip()):
+        yield Problem("container.image", f"{image!r} is not the name of an image.", "Check it.")
+
+
 def interpreter_here(spec: JobSpec) -> Iterator[Problem]:
     """Find that the job's interpreter is missing, where this machine is the one that runs it."""
-    named = spec.environment
+    named = None if spec.container is not None else spec.environment
     if isinstance(named, Packages):
         named = named.python
         if named is not None and requirements.is_version(named):

@@ -43,6 +43,11 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
     for name, reference in spec.secrets.items():
         if reference.env is not None:
             needs.required.setdefault(reference.env, (f"secrets.{name}", f"the secret {name}"))
+    password = _registry_password(spec)
+    if password is not None:
+        needs.required.setdefault(
+            password, ("container.registry.password", "the password of the image's registry")
+        )
     if spec.environment is not None and not isinstance(spec.environment, str):
         from rayjobs.spec import requirements
 
@@ -61,6 +66,12 @@ def needs_of(workspace: OpenWorkspace, spec: JobSpec) -> Needs:
         for record in _records(workspace, output.destination):
             _of_datastore(record, f"outputs.{name}.destination", needs)
     return needs
+
+
+def _registry_password(spec: JobSpec) -> str | None:
+    """Return the variable that holds the password of the image's registry."""
+    registry = None if spec.container is None else spec.container.registry
+    return None if registry is None or registry.password is None else registry.password.env
 
 
 def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]:

@@ -1,0 +1,251 @@
+"""The arguments of `docker run` that a container job may have, and what they mean here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from rayjobs.core.errors import UsageError
+from rayjobs.core.units import parse_size
+
+UNLIMITED = -1
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SHORT = {"-e": "--env", "-v": "--volume", "-h": "--hostname", "-u": "--user", "-w": "--workdir",
+          "-m": "--memory", "-p": "--publish", "-d": "--detach", "-c": "--cpu-shares"}  # fmt: skip
+# What is so in every container job.
+_NOTHING_TO_DO = ("--rm", "--init", "-i", "-t", "-it", "-ti", "--interactive", "--tty")
+_ULIMITS = ("memlock", "stack", "nofile", "nproc", "core", "rtprio", "nice", "msgqueue")
+# Why others are refused, where a reader could do something else.
+_INSTEAD: Mapping[str, str] = {
+    "--memory": "set resources.memory",
+    "--cpus": "set resources.cpus",
+    "--cpu-shares": "set resources.cpus",
+    "--env-file": "write the variables under environment_variables",
+    "--workdir": "the script starts in its own folder, as without a container",
+    "--entrypoint": "write the program as the job's command",
+    "--user": "the job runs as the user of the target",
+    "--device": "the devices of the job's GPUs are there already",
+    "--privileged": "a job has the rights of the target's user, inside a container too",
+    "--cap-add": "a job has the rights of the target's user, inside a container too",
+    "--security-opt": "a job has the rights of the target's user, inside a container too",
+    "--publish": "a job uses the network of its node, so every port is published already",
+    "--detach": "use `rayjobs submit --detach`",
+    "--name": "name the job",
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A folder or file of the node that the container sees.
+
+    Attributes:
+        source: Its absolute path on the node.
+        target: Its absolute path in the container.
+        read_only: The container cannot change it.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True)
+class ContainerArguments:
+    """What the arguments of a container say.
+
+    Attributes:
+        variables: Variables of the script.
+        shm_size: Size of /dev/shm as written; None: not given.
+        host_ipc: Use the node's own /dev/shm and System V memory.
+        volumes: Folders and files of the node.
+        tmpfs: (path, size in bytes or None) of file systems in memory.
+        ulimits: (name, soft, hard) of limits; -1 is unlimited.
+        always_pull: Ask the registry for the image at every start.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    shm_size: str | None = None
+    host_ipc: bool = False
+    volumes: tuple[Volume, ...] = ()
+    tmpfs: tuple[tuple[str, int | None], ...] = ()
+    ulimits: tuple[tuple[str, int, int], ...] = ()
+    always_pull: bool = False
+
+
+def parse(words: Sequence[str]) -> ContainerArguments:
+    """Return what arguments of `docker run` mean for a job.
+
+    Raises:
+        UsageError: one of them cannot be honoured; says why in one sentence.
+    """
+    found = ContainerArguments()
+    for option, value in _options(words):
+        if option in _NOTHING_TO_DO:
+            continue
+        read = _READERS.get(option)
+        if read is None:
+            instead = _INSTEAD.get(option)
+            raise UsageError(f"{option} cannot be honoured" + (f": {instead}" if instead else ""))
+        if value is None:
+            raise UsageError(f"{option} needs a value")
+        found = read(found, value)
+    return found
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in _NOTHING_TO_DO:
+            yield word, None
+            continue
+        if not word.startswith("-"):
+            raise UsageError(
+                f"{word!r} is not an option of `docker run`; the image and the command have "
+                f"their own places in the job"
+            )
+        if not word.startswith("--") and len(word) > 2:
+            option, value = _SHORT.get(word[:2], word[:2]), word[2:].removeprefix("=")
+            yield option, value
+            continue
+        option, separator, value = word.partition("=")
+        option = _SHORT.get(option, option)
+        if separator:
+            yield option, value
+        elif option in _READERS and rest:
+            yield option, rest.pop(0)
+        else:
+            yield option, None
+
+
+def _env(found: ContainerArguments, value: str) -> ContainerArguments:
+    name, separator, text = value.partition("=")
+    if not separator or not _NAME.fullmatch(name):
+        raise UsageError(f"--env {name!r} has no value; write --env NAME=VALUE")
+    return replace(found, variables={**found.variables, name: text})
+
+
+def _shm_size(found: ContainerArguments, value: str) -> ContainerArguments:
+    parse_shm_size(value)
+    return replace(found, shm_size=value)
+
+
+def parse_shm_size(value: str | float) -> float:
+    """Return a size of /dev/shm in MiB; a number alone counts bytes, as docker's.
+
+    Raises:
+        UsageError: it is not a size above zero.
+    """
+    text = str(value).strip()
+    size = parse_size(f"{text}b" if re.fullmatch(r"\d+", text) else text, unit=2**20)
+    if size <= 0:
+        raise UsageError(f"the size of /dev/shm is {value!r}; it must be above zero, such as 2g")
+    return size
+
+
+def _ipc(found: ContainerArguments, value: str) -> ContainerArguments:
+    if value not in ("host", "private", "shareable", ""):
+        raise UsageError(f"--ipc {value} cannot be honoured: host and private can")
+    return replace(found, host_ipc=value == "host")
+
+
+def _volume(found: ContainerArguments, value: str) -> ContainerArguments:
+    source, separator, rest = value.partition(":")
+    target, _, options = rest.partition(":")
+    if not separator or not source.startswith("/") or not target.startswith("/"):
+        raise UsageError(
+            f"--volume {value!r} cannot be honoured: write two absolute paths, /of/the/node:/inside"
+        )
+    unknown = set(filter(None, options.split(","))) - {"ro", "rw", "z", "Z"}
+    if unknown:
+        raise UsageError(f"--volume {value!r} has the unknown option {sorted(unknown)[0]!r}")
+    return _with_volume(found, source, target, "ro" in options.split(","))
+
+
+def _mount(found: ContainerArguments, value: str) -> ContainerArguments:
+    parts = dict(part.partition("=")[::2] for part in value.split(","))
+    kind = parts.get("type", "volume")
+    target = next((parts[key] for key in ("target", "dst", "destination") if key in parts), "")
+    source = parts.get("source", parts.get("src", ""))
+    if kind == "tmpfs" and target.startswith("/"):
+        size = parts.get("tmpfs-size")
+        return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(size))))
+    if kind != "bind" or not source.startswith("/") or not target.startswith("/"):
+        raise UsageError(
+            f"--mount {value!r} cannot be honoured: type=bind with absolute paths, and type=tmpfs "
+            f"can"
+        )
+    is_read_only = any(parts.get(key, "false") != "false" for key in ("readonly", "ro"))
+    return _with_volume(found, source, target, is_read_only)
+
+
+def _with_volume(
+    found: ContainerArguments, source: str, target: str, read_only: bool
+) -> ContainerArguments:
+    for path in (source, target):
+        if ".." in path.split("/"):
+            raise UsageError(f"the path {path!r} of a volume has `..` in it")
+    if target.rstrip("/") in ("", "/proc", "/dev", "/sys"):
+        raise UsageError(f"a volume cannot take the place of {target!r}")
+    return replace(found, volumes=(*found.volumes, Volume(source, target, read_only)))
+
+
+def _tmpfs(found: ContainerArguments, value: str) -> ContainerArguments:
+    target, _, options = value.partition(":")
+    if not target.startswith("/") or ".." in target.split("/"):
+        raise UsageError(f"--tmpfs {value!r} needs an absolute path")
+    sizes = [one.partition("=")[2] for one in options.split(",") if one.startswith("size=")]
+    return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(sizes[-1] if sizes else None))))
+
+
+def _bytes(text: str | None) -> int | None:
+    return None if text is None else int(parse_shm_size(text) * 2**20)
+
+
+def _ulimit(found: ContainerArguments, value: str) -> ContainerArguments:
+    name, separator, limits = value.partition("=")
+    soft, _, hard = limits.partition(":")
+    if not separator or name not in _ULIMITS:
+        raise UsageError(
+            f"--ulimit {value!r} cannot be honoured: NAME=SOFT[:HARD] with {', '.join(_ULIMITS)} can"
+        )
+    try:
+        pair = int(soft), int(hard or soft)
+    except ValueError:
+        raise UsageError(f"--ulimit {value!r} is not NAME=SOFT[:HARD] in whole numbers") from None
+    return replace(found, ulimits=(*found.ulimits, (name, *pair)))
+
+
+def _pull(found: ContainerArguments, value: str) -> ContainerArguments:
+    if value not in ("always", "missing"):
+        raise UsageError(f"--pull {value} cannot be honoured: always and missing can")
+    return replace(found, always_pull=value == "always")
+
+
+def _network(found: ContainerArguments, value: str) -> ContainerArguments:
+    if value != "host":
+        raise UsageError(
+            f"--network {value} cannot be honoured: a job uses the network of its node, as with "
+            f"--network host"
+        )
+    return found
+
+
+def _gpus(found: ContainerArguments, _value: str) -> ContainerArguments:
+    return found  # those that the job asked for are there
+
+
+_READERS: Mapping[str, Callable[[ContainerArguments, str], ContainerArguments]] = {
+    "--env": _env,
+    "--shm-size": _shm_size,
+    "--ipc": _ipc,
+    "--volume": _volume,
+    "--mount": _mount,
+    "--tmpfs": _tmpfs,
+    "--ulimit": _ulimit,
+    "--pull": _pull,
+    "--network": _network,
+    "--net": _network,
+    "--gpus": _gpus,
+}

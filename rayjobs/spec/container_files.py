@@ -1,0 +1,80 @@
+"""Files that a job's `container` names: a Dockerfile's text is read, paths become absolute."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import NotFoundError, Problem, SpecError
+
+# What may stand before the path or the name of an image; the names are those of skopeo.
+TRANSPORTS = ("docker", "oci", "oci-archive", "docker-archive", "tar", "dir")
+DOCKERFILE_LIMIT = 256 * 1024  # bytes
+_TEXT = re.compile(r"^\s*(#|FROM\b|ARG\b)", re.IGNORECASE)
+_RELATIVE = ("./", "../", "~")
+
+
+def anchored_container(value: Any, folder: Path) -> Any:
+    """Return a spec's `container` with absolute paths, and with the text of its Dockerfile.
+
+    An image's path is one of the target's nodes: only one that begins with ``./``, ``../`` or
+    ``~`` is relative to `folder`; anything else without a slash in front is a name.
+
+    Raises:
+        NotFoundError: the Dockerfile is not there.
+        SpecError: the Dockerfile cannot be read.
+    """
+    if isinstance(value, str):
+        return _anchored_image(value, folder)
+    if not isinstance(value, Mapping):
+        return value
+    result = dict(value)
+    if isinstance(result.get("image"), str):
+        result["image"] = _anchored_image(result["image"], folder)
+    dockerfile = result.get("dockerfile")
+    if isinstance(dockerfile, str) and not is_dockerfile_text(dockerfile):
+        result["dockerfile"] = read_dockerfile(folder / Path(dockerfile).expanduser())
+    return result
+
+
+def is_dockerfile_text(text: str) -> bool:
+    """Whether a text is a Dockerfile itself rather than the name of one."""
+    return "\n" in text or _TEXT.match(text) is not None
+
+
+def read_dockerfile(path: Path) -> str:
+    """Return the text of a Dockerfile.
+
+    Raises:
+        NotFoundError: it is not there.
+        SpecError: it cannot be read, or is too large.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(DOCKERFILE_LIMIT + 1)
+    except FileNotFoundError:
+        raise NotFoundError(f"there is no Dockerfile {path}. Check its name") from None
+    except OSError as error:
+        raise _refused(f"{path} cannot be read: {error.strerror}.") from error
+    if len(raw) > DOCKERFILE_LIMIT:
+        raise _refused(f"{path} is larger than {DOCKERFILE_LIMIT // 1024} KiB.")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        raise _refused(f"{path} is not UTF-8 text.") from None
+
+
+def _refused(what: str) -> SpecError:
+    return SpecError(problems=[Problem("container.dockerfile", what)])
+
+
+def _anchored_image(text: str, folder: Path) -> str:
+    transport, separator, rest = text.partition(":")
+    if not separator or transport not in TRANSPORTS or transport == "docker":
+        transport, rest = "", text
+    if not rest.startswith(_RELATIVE):
+        return text
+    path = str(folder / Path(rest).expanduser())
+    return f"{transport}:{path}" if transport else path
