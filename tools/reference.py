@@ -193,6 +193,8 @@ PARTS = {
     "Registration": "register_as",
     "SecretRef": "secrets",
     "Packages": "environment",
+    "Container": "container",
+    "Registry": "registry",
     "Retries": "retries",
     "Dependency": "depends_on",
     "Array": "array",
@@ -202,6 +204,8 @@ NOTES = {
     "Output": "One entry; text alone is its `destination`.",
     "SecretRef": "One entry; give exactly one of the two. Text alone is the variable.",
     "Packages": "Text alone is the path of an interpreter, environment or requirements file.",
+    "Container": "Text alone is its `image`.",
+    "Registry": "Below `container`.",
     "Retries": "A number alone is `user`.",
     "Dependency": "One entry; text alone is the job.",
 }

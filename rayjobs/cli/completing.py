@@ -33,6 +33,7 @@ OPTIONS: Mapping[str, str] = {
     "--alias": "aliases",
     "--backend": "backends",
     "--columns": "columns",
+    "--dockerfile": FILE,
     "--env": FILE,
     "--experiment": "experiments",
     "--file": FILE,

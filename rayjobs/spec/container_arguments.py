@@ -77,7 +77,7 @@ def parse(words: Sequence[str]) -> ContainerArguments:
     """Return what arguments of `docker run` mean for a job.
 
     Raises:
-        UsageError: one of them cannot be honoured; says why in one sentence.
+        UsageError: one of them cannot be honored; says why in one sentence.
     """
     found = ContainerArguments()
     for option, value in _options(words):
@@ -86,7 +86,7 @@ def parse(words: Sequence[str]) -> ContainerArguments:
         read = _READERS.get(option)
         if read is None:
             instead = _INSTEAD.get(option)
-            raise UsageError(f"{option} cannot be honoured" + (f": {instead}" if instead else ""))
+            raise UsageError(f"{option} cannot be honored" + (f": {instead}" if instead else ""))
         if value is None:
             raise UsageError(f"{option} needs a value")
         found = read(found, value)
@@ -146,7 +146,7 @@ def parse_shm_size(value: str | float) -> float:
 
 def _ipc(found: ContainerArguments, value: str) -> ContainerArguments:
     if value not in ("host", "private", "shareable", ""):
-        raise UsageError(f"--ipc {value} cannot be honoured: host and private can")
+        raise UsageError(f"--ipc {value} cannot be honored: host and private can")
     return replace(found, host_ipc=value == "host")
 
 
@@ -155,7 +155,7 @@ def _volume(found: ContainerArguments, value: str) -> ContainerArguments:
     target, _, options = rest.partition(":")
     if not separator or not source.startswith("/") or not target.startswith("/"):
         raise UsageError(
-            f"--volume {value!r} cannot be honoured: write two absolute paths, /of/the/node:/inside"
+            f"--volume {value!r} cannot be honored: write two absolute paths, /of/the/node:/inside"
         )
     unknown = set(filter(None, options.split(","))) - {"ro", "rw", "z", "Z"}
     if unknown:
@@ -173,7 +173,7 @@ def _mount(found: ContainerArguments, value: str) -> ContainerArguments:
         return replace(found, tmpfs=(*found.tmpfs, (target, _bytes(size))))
     if kind != "bind" or not source.startswith("/") or not target.startswith("/"):
         raise UsageError(
-            f"--mount {value!r} cannot be honoured: type=bind with absolute paths, and type=tmpfs "
+            f"--mount {value!r} cannot be honored: type=bind with absolute paths, and type=tmpfs "
             f"can"
         )
     is_read_only = any(parts.get(key, "false") != "false" for key in ("readonly", "ro"))
@@ -208,7 +208,8 @@ def _ulimit(found: ContainerArguments, value: str) -> ContainerArguments:
     soft, _, hard = limits.partition(":")
     if not separator or name not in _ULIMITS:
         raise UsageError(
-            f"--ulimit {value!r} cannot be honoured: NAME=SOFT[:HARD] with {', '.join(_ULIMITS)} can"
+            f"--ulimit {value!r} cannot be honored: NAME=SOFT[:HARD] can, with NAME one of "
+            f"{', '.join(_ULIMITS)}"
         )
     try:
         pair = int(soft), int(hard or soft)
@@ -219,14 +220,14 @@ def _ulimit(found: ContainerArguments, value: str) -> ContainerArguments:
 
 def _pull(found: ContainerArguments, value: str) -> ContainerArguments:
     if value not in ("always", "missing"):
-        raise UsageError(f"--pull {value} cannot be honoured: always and missing can")
+        raise UsageError(f"--pull {value} cannot be honored: always and missing can")
     return replace(found, always_pull=value == "always")
 
 
 def _network(found: ContainerArguments, value: str) -> ContainerArguments:
     if value != "host":
         raise UsageError(
-            f"--network {value} cannot be honoured: a job uses the network of its node, as with "
+            f"--network {value} cannot be honored: a job uses the network of its node, as with "
             f"--network host"
         )
     return found

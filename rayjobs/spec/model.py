@@ -269,7 +269,7 @@ class Container(Model):
             context is the job's snapshot.
         shm_mib: Size of /dev/shm in MiB.
         registry: How the image's registry is asked; None: as the node's engine is set up.
-        arguments: Further arguments of `docker run`; those that cannot be honoured are refused.
+        arguments: Further arguments of `docker run`; those that cannot be honored are refused.
     """
 
     image: Annotated[str, Field(min_length=1)] | None = None

@@ -40,7 +40,7 @@ def test_dev_shm_is_as_large_as_the_job_says_and_two_gib_otherwise() -> None:
         ({"image": "x", "shm_size": "0"}, "above zero"),
         ({"image": "x", "shm_size": "1g", "arguments": ["--shm-size=2g"]}, "once"),
         ({"image": "x", "shm_size": "1g", "arguments": ["--ipc=host"]}, "size of its own"),
-        ({"image": "x", "arguments": ["--privileged"]}, "--privileged cannot be honoured"),
+        ({"image": "x", "arguments": ["--privileged"]}, "--privileged cannot be honored"),
         ({"image": "x", "registry": {"username": "me"}}, "together"),
         ({"image": "x", "shm": "1g"}, "Did you mean `shm_"),
     ],
@@ -63,7 +63,7 @@ def test_a_password_is_a_reference_and_its_value_is_never_shown() -> None:
     assert found.registry.password.env == "RAYJOBS_SECRET_REGISTRY"
 
 
-def test_arguments_of_docker_run_that_can_be_honoured() -> None:
+def test_arguments_of_docker_run_that_can_be_honored() -> None:
     found = container_arguments.parse(
         ["-e", "A=1", "--env=B=x=y", "-v/data:/in:ro", "--mount", "type=bind,src=/a,dst=/b",
          "--tmpfs", "/scratch:size=1m", "--ulimit", "memlock=-1", "--gpus", "all", "--rm", "-it",
@@ -88,8 +88,8 @@ def test_arguments_of_docker_run_that_can_be_honoured() -> None:
         (["-v", "/a/../etc:/data"], r"has `\.\.` in it"),
         (["-v", "/a:/dev"], "cannot take the place of '/dev'"),
         (["-e", "HOME"], "has no value"),
-        (["--ulimit", "cpu=1"], "--ulimit 'cpu=1' cannot be honoured"),
-        (["--frobnicate"], "--frobnicate cannot be honoured"),
+        (["--ulimit", "cpu=1"], "--ulimit 'cpu=1' cannot be honored"),
+        (["--frobnicate"], "--frobnicate cannot be honored"),
         (["python"], "is not an option of `docker run`"),
         (["--shm-size"], "needs a value"),
     ],
