@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rayjobs import policy
 from rayjobs.core.clock import Clock
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import RayjobsError, StoreError
 from rayjobs.engine.allocations import Allocations
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempts import AttemptsInProgress
@@ -19,9 +19,9 @@ from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.forecasts import Forecasts
 from rayjobs.engine.growth import Growth
-from rayjobs.engine.ownership import forsake_removed, look_for_successor, take_up_ownerless
-from rayjobs.engine.recovery import recover, tidy
+from rayjobs.engine.recovery import Recovery
 from rayjobs.engine.sweep_drivers import Drivers
+from rayjobs.engine.tidying import Tidying
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -72,13 +72,12 @@ class Engine:
         self.cluster = cluster
         self.board = board
         self.clock = clock
-        self.shares_machine = shares_machine
         self.candidates = Candidates(shares_machine=shares_machine)
         self.growth = growth or Growth()
         self.allocations = Allocations(
             target, cluster, clock, start_timeout_s=self.growth.timeout_s
         )
-        self.parts = SupervisorParts(
+        self._parts = SupervisorParts(
             target,
             cluster,
             self.allocations,
@@ -90,6 +89,8 @@ class Engine:
             epoch=epoch,
         )
         self.attempts = AttemptsInProgress(self.wake)
+        self._recovery = Recovery(self._parts, board, self.attempts)
+        self.tidying = Tidying(self._parts, board, self.attempts, self._recovery)
         # The last decision, while jobs wait.
         self.plan: Plan | None = None
         self._promise: Promise | None = None
@@ -97,13 +98,9 @@ class Engine:
         self._limits = limits
         self.forecasts = Forecasts(target, clock)
         self.nodes: list[NodeInfo] = []
-        # Workspaces whose live jobs were taken over, by path.
-        self.recovered: dict[str, Served] = {}
         # Attempts that were live without a supervisor at the last look.
-        self.ownerless: set[tuple[str, int]] = set()
+        self._unsupervised: set[tuple[str, int]] = set()
         self._tidying: asyncio.Task[None] | None = None
-        # When nodes were last swept for what a death left.
-        self.swept_s: float | None = None
         self.is_superseded = False
         self._note = note
         self._wake = asyncio.Event()
@@ -201,18 +198,21 @@ class Engine:
     async def turn(self) -> None:
         """Do one round: take over, cancels, decisions, starts, tidying."""
         await self.board.refresh()
-        if await look_for_successor(self):
+        if await self._stop_if_replaced():
             return
-        forsake_removed(self)
-        await recover(self)
+        self._leave_removed_workspaces()
+        if self._recovery.is_due:
+            self.nodes = await self.cluster.nodes()
+            await self._recovery.recover(self.nodes)
+            await self.tidying.remove_unowned_groups()
         views = [
             view
             for view in await self.board.look(self.clock.now())
-            if self.recovered.get(view.served.path) is view.served
+            if self._recovery.has_taken_over(view.served)
         ]
         live = [one for view in views for one in view.live]
         self._pass_on_cancels(live)
-        await take_up_ownerless(self, live)
+        await self._requeue_unsupervised(live)
         if self.drivers is not None and not self.is_retired:
             await self.drivers.look(self.board)
         waiting = 0
@@ -229,7 +229,7 @@ class Engine:
                 self.allocations.hasten(self.growth.rooms_of(self.allocations, self.nodes))
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
-                self._tidying = asyncio.ensure_future(tidy(self))
+                self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
         # A sweep between two trials is no reason to stop the target either.
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
@@ -252,7 +252,7 @@ class Engine:
         situation = Situation(
             waiting=records,
             rooms=self.growth.rooms_of(self.allocations, self.nodes),
-            running=self.growth.running(self, views, usual),
+            running=self.growth.running(self.attempts.supervisors, self.candidates, views, usual),
             may_start=self.growth.may_start(self.nodes, self.allocations),
             limits=self._limits(),
             now_s=self.clock.now().timestamp(),
@@ -343,9 +343,52 @@ class Engine:
             held = self.allocations.reserve_new(
                 served, shape, key, nodes, up=up, types=Growth.types_to_start(nodes)
             )
-        supervisor = AttemptSupervisor(self.parts, served, job, held)
+        supervisor = AttemptSupervisor(self._parts, served, job, held)
         self.attempts.adopt(supervisor, supervisor.start(new=idle is None))
         return rooms
+
+    # -- which attempts are this actor's -----------------------------------------------------------
+    async def _stop_if_replaced(self) -> bool:
+        """Stop, and return True, if a newer actor has claimed a workspace: two must never act."""
+        if self.epoch is None:
+            return False
+        for served in self.board.served:
+            try:
+                is_replaced = await self._recovery.is_replaced(served)
+            except StoreError:
+                continue  # what cannot be read cannot be acted upon either
+            if is_replaced:
+                log.error("another actor of %s serves %s: this one stops", self.target, served.path)
+                await asyncio.gather(*self.attempts.cancel(), return_exceptions=True)
+                self.is_superseded = True
+                self.stop()
+                return True
+        return False
+
+    def _leave_removed_workspaces(self) -> None:
+        """End the attempts of workspaces that were removed, or replaced by new ones."""
+        served = {id(one) for one in self.board.served}
+        for supervisor in self.attempts.supervisors:
+            record = supervisor.record
+            if id(record.served) not in served and not record.is_workspace_gone:
+                log.warning("the workspace of %s is gone: it is ended", record.job.id)
+                supervisor.leave_removed_workspace()
+
+    async def _requeue_unsupervised(self, live: list[tuple[Served, Job, Attempt]]) -> None:
+        """Queue jobs again whose supervisor gave up since it could not write to their store.
+
+        Seen in two rounds: what a supervisor wrote last may be newer than the first look.
+        """
+        seen = set()
+        for served, job, attempt in live:
+            key = served.key(job.id)
+            if key in self.attempts or not self._recovery.has_taken_over(served):
+                continue
+            if (key, attempt.number) in self._unsupervised:
+                await self._recovery.end_and_requeue(served, job, attempt, why="its target lost it")
+            else:
+                seen.add((key, attempt.number))
+        self._unsupervised = seen
 
     def _pass_on_cancels(self, live: list[tuple[Served, Job, Attempt]]) -> None:
         for served, job, _attempt in live:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.attempt.supervisor import AttemptSupervisor
+from rayjobs.engine.board import QueueView
+from rayjobs.engine.candidates import Candidates, Usual
 from rayjobs.policy import NodeRoom, Running
 from rayjobs.policy.node_types import NodeTypes, how_many_more
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.target.record import START_TIMEOUT_S
-
-if TYPE_CHECKING:
-    from rayjobs.engine.allocations import Allocations, Held
-    from rayjobs.engine.board import QueueView
-    from rayjobs.engine.candidates import Usual
-    from rayjobs.engine.engine import Engine
 
 
 class Growth:
@@ -65,15 +63,23 @@ class Growth:
         }
         return max(0, self.types.max_nodes - living - len(coming))
 
-    def running(self, engine: Engine, views: Sequence[QueueView], usual: Usual) -> list[Running]:
-        """Return the jobs that hold a place; those that wait for nodes stand where they would."""
-        supervisors = engine.attempts.supervisors
+    def running(
+        self,
+        supervisors: Sequence[AttemptSupervisor],
+        candidates: Candidates,
+        views: Sequence[QueueView],
+        usual: Usual,
+    ) -> list[Running]:
+        """Return the jobs that hold an allocation.
+
+        Those that wait for nodes are shown where Ray would place them.
+        """
         for one in supervisors:
             one.allocation.refresh()
         scaling = {one.key for one in supervisors if one.allocation.is_growing}
         return [
             replace(one, is_scaling=True) if one.key in scaling else one
-            for one in engine.candidates.running(supervisors, views, usual=usual)
+            for one in candidates.running(supervisors, views, usual=usual)
         ]
 
     @staticmethod

@@ -27,8 +27,17 @@ DEADLINE_S = 90.0
 class World:
     """One workspace, one fake cluster, one engine that runs."""
 
-    def __init__(self, folder: Path, cluster: FakeCluster, *, growth: Growth | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        cluster: FakeCluster,
+        *,
+        growth: Growth | None = None,
+        lease_s: float | None = None,
+    ) -> None:
+        """Make an engine; with `growth` or `lease_s`, its nodes are machines of their own."""
         self.growth = growth
+        self.lease_s = lease_s
         self.folder = folder
         self.cluster = cluster
         self.store = SqlStore(folder / "store.db")
@@ -45,9 +54,10 @@ class World:
             cluster=self.cluster,
             board=board,
             clock=SystemClock(),
-            shares_machine=self.growth is None,
+            shares_machine=self.growth is None and self.lease_s is None,
             epoch=self.epoch,
             growth=self.growth,
+            lease_s=self.lease_s,
         )
 
     @property
@@ -108,8 +118,10 @@ class World:
 
 
 @contextlib.asynccontextmanager
-async def world(folder: Path, *, growth: Growth | None = None, **size: Any) -> AsyncIterator[World]:
-    made = World(folder, FakeCluster(**size), growth=growth)
+async def world(
+    folder: Path, *, growth: Growth | None = None, lease_s: float | None = None, **size: Any
+) -> AsyncIterator[World]:
+    made = World(folder, FakeCluster(**size), growth=growth, lease_s=lease_s)
     await made.start()
     try:
         yield made

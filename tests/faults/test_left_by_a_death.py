@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.paths import AttemptPaths
-from rayjobs.engine import sweeping as engine_sweeping
+from rayjobs.engine import tidying
 from rayjobs.injob.identity import own_identity
 from rayjobs.node import sweeping
 from rayjobs.node.scratch import Scratch
@@ -105,11 +105,11 @@ def test_a_new_target_sweeps_what_the_store_says_has_ended(
 
         monkeypatch.setattr(here.agent, "uncleaned", uncleaned)
         monkeypatch.setattr(here.agent, "sweep", sweep)
-        here.engine.swept_s = None  # as in a target that has just started
-        await here.until(lambda: here.engine.swept_s is not None, "it has looked")
+        here.engine.tidying.swept_s = None  # as in a target that has just started
+        await here.until(lambda: here.engine.tidying.swept_s is not None, "it has looked")
         await here.until(lambda: swept, "it has swept")
         assert swept == ["a"]
 
     monkeypatch.setattr("rayjobs.engine.engine.TIDY_S", 0.05)
-    monkeypatch.setattr(engine_sweeping, "SWEEP_EVERY_S", 600.0)
+    monkeypatch.setattr(tidying, "SWEEP_EVERY_S", 600.0)
     play(scene, tmp_path)

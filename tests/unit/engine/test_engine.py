@@ -12,7 +12,6 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.engine import engine
 from rayjobs.engine.attempt import record
-from rayjobs.engine.recovery import tidy
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Rule
@@ -456,10 +455,10 @@ def test_an_actor_that_was_replaced_leaves_the_next_ones_places_alone(tmp_path: 
         def places() -> set[str]:
             return {row.name for row in here.store.allocations("local")}
 
-        await tidy(here.engine)
+        await here.engine.tidying.tidy(here.engine.nodes)
         assert {*here.cluster.groups} == places() == {own, "rj-local-next"}
         here.store.claim_target("local", epoch="old")
-        await tidy(here.engine)
+        await here.engine.tidying.tidy(here.engine.nodes)
         assert {*here.cluster.groups} == places() == {own}
 
     play(scene, tmp_path)

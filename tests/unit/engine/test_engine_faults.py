@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rayjobs.core.errors import StoreBusyError, StoreFullError
-from rayjobs.engine import board, engine, settling
+from rayjobs.engine import board, engine, recovery
 from rayjobs.engine.attempt import ending, record, supervisor
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
@@ -350,7 +350,7 @@ def test_a_node_whose_agents_never_start_keeps_no_job(
 def test_a_new_engine_asks_until_a_node_says_what_became_of_an_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_other_cluster: bool
 ) -> None:
-    monkeypatch.setattr(settling, "AGENT_PAUSE_S", 0.01)
+    monkeypatch.setattr(recovery, "AGENT_PAUSE_S", 0.01)
     losses = 10  # more than are tried in one turn
 
     async def settle(self: FakeAgent, asked: Settle) -> Settled:

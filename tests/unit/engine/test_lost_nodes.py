@@ -43,13 +43,6 @@ def attempt_on(
     return NodeOfAttempt(on, node, watches_raylet=watches_raylet)
 
 
-def with_leases(here: World, lease_s: float) -> None:
-    """Let the nodes of the world be machines of their own, with leases."""
-    parts = replace(here.engine.parts, lease_s=lease_s, shares_machine=False)
-    here.engine.parts = parts
-    here.engine.shares_machine = False
-
-
 def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
     supervisor = here.engine.attempts.get(f"{here.folder}::{job.id}")
     assert supervisor is not None
@@ -58,7 +51,6 @@ def supervisor_of(here: World, job: Job) -> AttemptSupervisor:
 
 def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        with_leases(here, 0.05)
         job = here.submit(distribution={"backend": "gloo", "nodes": 2, "processes_per_node": 1})
         await here.launched(job)
         here.cluster.lose("node1")
@@ -70,12 +62,11 @@ def test_a_lost_node_ends_the_group_and_it_is_tried_elsewhere(tmp_path: Path) ->
         assert any("was lost" in cause.sentence for cause in here.agent.stop_causes)
         assert here.store.allocations("local")[0].nodes != ("node0", "node1")
 
-    play(scene, tmp_path, nodes=3, cpus=1.0)
+    play(scene, tmp_path, lease_s=0.05, nodes=3, cpus=1.0)
 
 
 def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        with_leases(here, 3600.0)
         job = here.submit()
         await here.launched(job)
         here.cluster.lose("node0")
@@ -86,7 +77,7 @@ def test_nothing_is_tried_again_before_the_lease_is_over(tmp_path: Path) -> None
         assert here.store.job(job.id).state is JobState.RUNNING
         assert here.store.job(job.id).attempt == 1
 
-    play(scene, tmp_path, nodes=2)
+    play(scene, tmp_path, lease_s=3600.0, nodes=2)
 
 
 def test_a_lease_counts_from_before_the_order_to_start_its_host(
@@ -108,13 +99,12 @@ def test_a_lease_counts_from_before_the_order_to_start_its_host(
     monkeypatch.setattr(FakeAgent, "launch", starts)
 
     async def scene(here: World) -> None:
-        with_leases(here, 90.0)
         job = here.submit()
         await here.launched(job)
         assert told == [1000.0, 1001.0]  # asked again after what was prepared meanwhile
         assert since == [1001.0]
 
-    play(scene, tmp_path)
+    play(scene, tmp_path, lease_s=90.0)
 
 
 def test_where_nodes_share_the_machine_another_agent_follows_the_attempt(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from rayjobs.jobs.states import JobState
@@ -11,25 +10,18 @@ from tests.fakes.world import World, play
 LEASE_S = 3600.0
 
 
-def with_leases(here: World) -> None:
-    here.engine.parts = replace(here.engine.parts, lease_s=LEASE_S, shares_machine=False)
-    here.engine.shares_machine = False
-
-
 def test_others_start_while_a_lost_node_s_lease_runs_out(tmp_path: Path) -> None:
     async def scene(here: World) -> None:
-        with_leases(here)
         lost = here.submit()
         await here.launched(lost)
         await here.crash()
         here.cluster.lose("node0")
         here.cluster.groups.clear()
         await here.restart()
-        with_leases(here)
         here.cluster.agents["node1"].instant = 0
         other = here.submit()
         await here.state(other, JobState.COMPLETED)
         waiting = here.store.job(lost.id)
         assert (waiting.state, waiting.attempt) == (JobState.RUNNING, 1)
 
-    play(scene, tmp_path, nodes=2, cpus=1.0)
+    play(scene, tmp_path, lease_s=LEASE_S, nodes=2, cpus=1.0)

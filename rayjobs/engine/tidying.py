@@ -1,0 +1,163 @@
+"""Removes what no job needs any more: drained and idle allocations, groups, folders."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from rayjobs.core.errors import NotFoundError, RayjobsError
+from rayjobs.engine.attempt.supervisor import SupervisorParts
+from rayjobs.engine.attempts import AttemptsInProgress
+from rayjobs.engine.board import Board
+from rayjobs.engine.recovery import Recovery
+from rayjobs.protocol.agent import NodeInfo
+from rayjobs.protocol.calls import SWEEP, UNCLEANED, Nothing, Sweep, Uncleaned
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 60.0
+
+
+class Tidying:
+    """Looks for what a death or a fault has left, on the cluster, in the stores and on nodes.
+
+    Attributes:
+        swept_s: When nodes were last swept, on the monotonic clock; None: not yet.
+    """
+
+    def __init__(
+        self,
+        parts: SupervisorParts,
+        board: Board,
+        attempts: AttemptsInProgress,
+        recovery: Recovery,
+    ) -> None:
+        """Tidy what belongs to the target of `parts`.
+
+        Args:
+            recovery: What was taken over; it says what became of attempts.
+        """
+        self._parts = parts
+        self._board = board
+        self._attempts = attempts
+        self._recovery = recovery
+        self.swept_s: float | None = None
+
+    async def tidy(self, nodes: Sequence[NodeInfo]) -> None:
+        """Look again at drained allocations, and for groups and folders that no job owns.
+
+        Errors are logged: the next round tries again.
+
+        Args:
+            nodes: The nodes of the cluster, as they were seen last.
+        """
+        allocations = self._parts.allocations
+        try:
+            for held in allocations.all:
+                if held.draining and await self._recovery.prove(held.suspects):
+                    log.info("nothing is left on %s: released", held.name)
+                    await allocations.release(held)
+            await self._release_idle_on_dead_nodes()
+            await self._drop_unowned_rows(nodes)
+            await self.remove_unowned_groups()
+            await self._sweep(nodes)
+        except RayjobsError as error:
+            log.warning("tidying was cut short: %s", error)
+        except Exception:
+            log.exception("a fault while tidying")
+
+    async def _release_idle_on_dead_nodes(self) -> None:
+        """Release idle allocations that lost a node: Ray places their bundles elsewhere."""
+        alive = {node.node_id for node in await self._parts.cluster.nodes()}
+        for held in self._parts.allocations.all:
+            if held.job is None and not held.draining and not alive.issuperset(held.nodes):
+                log.info("%s had a node that is gone: released", held.name)
+                await self._parts.allocations.release(held)
+
+    async def _drop_unowned_rows(self, nodes: Sequence[NodeInfo]) -> None:
+        """Release allocations that the actor before this one recorded after this one had looked.
+
+        That actor may have been recording while this one claimed the workspace. A job that it
+        started there is queued again first (`Engine.turn`).
+        """
+        for served in self._board.served:
+            if not self._recovery.has_taken_over(served):
+                continue
+            rows = await served.ask(served.store.allocations, self._parts.target)
+            live = await served.ask(served.store.live, self._parts.target)
+            attempts = {(job.id, attempt.number) for job, attempt in live}
+            if await self._recovery.is_replaced(served):
+                continue
+            # Last of all: an allocation of this actor is known before its row is written.
+            known = {held.name for held in self._parts.allocations.all}
+            for row in rows:
+                if row.name not in known and (row.job, row.attempt) not in attempts:
+                    log.info("the allocation %s belongs to no job", row.name)
+                    await self._recovery.drop_row(served, row, {}, nodes, restarted=False)
+
+    async def remove_unowned_groups(self) -> None:
+        """Remove groups that no allocation names: made while their job was canceled, or forgotten.
+
+        Only while every workspace is taken over: one that cannot be opened now may own groups. And
+        only by the actor that claimed them last: the groups of the next actor are unknown to this
+        one.
+        """
+        if not self._recovery.is_complete:
+            return
+        # In this order: an allocation is known before its group is made.
+        groups = await self._parts.cluster.group_names(f"rj-{self._parts.target}-")
+        known = {held.name for held in self._parts.allocations.all}
+        # Asked after the list: the next actor claims before it makes a group or takes one over.
+        for served in self._board.served:
+            if await self._recovery.is_replaced(served):
+                return
+        for name in groups:
+            if name not in known:
+                log.info("group %s belongs to no job: removed", name)
+                await self._parts.cluster.remove_group(name)
+
+    # -- folders of ended attempts ---------------------------------------------------------------
+    async def _sweep(self, nodes: Sequence[NodeInfo]) -> None:
+        """Sweep the nodes once after the start, then now and then those that run attempts.
+
+        No agent is started on other nodes for it: it would keep an idle node from ending.
+        """
+        now_s = self._parts.clock.monotonic_s()
+        if not self._recovery.is_complete:
+            return  # ends that are not taken over yet
+        busy = {node.node_id for one in self._attempts.supervisors for node in one.record.nodes}
+        if self.swept_s is None:
+            sweeping = {node.node_id for node in nodes} if self._parts.shares_machine else busy
+        elif now_s - self.swept_s < SWEEP_EVERY_S:
+            return
+        else:
+            sweeping = busy
+        if not sweeping:
+            return
+        self.swept_s = now_s
+        for node_id in sorted(sweeping):
+            agent = await self._parts.cluster.agent(node_id)
+            found = await agent.call(UNCLEANED, Nothing())
+            roots = tuple([one.root for one in found.folders if await self._has_ended(one)])
+            if roots and (swept := await agent.call(SWEEP, Sweep(roots))).removed:
+                log.info(
+                    "%d folders of ended attempts were left on %s: removed",
+                    swept.removed,
+                    node_id[:12],
+                )
+
+    async def _has_ended(self, one: Uncleaned) -> bool:
+        """Whether a store says that an attempt has ended, and no supervisor has its job."""
+        job, number = one.job, one.attempt
+        for served in self._board.served:
+            if served.key(job) in self._attempts:
+                return False
+            try:
+                attempts = await served.ask(served.store.attempts, job)
+            except NotFoundError:
+                continue
+            if attempts:
+                return any(
+                    known.number == number and known.ended_at is not None for known in attempts
+                )
+        return False
