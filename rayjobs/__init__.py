@@ -29,6 +29,7 @@ _LAZY = {
     "Nccl": "rayjobs.api.estimators",
     "JobSpec": "rayjobs.spec.model",
     "Model": "rayjobs.api.model",
+    "RunDetails": "rayjobs.api.widgets",
     "checkpoint": "rayjobs.injob",
     "DataPath": "rayjobs.datastore",
     "DataPathComputeBinding": "rayjobs.datastore",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from rayjobs.api.experiment import Experiment as Experiment
     from rayjobs.api.model import Model as Model
     from rayjobs.api.run_context import Run as Run
+    from rayjobs.api.widgets import RunDetails as RunDetails
     from rayjobs.api.workspace import Workspace as Workspace
     from rayjobs.core.version import __version__ as __version__
     from rayjobs.datastore import DataPath as DataPath

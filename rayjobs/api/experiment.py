@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import html
 from rayjobs.api.configs import ScriptRunConfig
 from rayjobs.api.estimators import Estimator
 from rayjobs.api.submitters import register, submitter_of
@@ -53,6 +54,9 @@ class Experiment:
     def __repr__(self) -> str:
         """Return name and workspace."""
         return f"Experiment(name={self.name!r}, workspace={self.workspace.name!r})"
+
+    def _repr_html_(self) -> str:
+        return html.experiment_html(self)
 
     def submit(self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any) -> Any:
         """Submit a configuration and return the handle of its run at once.

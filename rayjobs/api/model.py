@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api.model_facts import ModelFacts, opened_of
+from rayjobs.api import html
+from rayjobs.api.model_facts import ModelFacts, dataset_rows, opened_of
+from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.ids import token
 from rayjobs.jobs.records import ModelDraft, ModelVersion
 from rayjobs.models import files as modelfiles
-from rayjobs.models import lineage
+from rayjobs.models import lineage, uploaded
 from rayjobs.models.names import check_alias, check_name, has, tags_of, texts, version_of
 from rayjobs.resume import checkpoints
 from rayjobs.submit.submitting import user_name
@@ -101,6 +103,26 @@ def register(
     return Model._of(workspace, kept)
 
 
+def register_path(
+    workspace: Workspace | OpenWorkspace, *, name: str, path: str | Path, **facts: Any
+) -> Model:
+    """Register a file or folder of this machine as the next version of a model.
+
+    Args:
+        facts: As `rayjobs.models.uploaded.put` takes them.
+
+    Raises:
+        NotFoundError: there is nothing at `path`.
+        UsageError: the name is not valid, or the folder has no files.
+        StoreError: a file cannot be stored.
+    """
+    for alias in facts.get("aliases", ()):
+        check_alias(alias)
+    opened = opened_of(workspace)
+    kept = uploaded.put(opened, name=check_name(name), path=path, user=user_name(), **facts)
+    return Model._of(workspace, kept)
+
+
 def register_best(
     workspace: Workspace | OpenWorkspace,
     *,
@@ -160,9 +182,13 @@ class Model(ModelFacts):
         properties: Any = None,
         version: int | None = None,
         run_id: str | None = None,
-        **kwargs: Any,
+        model_framework: str | None = None,
+        expand: bool = True,
     ) -> None:
         """Find a version: the newest that has all that is given.
+
+        Args:
+            expand: Accepted; a model always has all its facts.
 
         Raises:
             NotFoundError: there is none.
@@ -176,11 +202,13 @@ class Model(ModelFacts):
             store = opened_of(workspace).store
             number = None if version is None else version_of(version)
             found = store.model(name, version=number)
-            if tags or properties or run_id:
+            if tags or properties or run_id or model_framework:
                 matching = [
                     one
                     for one in store.models(name=name)
-                    if version in (None, one.version) and has(one, tags, properties, run_id)
+                    if version in (None, one.version)
+                    and has(one, tags, properties, run_id)
+                    and model_framework in (None, one.framework)
                 ]
                 if not matching:
                     raise NotFoundError(f"no version of model {name!r} has all that was asked for")
@@ -217,27 +245,50 @@ class Model(ModelFacts):
         resource_configuration: Any = None,
         *,
         run: JobRun | str | None = None,
-        **kwargs: Any,
     ) -> Model:
-        """Register `model_path` of a run, given as `run` (ours) or as ``runs:/RUN/path``.
+        """Register a file or folder: of this machine, or of a run.
 
-        A path of this machine is refused: nobody could say where it comes from. What Azure ML
-        keeps beside (datasets, samples, resources) is accepted; the lineage has the data.
+        A path of this machine is copied into the workspace, and the lineage says who uploaded it
+        from where. A run is given as `run` (ours), or in the path as ``runs:/RUN/path``; then
+        nothing is copied.
+
+        Args:
+            datasets: Pairs of purpose and dataset, kept in the lineage.
+            child_paths: Of a folder of this machine, the files that belong to the model.
+            sample_input_dataset: Kept in the lineage, as `sample_output_dataset`.
+            resource_configuration: What a deployment would need; kept in the lineage as text.
 
         Raises:
-            UsageError: no run was given, or see `register` of this module.
+            NotFoundError: there is no such file or folder.
+            UsageError: the name is not valid, or see `register` of this module.
         """
         path = str(model_path)
         run_id = getattr(run, "id", run)
         if run_id is None and path.startswith("runs:/"):
             run_id, _, path = path.removeprefix("runs:/").partition("/")
+        samples = (("sample_input", sample_input_dataset), ("sample_output", sample_output_dataset))
+        given = [pair for pair in samples if pair[1] is not None]
+        data = dataset_rows([*(datasets or ()), *given])
         if run_id is None:
-            raise UsageError(
-                f"{path!r} was given without the run that produced it, and a model without lineage "
-                f"is not registered. Use run.register_model({model_name!r}, 'outputs/…'), "
-                f"Model.register(…, run=run), or `rayjobs model register {model_name} --run ID`"
+            return register_path(
+                workspace,
+                name=model_name,
+                path=path,
+                child_paths=child_paths,
+                data=data,
+                resources="" if resource_configuration is None else str(resource_configuration),
+                framework=model_framework or "",
+                framework_version=model_framework_version or "",
+                description=description,
+                tags=texts(tags_of(tags)),
+                properties=texts(properties),
             )
-        return register(
+        if child_paths:
+            raise UsageError(
+                "child_paths choose files of a folder of this machine; name the run's folder that "
+                "holds just the model"
+            )
+        made = register(
             workspace,
             name=model_name,
             run=str(run_id),
@@ -248,6 +299,9 @@ class Model(ModelFacts):
             framework=model_framework or "",
             framework_version=model_framework_version or "",
         )
+        if data:
+            made._change(data=data)
+        return made
 
     @staticmethod
     def list(
@@ -257,14 +311,27 @@ class Model(ModelFacts):
         properties: Any = None,
         run_id: str | None = None,
         latest: bool = False,
-        **kwargs: Any,
+        dataset_id: str | None = None,
+        expand: bool = True,
+        page_count: int = 255,
+        model_framework: str | None = None,
     ) -> builtins.list[Model]:
         """Return versions that have all that is given, by name, newest first.
 
-        `tags` and `properties` are keys, or ``[key, value]`` pairs, in a list.
+        Args:
+            tags: Keys, or ``[key, value]`` pairs, in a list; so are `properties`.
+            dataset_id: Of a dataset version that the lineage names.
+            model_framework: As it was registered with.
+            expand: Accepted, as is `page_count`: all facts of all models are returned.
         """
         kept = opened_of(workspace).store.models(name=name, run=run_id, latest=latest)
-        return [Model._of(workspace, one) for one in kept if has(one, tags, properties, None)]
+        return [
+            Model._of(workspace, one)
+            for one in kept
+            if has(one, tags, properties, None)
+            and model_framework in (None, one.framework)
+            and (dataset_id is None or _names_dataset(one, dataset_id))
+        ]
 
     @staticmethod
     def get_model_path(
@@ -306,13 +373,51 @@ class Model(ModelFacts):
         self._change(properties=texts(properties))
 
     def update(
-        self, tags: Mapping[str, Any] | None = None, description: str | None = None, **kwargs: Any
+        self,
+        tags: Mapping[str, Any] | None = None,
+        description: str | None = None,
+        sample_input_dataset: Any = None,
+        sample_output_dataset: Any = None,
+        resource_configuration: Any = None,
     ) -> None:
-        """Replace the tags, or the description."""
+        """Replace the tags, or the description; add sample datasets to the lineage.
+
+        Raises:
+            UsageError: a `resource_configuration` was given: it is written at the registration.
+        """
+        if resource_configuration is not None:
+            raise UsageError(
+                "resource_configuration is written once, by Model.register; register the model "
+                "again to have another"
+            )
+        samples = (("sample_input", sample_input_dataset), ("sample_output", sample_output_dataset))
+        data = dataset_rows([pair for pair in samples if pair[1] is not None])
         wanted: dict[str, str | None] | None = None
         if tags is not None:
             wanted = {**dict.fromkeys(self._kept.tags), **texts(tags)}
-        self._change(tags=wanted, description=description)
+        self._change(tags=wanted, description=description, data=data)
+
+    def update_tags_properties(
+        self,
+        add_tags: Mapping[str, Any] | None = None,
+        remove_tags: Sequence[str] | None = None,
+        add_properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add and remove tags, and add properties, in one step.
+
+        Raises:
+            UsageError: a property has another value already.
+        """
+        tags = {**dict.fromkeys(remove_tags or ()), **texts(add_tags)}
+        self._change(tags=tags, properties=texts(add_properties))
+
+    def add_dataset_references(self, datasets: Any) -> None:
+        """Add datasets to the lineage, as pairs of purpose and dataset.
+
+        Raises:
+            UsageError: a dataset is not registered, or the pairs are not pairs.
+        """
+        self._change(data=dataset_rows(datasets))
 
     def add_alias(self, alias: str) -> None:
         """Let an alias point to this version, and to no other of the model."""
@@ -328,18 +433,21 @@ class Model(ModelFacts):
         self._kept = store.update_model(self.name, self.version, **changes)
 
     # -- fetched ---------------------------------------------------------------------------------
-    def download(self, target_dir: str | Path = ".", exist_ok: bool = False) -> str:
+    def download(
+        self, target_dir: str | Path = ".", exist_ok: bool = False, exists_ok: bool | None = None
+    ) -> str:
         """Write its file, or its folder, below `target_dir`; return the path.
 
         Each is checked against its digest before any of them appears. With `exist_ok` the model's
         own files replace those of the same name; whatever else stands in the folder stays.
+        `exists_ok` is its older name.
 
         Raises:
             UsageError: it is there already, and `exist_ok` is off.
             StoreError: a stored file is damaged; nothing was written.
         """
         target = Path(target_dir) / PurePosixPath(self._kept.path).name
-        if target.exists() and not exist_ok:
+        if target.exists() and not (exists_ok or exist_ok):
             raise UsageError(
                 f"{target} exists; give another folder, or replace the model's files there "
                 f"(--force, exist_ok=True)"
@@ -366,3 +474,34 @@ class Model(ModelFacts):
         finally:
             shutil.rmtree(fresh, ignore_errors=True)
         return str(target)
+
+    # -- shown and written -------------------------------------------------------------------------
+    def serialize(self) -> dict[str, Any]:
+        """Return what is known of the version as plain data; `deserialize` finds it again."""
+        kept = self._kept
+        return {
+            "name": kept.name,
+            "version": kept.version,
+            "id": self.id,
+            "createdTime": to_text(kept.created_at),
+            "createdBy": kept.created_by,
+            "description": kept.description,
+            "framework": kept.framework,
+            "frameworkVersion": kept.framework_version,
+            "tags": dict(kept.tags),
+            "properties": dict(kept.properties),
+            "runId": kept.run or None,
+            "url": self.url,
+        }
+
+    @staticmethod
+    def deserialize(workspace: Workspace, model_payload: Mapping[str, Any]) -> Model:
+        """Return the model that `serialize` described. Raises NotFoundError."""
+        return Model(workspace, id=str(model_payload["id"]))
+
+    def _repr_html_(self) -> str:
+        return html.model_html(self)
+
+
+def _names_dataset(one: ModelVersion, dataset_id: str) -> bool:
+    return any(row.get("dataset_id") == dataset_id for row in one.lineage.get("data", ()))

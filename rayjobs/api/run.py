@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import html
 from rayjobs.api.kinds import run_of
 from rayjobs.api.run_files import RunFiles
 from rayjobs.core.clock import to_text
@@ -64,6 +65,9 @@ class JobRun(RunFiles, LoggingRun):
     def __repr__(self) -> str:
         """Return id and state."""
         return f"Run(Experiment: {self.experiment.name}, Id: {self.id}, Status: {self.status})"
+
+    def _repr_html_(self) -> str:
+        return html.run_html(self)
 
     # -- found ---------------------------------------------------------------------------------
     @staticmethod

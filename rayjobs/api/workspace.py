@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.api import html
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
@@ -256,6 +257,9 @@ class Workspace:
     def __repr__(self) -> str:
         """Return its name and folder."""
         return f"Workspace(name={self.name!r}, path={str(self.opened.path)!r})"
+
+    def _repr_html_(self) -> str:
+        return html.workspace_html(self)
 
 
 def _configs_above(start: Path, file_name: str | None) -> list[Path]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 EPILOG = """\b
 Examples:
   rayjobs model register mnist --run 1f3c --path outputs/model.pt
+  rayjobs model register bert --from ~/models/bert
   rayjobs model ls
   rayjobs model lineage mnist:3
   rayjobs model alias mnist:3 live
@@ -61,7 +62,8 @@ def model() -> None:
     """Register, list, look at, name and fetch models.
 
     A model is a file or folder that a completed run stored, with a version and its lineage:
-    run, code, environment, data, configuration, metrics and digests.
+    run, code, environment, data, configuration, metrics and digests. One of this machine can
+    become a model too; its lineage says who uploaded it from where.
     """
 
 
@@ -69,9 +71,11 @@ def model() -> None:
     epilog="\b\nExamples:\n"
     "  rayjobs model register mnist --run 1f3c --path outputs/model.pt\n"
     "  rayjobs model register mnist --run 1f3c --path outputs --metric accuracy --alias live\n"
+    "  rayjobs model register bert --from ~/models/bert\n"
 )
 @click.argument("name", metavar="NAME")
-@click.option("--run", required=True, type=JobId(), metavar="JOB", help="The run that produced it.")
+@click.option("--run", type=JobId(), metavar="JOB", help="The run that produced it.")
+@click.option("--from", "source", metavar="PATH", help="A file or folder here, in place of --run.")
 @click.option("--path", metavar="FILE", help="The run's file or folder; else named as the model.")
 @click.option("--metric", metavar="NAME", help="A metric that must be finite; kept with it.")
 @click.option("--alias", "aliases", multiple=True, metavar="ALIAS", help="Point it here.")
@@ -86,7 +90,8 @@ def model() -> None:
 def register(
     settings: Settings,
     name: str,
-    run: str,
+    run: str | None,
+    source: str | None,
     path: str | None,
     metric: str | None,
     aliases: tuple[str, ...],
@@ -95,31 +100,38 @@ def register(
     description: str | None,
     framework: str,
 ) -> None:
-    """Register a completed run's file or folder as the next version of NAME.
+    """Register a completed run's file or folder, or one of this machine, as a version of NAME.
 
     Registering the same files of the same run again returns the same version. A run that has not
     completed, a metric that is not finite and an incomplete file are refused.
     """
     from rayjobs.api import model as models
 
+    if (run is None) == (source is None):
+        raise click.UsageError("give --run JOB for a run's files, or --from PATH for files here.")
+    if source is not None and (path or metric):
+        raise click.UsageError("--path and --metric are about a run; with --from, leave them out.")
+    texts: dict[str, Any] = {
+        "tags": pairs(tags, option="--tag", example="stage=dev"),
+        "properties": pairs(properties, option="--property", example="owner=ada"),
+        "description": description,
+        "aliases": aliases,
+        "framework": framework,
+    }
     with settings.open() as workspace:
-        done = models.register(
-            workspace,
-            name=name,
-            run=run,
-            path=path,
-            tags=pairs(tags, option="--tag", example="stage=dev"),
-            properties=pairs(properties, option="--property", example="owner=ada"),
-            description=description,
-            aliases=aliases,
-            framework=framework,
-            primary_metric=metric,
-        ).record
+        if source is not None:
+            done = models.register_path(workspace, name=name, path=source, **texts).record
+        else:
+            done = models.register(
+                workspace, name=name, run=str(run), path=path, primary_metric=metric, **texts
+            ).record
     if settings.as_json:
         print_json(_json(done))
         return
     click.echo(f"{done.name}:{done.version}")
-    settings.note(f"{counted(len(done.files), 'file')}, {size_text(done.size)}, of {done.run}")
+    settings.note(
+        f"{counted(len(done.files), 'file')}, {size_text(done.size)}, of {done.run or source}"
+    )
     for left_out in done.lineage.get("left_out", ()):
         settings.note(f"left out, since no completed attempt stored it: {left_out}")
 
@@ -156,7 +168,7 @@ def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) ->
             size_text(one.size),
             ago_text(one.created_at),
             _metric_text(one),
-            one.run,
+            one.run or "(uploaded)",
         ]
         for one in found
     ]
@@ -183,6 +195,7 @@ def show(settings: Settings, model: str) -> None:
                 ("Description", found.description),
                 ("Framework", f"{found.framework} {found.framework_version}".strip()),
                 ("Run", found.run),
+                ("From", _uploaded_text(found)),
                 ("Path", found.path),
                 ("Metric", _metric_text(found)),
                 ("Registered", f"{local_time(found.created_at)} by {found.created_by or '-'}"),
@@ -213,6 +226,12 @@ def lineage(settings: Settings, model: str) -> None:
     from rayjobs.snapshots import git
 
     kept: Mapping[str, Any] = found.lineage
+    if not found.run:
+        lines = [("Model", f"{found.name}:{found.version}"), ("From", _uploaded_text(found))]
+        lines += [("Data", _data_text(one)) for one in kept["data"]]
+        lines += [("File", f"{name}  {digest}") for name, digest in kept["files"].items()]
+        click.echo(facts(lines))
+        return
     environment, configuration = kept["environment"], kept["configuration"]
     lines = [
         ("Model", f"{found.name}:{found.version}"),
@@ -323,6 +342,13 @@ def _find(settings: Settings, text: str) -> Model:
 
 def _json(one: ModelVersion) -> dict[str, Any]:
     return {**asdict(one), "id": f"{one.name}:{one.version}", "size": one.size}
+
+
+def _uploaded_text(one: ModelVersion) -> str:
+    from rayjobs.core.terminal import one_line
+    from rayjobs.models import uploaded
+
+    return "" if one.run else one_line(uploaded.sentence(one.lineage))
 
 
 def _metric_text(one: ModelVersion) -> str:

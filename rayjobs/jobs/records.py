@@ -342,8 +342,8 @@ class ModelVersion:
 
     Attributes:
         version: From 1; a number is never given twice, whatever is deleted.
-        run: The run that made it.
-        attempt: Of the run, when it completed.
+        run: The run that made it; "" for one that a user uploaded.
+        attempt: Of the run, when it completed; 0 without a run.
         path: The run's file or folder that it was made of, e.g. ``outputs/model.pt``.
         digest: Of names and digests of its files.
         lineage: Where it comes from, as plain data (docs/guides/models.md).

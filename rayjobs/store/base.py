@@ -552,10 +552,11 @@ class SweepStore(Protocol):
 class ModelStore(Protocol):
     """Models: versions of files that completed runs made, and aliases for versions."""
 
-    def put_model(self, run: str, draft: ModelDraft) -> tuple[ModelVersion, bool]:
+    def put_model(self, run: str | None, draft: ModelDraft) -> tuple[ModelVersion, bool]:
         """Write the next version of a model durably; return it and whether it is new.
 
-        The run must have completed and must still have the files `draft.sources` with these
+        A model without a run (None) has run "" and attempt 0; `draft.lineage` says where it comes
+        from. The run must have completed and must still have the files `draft.sources` with these
         digests; this is checked in the same transaction. If a version with the same run, path and
         digest exists, it is returned: tags are added to it, and aliases moved to it.
 
@@ -582,8 +583,12 @@ class ModelStore(Protocol):
         tags: Mapping[str, str | None] | None = None,
         properties: Mapping[str, str] | None = None,
         description: str | None = None,
+        data: Sequence[Mapping[str, Any]] = (),
     ) -> ModelVersion:
-        """Change tags (None removes one) and description, and add properties.
+        """Change tags (None removes one) and description; add properties, and rows of data.
+
+        Args:
+            data: Added to ``data`` of the lineage, unless the same row is there.
 
         Raises:
             UsageError: a property already has another value.

@@ -18,6 +18,9 @@ from rayjobs.store.rows import time_of, to_json
 REGISTERED = "model"  # events of a run whose script asked for a model
 REFUSED = "model_refused"
 
+# What a version without a run has in place of a job's id and attempt.
+NO_RUN: Mapping[str, Any] = {"id": "", "attempt": 0}
+
 # Deleted rows stay, so that MAX counts them: a number that was once seen never means another.
 INSERT_MODEL = """
 INSERT INTO models (name, version, run, attempt, path, digest, files, lineage, framework,
@@ -54,7 +57,8 @@ ON CONFLICT (name, alias) DO UPDATE SET version = excluded.version
 """
 
 UPDATE_MODEL = """
-UPDATE models SET tags = :tags, properties = :properties, description = :description
+UPDATE models SET tags = :tags, properties = :properties, description = :description,
+    lineage = :lineage
 WHERE name = :name AND version = :version RETURNING *
 """
 
@@ -62,9 +66,12 @@ WHERE name = :name AND version = :version RETURNING *
 class ModelsPart(Part):
     """Rows of models and aliases."""
 
-    def put_model(self, run: str, draft: ModelDraft) -> tuple[ModelVersion, bool]:
+    def put_model(self, run: str | None, draft: ModelDraft) -> tuple[ModelVersion, bool]:
         """See `Store.put_model`."""
         with self._database.write(durable=True) as connection:
+            if run is None:
+                row, is_new = _register(connection, NO_RUN, draft, self._now())
+                return _model_of(connection, row), is_new
             job = self._row(connection, run)
             if job["state"] != JobState.COMPLETED:
                 raise UsageError(
@@ -107,11 +114,12 @@ class ModelsPart(Part):
         tags: Mapping[str, str | None] | None = None,
         properties: Mapping[str, str] | None = None,
         description: str | None = None,
+        data: Sequence[Mapping[str, Any]] = (),
     ) -> ModelVersion:
         """See `Store.update_model`."""
         with self._database.write() as connection:
             row = _row_of(connection, name, version)
-            row = _update(connection, row, tags, properties, description)
+            row = _update(connection, row, tags, properties, description, data)
             return _model_of(connection, row)
 
     def set_model_alias(self, name: str, alias: str, version: int | None) -> None:
@@ -187,7 +195,10 @@ def refusals(told: Sequence[tuple[str, str, Mapping[str, Any]]]) -> str:
 
 
 def _register(
-    connection: sqlite3.Connection, job: sqlite3.Row, draft: ModelDraft, now: str
+    connection: sqlite3.Connection,
+    job: sqlite3.Row | Mapping[str, Any],
+    draft: ModelDraft,
+    now: str,
 ) -> tuple[sqlite3.Row, bool]:
     """Write a version, or find the one that is the same; raises UsageError before it writes."""
     run = job["id"]
@@ -272,7 +283,12 @@ def _update(
     tags: Mapping[str, str | None] | None,
     properties: Mapping[str, str] | None,
     description: str | None,
+    data: Sequence[Mapping[str, Any]] = (),
 ) -> sqlite3.Row:
+    lineage = json.loads(row["lineage"])
+    for one in data:
+        if dict(one) not in lineage.setdefault("data", []):
+            lineage["data"].append(dict(one))
     merged: dict[str, str | None] = {**json.loads(row["tags"]), **(tags or {})}
     kept = json.loads(row["properties"])
     for key, value in (properties or {}).items():
@@ -289,6 +305,7 @@ def _update(
             "tags": to_json({key: value for key, value in merged.items() if value is not None}),
             "properties": to_json(kept),
             "description": row["description"] if description is None else description,
+            "lineage": to_json(lineage),
         },
     ).fetchone()
     return updated

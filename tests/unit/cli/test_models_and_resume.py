@@ -179,3 +179,20 @@ def test_a_model_that_was_refused_and_registered_by_hand_is_refused_no_more(
     assert "not registered: it was damaged" in terminal.type("show", tail(job)).out
     models.register(runs.workspace, name="net", run=job.id, path="outputs/model.pt")
     assert json.loads(terminal.type("show", "--json", tail(job)).out)["models_refused"] == []
+
+
+def test_a_file_of_this_machine_is_registered_and_says_where_it_is_from(
+    runs: Runs, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bert.bin").write_bytes(b"weights")
+    done = terminal.type("model", "register", "bert", "--from", "bert.bin", "--alias", "live")
+    assert (done.code, done.out) == (0, "bert:1\n"), done.err
+    origin = f"uploaded by {submitting.user_name()} from {tmp_path / 'bert.bin'} on "
+    assert origin in terminal.type("model", "show", "bert@live").out
+    lineage = terminal.type("model", "lineage", "bert").out
+    assert origin in lineage and "bert.bin  sha256:" in lineage
+    assert "(uploaded)" in terminal.type("model", "ls").out
+    for wrong in ((), ("--run", "x", "--from", "y"), ("--from", "y", "--path", "z")):
+        assert terminal.type("model", "register", "bert", *wrong).code == 2
+    assert terminal.type("model", "register", "bert", "--from", "nothing").code == 3

@@ -14,6 +14,7 @@ from rayjobs.housekeeping import prune
 from rayjobs.housekeeping.prune import Plan, Rules
 from rayjobs.jobs.records import Job, ModelDraft, ModelFile
 from rayjobs.jobs.states import JobState
+from rayjobs.models import uploaded
 from rayjobs.resume import resuming
 from rayjobs.submit.submitting import check_snapshot
 from tests.unit.cli.conftest import Terminal
@@ -42,6 +43,17 @@ def register(runs: Runs, job: Job, name: str = "digits") -> None:
         lineage={},
     )
     runs.store.put_model(job.id, draft)
+
+
+def test_the_files_of_a_model_that_a_user_uploaded_stay(runs: Runs, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"uploaded")
+    made = uploaded.put(runs.workspace, name="m", path=tmp_path / "model.pt", user="ada")
+    runs.finished("old", b"weights")
+    prune_all(runs)
+    assert runs.has(b"uploaded") and not runs.has(b"weights")
+    runs.store.delete_model("m", made.version)
+    prune_all(runs)
+    assert not runs.has(b"uploaded")
 
 
 # -- what goes -------------------------------------------------------------------------------------

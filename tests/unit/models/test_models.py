@@ -168,11 +168,7 @@ def test_versions_are_listed_by_what_they_have(runs: Runs) -> None:
     assert ids() == ["m:1", "n:1"]
 
 
-def test_a_path_of_this_machine_is_refused_with_the_way_out(runs: Runs, tmp_path: Path) -> None:
-    (tmp_path / "model.pt").write_bytes(b"w")
-    with pytest.raises(UsageError, match="without lineage") as caught:
-        Model.register(runs.workspace, str(tmp_path / "model.pt"), "mnist")
-    assert "run.register_model('mnist'" in str(caught.value)
+def test_a_run_is_named_as_an_object_or_in_the_path(runs: Runs) -> None:
     job = runs.trained()
     run = runs.workspace.get_run(job.id)
     by_run = Model.register(runs.workspace, "outputs/model.pt", "mnist", run=run)
