@@ -7,6 +7,7 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -32,6 +33,28 @@ def make_wheel(folder: Path, name: str, version: str = "1.0", *, value: str = "t
         for path, text in files.items():
             archive.writestr(path, text)
     return wheel
+
+
+def make_source_archive(folder: Path, name: str) -> Path:
+    """Write a source archive as setuptools built them before pyproject.toml: setup.py alone."""
+    module = name.replace("-", "_")
+    files = {
+        "PKG-INFO": f"Metadata-Version: 1.1\nName: {name}\nVersion: 1.0\n",
+        "setup.py": f"from setuptools import setup\n"
+        f"setup(name={name!r}, version='1.0', py_modules=[{module!r}])\n",
+        f"{module}.py": "VALUE = 'built'\n",
+    }
+    path = folder / f"{name}-1.0.tar.gz"
+    _pack(path, f"{name}-1.0", files)
+    return path
+
+
+def _pack(path: Path, top: str, files: Mapping[str, str]) -> None:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, text in files.items():
+            entry = tarfile.TarInfo(f"{top}/{name}")
+            entry.size = len(text.encode())
+            archive.addfile(entry, io.BytesIO(text.encode()))
 
 
 # Hands out a wheel that was made beforehand: what is slow is only that it waits.
@@ -64,11 +87,7 @@ class SlowPackage:
             ),
         }
         self.path = folder / f"{name}-1.0.tar.gz"
-        with tarfile.open(self.path, "w:gz") as archive:
-            for path, text in files.items():
-                entry = tarfile.TarInfo(f"{name}-1.0/{path}")
-                entry.size = len(text.encode())
-                archive.addfile(entry, io.BytesIO(text.encode()))
+        _pack(self.path, f"{name}-1.0", files)
 
     def builds(self) -> list[int]:
         """Return the process of every build that has begun."""

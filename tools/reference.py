@@ -198,6 +198,7 @@ PARTS = {
     "Retries": "retries",
     "Dependency": "depends_on",
     "Array": "array",
+    "Substitute": "substitutes",
 }
 NOTES = {
     "Input": "One entry; text alone, such as `photos/mnist`, is its `source`.",

@@ -97,8 +97,8 @@ class RunConfiguration:
 
     Attributes:
         target: Name of the compute target, or an object with a ``name``.
-        environment: None (the target's own Python), the path of an interpreter or virtual
-            environment there, or an Environment with packages.
+        environment: An Environment; a new one stands for the target's own Python. None does too,
+            and the path of an interpreter or virtual environment there may be set instead.
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
             not part of Azure ML, where the machine's size decides.
         node_types: Node types of the target, by name or machine size, that it may run on.
@@ -122,16 +122,16 @@ class RunConfiguration:
         self.framework = framework or "Python"
         self.communicator = communicator or "None"
         self.target: Any = "local"
-        self.environment: Any = None
-        if conda_dependencies is not None:
-            from rayjobs.api.environment import CondaDependencies, Environment
+        from rayjobs.api.environment import DEFAULT_NAME, CondaDependencies, Environment
 
+        self.environment: Any = Environment(DEFAULT_NAME)
+        if conda_dependencies is not None:
             if not isinstance(conda_dependencies, CondaDependencies):
                 raise UsageError(
                     f"conda_dependencies is a {type(conda_dependencies).__name__}; give "
                     f"CondaDependencies, or set run_config.environment"
                 )
-            self.environment = Environment("conda_dependencies")
+            self.environment.name = "conda_dependencies"
             self.environment.python.conda_dependencies = conda_dependencies
         self.environment_variables: dict[str, str] = {}
         self.node_count = 1
@@ -202,7 +202,8 @@ class ScriptRunConfig:
             self.run_config.target = (
                 default_target().name if compute_target is None else compute_target
             )
-            self.run_config.environment = environment
+            if environment is not None:
+                self.run_config.environment = environment
             self.run_config.max_run_duration_seconds = max_run_duration_seconds
             if docker_runtime_config is not None:
                 self.run_config.docker = docker_runtime_config
@@ -312,11 +313,13 @@ def needs_of(settings: RunConfiguration) -> dict[str, Any]:
         "cpus_per_process": 1.0,
         "gpus_per_process": 0.0,
         "memory_gib_per_process": None,
-        "environment": None,
         "max_run_duration_seconds": None,
         "priority": 0,
     }
     given = {name: getattr(settings, name) for name in usual}
+    asked = settings.environment
+    if asked is not None and not getattr(asked, "is_default", False):
+        given["environment"], usual["environment"] = asked, None
     processes = settings.mpi.process_count_per_node
     return {
         "target": getattr(settings.target, "name", settings.target),

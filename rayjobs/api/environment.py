@@ -1,192 +1,238 @@
-"""Environments in Azure ML v1's terms: Environment, its Python section, CondaDependencies.
+"""Environments in Azure ML v1's terms: Environment, its sections, and its versions in a workspace.
 
-Signatures: ``azureml.core`` 1.61 (`azureml.core.environment`, `azureml.core.conda_dependencies`).
+Signatures: ``azureml.core.environment`` 1.61.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import Problem, SpecError, UsageError
-from rayjobs.spec import conda, requirements
-from rayjobs.spec.text import write_yaml
+from rayjobs.api.conda_dependencies import CondaDependencies as CondaDependencies
+from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.spec import requirements
+from rayjobs.spec.curated import curated, curated_names, is_base_image
 
+if TYPE_CHECKING:
+    from rayjobs.api.workspace import Workspace
+
+DEFAULT_CPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu20.04"
+DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.1-cudnn8-ubuntu20.04"
+DEFAULT_SHM_SIZE = "2g"
+DEFAULT_NAME = "project"  # Source: the environment of a new RunConfiguration
+CURATED_PREFIX = "AzureML"
 _OWN = ("", "python")  # what Azure ML writes for the machine's own interpreter
+_DEFINITION = "azureml_environment.json"  # Source: files of Environment.save_to_directory
+_CONDA_FILE = "conda_dependencies.yml"
 
 
-class CondaDependencies:
-    """Python and packages. Packages of conda are kept, shown, and refused when a job is made."""
+class _Section:
+    """A part of an environment: equal to another one with the same values."""
 
-    def __init__(self, conda_dependencies_file_path: str | Path | None = None) -> None:
-        """Start empty, or with what a conda specification file says.
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
 
-        Raises:
-            NotFoundError: no such file.
-            SpecError: it is no specification, or needs conda.
-        """
-        self._python: str | None = None
-        self._pip: list[str] = []
-        self._conda: list[str] = []
-        self._channels: list[str] = []
-        if conda_dependencies_file_path is not None:
-            found = conda.read(Path(conda_dependencies_file_path))
-            self._python, self._pip = found.python, list(found.pip)
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """Return Python's version and the packages, without the options of pip."""
-        packages = [line for line in self._pip if not line.startswith("-")]
-        conda = f", conda={self._conda!r}" if self._conda else ""
-        return f"CondaDependencies(python={self._python!r}, pip={packages!r:.200}{conda})"
-
-    @staticmethod
-    def create(
-        pip_indexurl: str | None = None,
-        pip_packages: Sequence[str] | None = None,
-        conda_packages: Sequence[str] | None = None,
-        python_version: str | None = None,
-        pin_sdk_version: bool = True,
-    ) -> CondaDependencies:
-        """Return dependencies with these packages.
-
-        Args:
-            pip_indexurl: Index to take packages from.
-            pin_sdk_version: Accepted; no package of ours is needed in the environment.
-        """
-        made = CondaDependencies()
-        if pip_indexurl:
-            made.set_pip_option(f"--index-url {pip_indexurl}")
-        for package in pip_packages or ():
-            made.add_pip_package(package)
-        for package in conda_packages or ():
-            made.add_conda_package(package)
-        if python_version is not None:
-            made.set_python_version(python_version)
-        return made
-
-    def add_pip_package(self, pip_package: str) -> None:
-        """Add a line of a requirements file; one of the same package is replaced."""
-        self.remove_pip_package(pip_package)
-        self._pip.append(str(pip_package))
-
-    def remove_pip_package(self, pip_package: str) -> None:
-        """Take a package away, whatever its version."""
-        name = _name(pip_package)
-        self._pip = [line for line in self._pip if line.startswith("-") or _name(line) != name]
-
-    def add_conda_package(self, conda_package: str) -> None:
-        """Add a package of conda; ``python=3.11`` sets the version of Python."""
-        try:
-            found = conda.parse({"dependencies": [conda_package]}, name="", folder=Path("/"))
-        except SpecError:
-            self._conda.append(str(conda_package))
-        else:
-            self._python = found.python or self._python
-
-    def remove_conda_package(self, conda_package: str) -> None:
-        """Take a package of conda away, whatever its version."""
-        name = _name(conda_package)
-        self._conda = [one for one in self._conda if _name(one) != name]
-
-    def add_channel(self, channel: str) -> None:
-        """Note a channel of conda."""
-        self._channels.append(str(channel))
-
-    def set_python_version(self, version: str) -> None:
-        """Ask for a version of Python."""
-        self._python = str(version)
-
-    def set_pip_option(self, pip_option: str) -> None:
-        """Add an option of requirements files, such as ``--index-url URL``."""
-        self._pip.insert(0, str(pip_option))
-
-    def set_pip_requirements(self, pip_requirements: Sequence[str]) -> None:
-        """Replace all packages of pip."""
-        self._pip = [str(line) for line in pip_requirements]
-
-    @property
-    def python_version(self) -> str | None:
-        """The version of Python that is asked for."""
-        return self._python
-
-    @property
-    def pip_packages(self) -> list[str]:
-        """The packages of pip."""
-        return [line for line in self._pip if not line.startswith("-")]
-
-    @property
-    def pip_options(self) -> list[str]:
-        """The options of pip."""
-        return [line for line in self._pip if line.startswith("-")]
-
-    @property
-    def conda_packages(self) -> list[str]:
-        """The packages of conda, Python itself left out."""
-        return list(self._conda)
-
-    @property
-    def conda_channels(self) -> list[str]:
-        """The channels of conda."""
-        return list(self._channels)
-
-    def serialize_to_string(self) -> str:
-        """Return the dependencies as a conda specification (YAML)."""
-        python = f"python={self._python}" if self._python else "python"
-        data: dict[str, Any] = {"dependencies": [python, *self._conda]}
-        if self._pip:
-            data["dependencies"].append({"pip": list(self._pip)})
-        if self._channels:
-            data["channels"] = list(self._channels)
-        return write_yaml(data)
-
-    def save_to_file(self, base_directory: str | Path, conda_file_path: str | None = None) -> str:
-        """Write the specification into a folder; return the file's name."""
-        name = conda_file_path or "conda_dependencies.yml"
-        Path(base_directory, name).write_text(self.serialize_to_string())
-        return name
+        """Return what differs from a new one; no address or name of a registry's user."""
+        usual = vars(type(self)())
+        given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
+        shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
+        return f"{type(self).__name__}({shown})"
 
 
-class PythonSection:
-    """``environment.python``: an interpreter that is there, or what to install."""
+class PythonSection(_Section):
+    """``environment.python``: an interpreter that is there, or what to install.
+
+    Attributes:
+        user_managed_dependencies: Nothing is installed: the interpreter has what the script needs.
+        interpreter_path: That interpreter, or its virtual environment, on the target.
+        conda_dependencies: What to install.
+        conda_dependencies_file: Or a file that says so.
+        base_conda_environment: Accepted; the environment stands alone.
+    """
 
     def __init__(self) -> None:
         self.user_managed_dependencies = False
         self.interpreter_path: str = "python"
-        self.conda_dependencies: CondaDependencies | None = None
+        self.conda_dependencies: CondaDependencies = CondaDependencies()
         self.conda_dependencies_file: str | None = None
+        self.base_conda_environment: str | None = None
+
+    def wanted(self) -> CondaDependencies:
+        """Return what is to be installed, that of the file where one is named.
+
+        Raises:
+            NotFoundError, SpecError: see `CondaDependencies`.
+        """
+        if self.conda_dependencies_file is not None:
+            return CondaDependencies(self.conda_dependencies_file)
+        return self.conda_dependencies or CondaDependencies()
 
 
-class DockerSection:
-    """``environment.docker``: taken so that scripts go on; jobs run without containers."""
+class RegistryIdentity(_Section):
+    """A managed identity for a registry; accepted, nothing here has one."""
+
+    def __init__(self, resource_id: str | None = None, client_id: str | None = None) -> None:
+        self.resource_id = resource_id
+        self.client_id = client_id
+
+
+class ContainerRegistry(_Section):
+    """Where an image comes from, and who may have it.
+
+    Attributes:
+        username, password: Give a password by reference, as ``${RAYJOBS_SECRET_REGISTRY}``: a
+            definition is stored.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.username: str | None = None
+        self.password: str | None = None
+        self.registry_identity: RegistryIdentity | None = None
+
+
+class DockerImagePlatform(_Section):
+    """Which machines an image is for."""
+
+    def __init__(self, os: str = "Linux", architecture: str = "amd64") -> None:
+        self.os = os
+        self.architecture = architecture
+
+
+class DockerBuildContext(_Section):
+    """A folder with a Dockerfile."""
+
+    def __init__(
+        self,
+        location_type: str = "localfile",
+        location: str = ".",
+        dockerfile_path: str = "Dockerfile",
+    ) -> None:
+        self.location_type = location_type
+        self.location = location
+        self.dockerfile_path = dockerfile_path
+
+    @staticmethod
+    def from_local_directory(
+        workspace: Any = None, path: str = ".", dockerfile_path: str = "Dockerfile"
+    ) -> DockerBuildContext:
+        """Return the context of a folder on this machine."""
+        return DockerBuildContext("localfile", str(Path(path).absolute()), dockerfile_path)
+
+
+class DockerSection(_Section):
+    """``environment.docker``: the image that a script runs in.
+
+    Attributes:
+        enabled: Accepted; an image that is named is used.
+        base_image: The image; the default one of Azure ML has no packages of its own, and stands
+            for the target's own environment.
+    """
 
     def __init__(self) -> None:
         self.enabled = False
-        self.base_image: str | None = None
+        self.base_image: str | None = DEFAULT_CPU_IMAGE
         self.base_dockerfile: str | None = None
+        self.base_image_registry = ContainerRegistry()
+        self.build_context: DockerBuildContext | None = None
+        self.platform = DockerImagePlatform()
+        self.arguments: list[str] = []
+        self.shared_volumes = True
+        self.gpu_support = False
+        self.shm_size: str | None = DEFAULT_SHM_SIZE
+
+
+class SparkSection(_Section):
+    """``environment.spark``: kept; jobs of Spark are not run."""
+
+    def __init__(self) -> None:
+        self.repositories: list[str] = []
+        self.packages: list[Any] = []
+        self.precache_packages = True
+
+
+class RSection(_Section):
+    """``environment.r``: kept; jobs of R run through ``command``."""
+
+    def __init__(self) -> None:
+        self.r_version: str | None = None
+        self.user_managed = False
+        self.rscript_path: str | None = None
+        self.snapshot_date: str | None = None
+        self.cran_packages: list[Any] = []
+        self.github_packages: list[Any] = []
+        self.custom_url_packages: list[str] = []
+        self.bioconductor_packages: list[str] = []
+
+
+class DatabricksSection(_Section):
+    """``environment.databricks``: kept; jobs of Databricks are not run."""
+
+    def __init__(self) -> None:
+        self.maven_libraries: list[Any] = []
+        self.pypi_libraries: list[Any] = []
+        self.rcran_libraries: list[Any] = []
+        self.jar_libraries: list[Any] = []
+        self.egg_libraries: list[Any] = []
+
+
+_SECTIONS: Mapping[str, type[_Section]] = {
+    "python": PythonSection,
+    "docker": DockerSection,
+    "spark": SparkSection,
+    "r": RSection,
+    "databricks": DatabricksSection,
+}
 
 
 class Environment:
-    """Where a script runs: an interpreter of the target, or packages that are installed there.
+    """Where a script runs: an interpreter of the target, packages that are installed, an image.
 
     Attributes:
+        version: The version that the workspace gave it; None: it is not registered.
         environment_variables: Set in the script, those of the run configuration on top.
+        inferencing_stack_version: Kept; models are not served.
     """
 
-    def __init__(self, name: str) -> None:
-        if not isinstance(name, str) or not name:
+    def __init__(self, name: str, **kwargs: Any) -> None:
+        """Start with nothing to install: the target's own Python.
+
+        Raises:
+            UsageError: the name is not one, or something unknown is given.
+        """
+        if not isinstance(name, str) or not name.strip():
             raise UsageError(f"an environment's name is {name!r}; give a text")
         self.name = name
         self.version: str | None = None
+        self.asset_id: str | None = None
         self.python = PythonSection()
         self.docker = DockerSection()
+        self.spark = SparkSection()
+        self.r = RSection()
+        self.databricks = DatabricksSection()
         self.environment_variables: dict[str, str] = {}
+        self.inferencing_stack_version: str | None = None
+        for key, value in kwargs.items():
+            if key not in vars(self):
+                raise UsageError(
+                    f"an Environment has no {key}; it has {', '.join(sorted(vars(self)))}"
+                )
+            setattr(self, key, value)
 
     def __repr__(self) -> str:
         """Return its name and what it is made of; no variable, since one may be secret."""
-        of = self.python.conda_dependencies or self.python.interpreter_path
+        wanted = self.python.conda_dependencies
+        of = self.python.interpreter_path if wanted is None or wanted.is_empty else wanted
         return f"Environment({self.name!r}, {of!r})"
+
+    # -- made from something -----------------------------------------------------------------------
 
     @staticmethod
     def from_pip_requirements(
@@ -202,55 +248,245 @@ class Environment:
             SpecError: it cannot be read.
         """
         made = Environment(name)
-        made.python.conda_dependencies = CondaDependencies()
         made.python.conda_dependencies.set_pip_requirements(requirements.read(Path(file_path)))
         return made
 
     @staticmethod
     def from_conda_specification(name: str, file_path: str | Path) -> Environment:
-        """Return an environment with the Python and the pip packages of a conda specification.
+        """Return an environment with what a conda specification asks for.
 
         Raises:
             NotFoundError: no such file.
-            SpecError: it is no specification, or needs conda.
+            SpecError: it is not a specification.
         """
         made = Environment(name)
         made.python.conda_dependencies = CondaDependencies(file_path)
         return made
 
     @staticmethod
-    def from_existing_conda_environment(name: str, conda_environment_name: str) -> Environment:
-        """Refused: which conda environments a target has is not known here.
+    def from_existing_conda_environment(
+        name: str, conda_environment_name: str
+    ) -> Environment | None:
+        """Return an environment that uses a conda environment of this machine as it is.
+
+        The target must have it at the same path.
+
+        Returns:
+            None where there is no conda environment of that name.
+        """
+        folder = _conda_environment(conda_environment_name)
+        if folder is None:
+            return None
+        made = Environment(name)
+        made.python.user_managed_dependencies = True
+        made.python.interpreter_path = str(folder / "bin" / "python")
+        return made
+
+    @staticmethod
+    def from_docker_image(
+        name: str,
+        image: str,
+        container_registry: ContainerRegistry | None = None,
+        conda_specification: str | Path | None = None,
+        pip_requirements: str | Path | None = None,
+    ) -> Environment:
+        """Return an environment of an image, with packages added where a file names them.
 
         Raises:
-            UsageError: always.
+            UsageError: two files are given.
         """
-        raise UsageError(
-            f"the conda environment {conda_environment_name!r} is not looked up; set "
-            f"environment.python.user_managed_dependencies = True and interpreter_path to its path"
-        )
+        made = Environment(name)
+        made.docker.base_image = image
+        if container_registry is not None:
+            made.docker.base_image_registry = container_registry
+        made._add_packages(conda_specification, pip_requirements)
+        return made
+
+    @staticmethod
+    def from_dockerfile(
+        name: str,
+        dockerfile: str | Path,
+        conda_specification: str | Path | None = None,
+        pip_requirements: str | Path | None = None,
+    ) -> Environment:
+        """Return an environment of an image that a Dockerfile describes: its text, or its path.
+
+        Raises:
+            UsageError: two files are given.
+        """
+        made = Environment(name)
+        made.docker.base_image = None
+        made.docker.base_dockerfile = _text_or_file(dockerfile)
+        made._add_packages(conda_specification, pip_requirements)
+        return made
+
+    @staticmethod
+    def from_docker_build_context(
+        name: str, docker_build_context: DockerBuildContext
+    ) -> Environment:
+        """Return an environment of an image that is built from a folder with a Dockerfile."""
+        made = Environment(name)
+        made.docker.base_image = None
+        made.docker.build_context = docker_build_context
+        made.python.user_managed_dependencies = True
+        return made
+
+    def _add_packages(self, conda_file: str | Path | None, pip_file: str | Path | None) -> None:
+        if conda_file is not None and pip_file is not None:
+            raise UsageError("give conda_specification or pip_requirements, not both")
+        if conda_file is not None:
+            self.python.conda_dependencies = CondaDependencies(conda_file)
+        elif pip_file is not None:
+            lines = requirements.read(Path(pip_file))
+            self.python.conda_dependencies.set_pip_requirements(lines)
+        else:
+            self.python.user_managed_dependencies = True
 
     def clone(self, new_name: str) -> Environment:
-        """Return a copy under another name."""
-        import copy
+        """Return a copy under another name, which is not registered.
 
+        Raises:
+            UsageError: the name is one of Azure ML's own.
+        """
+        if not isinstance(new_name, str) or not new_name.strip():
+            raise UsageError(f"an environment's name is {new_name!r}; give a text")
+        _refuse_reserved(new_name)
         made = copy.deepcopy(self)
-        made.name, made.version = new_name, None
+        made.name, made.version, made.asset_id = new_name, None, None
         return made
+
+    # -- versions in a workspace -------------------------------------------------------------------
+
+    @staticmethod
+    def get(
+        workspace: Workspace, name: str, version: str | None = None, label: str | None = None
+    ) -> Environment:
+        """Return a registered environment, the newest version by default.
+
+        A curated name of Azure ML gives what that environment asked for; what cannot be had is
+        substituted when a job is submitted.
+
+        Raises:
+            NotFoundError: there is no such environment or version.
+            UsageError: a version and a label are given.
+        """
+        if version is not None and label is not None:
+            raise UsageError("give a version or a label, not both")
+        found = curated(name)
+        if found is not None:
+            made = Environment(name)
+            made.version = version or "1"
+            made.python.conda_dependencies = CondaDependencies.create(
+                pip_packages=["azureml-defaults", *found.pip], python_version=found.python
+            )
+            made.docker.base_image = DEFAULT_GPU_IMAGE if found.gpu else DEFAULT_CPU_IMAGE
+            return made
+        raise NotFoundError(
+            f"there is no environment {name!r}; curated ones are {', '.join(curated_names())}"
+        )
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def save_to_directory(self, path: str | Path, overwrite: bool = False) -> None:
+        """Write the definition into a folder: ``azureml_environment.json`` and its conda file.
+
+        Raises:
+            UsageError: the folder is there, and `overwrite` is not set.
+        """
+        folder = Path(path)
+        if folder.exists() and not overwrite:
+            raise UsageError(f"{folder} exists; name another folder, or set overwrite=True")
+        folder.mkdir(parents=True, exist_ok=True)
+        values = self.to_dict()
+        (folder / _DEFINITION).write_text(json.dumps(values, indent=4) + "\n")
+        self.python.wanted().save_to_file(folder, _CONDA_FILE)
+        if self.docker.base_dockerfile is not None:
+            (folder / "BaseDockerfile").write_text(self.docker.base_dockerfile)
+
+    @staticmethod
+    def load_from_directory(path: str | Path) -> Environment:
+        """Return the environment that `save_to_directory` wrote; its conda file counts.
+
+        Raises:
+            UsageError: the folder has no definition that can be read.
+        """
+        folder = Path(path)
+        try:
+            values = json.loads((folder / _DEFINITION).read_text())
+            made = Environment.from_dict(values)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{folder} has no environment that can be read: {error}; "
+                f"Environment.save_to_directory writes one"
+            ) from error
+        file = folder / _CONDA_FILE
+        if file.is_file():
+            made.python.conda_dependencies = CondaDependencies(file)
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the definition as plain data, in Azure ML's own keys."""
+        values: dict[str, Any] = {"name": self.name, "version": self.version}
+        values["environmentVariables"] = dict(self.environment_variables)
+        values["inferencingStackVersion"] = self.inferencing_stack_version
+        for name in _SECTIONS:
+            values[name] = _plain(getattr(self, name))
+        values["python"]["condaDependencies"] = self.python.wanted().as_dict()
+        return values
+
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Environment:
+        """Return the environment of what `to_dict` returned.
+
+        Raises:
+            KeyError, TypeError, SpecError: it is not such a definition.
+        """
+        made = Environment(values["name"])
+        made.version = values.get("version")
+        made.environment_variables = dict(values.get("environmentVariables") or {})
+        made.inferencing_stack_version = values.get("inferencingStackVersion")
+        for name in _SECTIONS:
+            _fill(getattr(made, name), values.get(name) or {})
+        return made
+
+    # -- what a job asks for -----------------------------------------------------------------------
+
+    @property
+    def image(self) -> str | None:
+        """The image that a script runs in; None: none, or a base of Azure ML's without packages."""
+        image = self.docker.base_image
+        return None if image is None or is_base_image(image) else image
+
+    @property
+    def is_default(self) -> bool:
+        """Whether it is that of a new configuration, and unchanged."""
+        return self.name == DEFAULT_NAME and self.is_own
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it stands for the target's own Python: nothing to install, no image."""
+        docker = self.docker
+        if self.image is not None or docker.base_dockerfile or docker.build_context is not None:
+            return False
+        if self.python.user_managed_dependencies:
+            return os.fspath(self.python.interpreter_path) in _OWN
+        wanted = self.python.conda_dependencies
+        has_file = self.python.conda_dependencies_file is not None
+        return not has_file and (wanted is None or wanted.is_empty)
 
     def to_spec(self) -> str | dict[str, Any] | None:
         """Return what a job's spec says under `environment`.
 
         Raises:
-            SpecError: it asks for what only conda or a container could give.
+            SpecError: it names an image.
         """
-        image = self.docker.base_image or self.docker.base_dockerfile
+        image = self.image or self.docker.base_dockerfile or self.docker.build_context
         if image is not None:
             raise SpecError(
                 problems=[
                     Problem(
                         "environment.docker",
-                        f"names an image ({image[:80]!r}); jobs run without containers.",
+                        f"names an image ({str(image)[:80]!r}); jobs run without containers.",
                         "Set docker.base_image to None; what it has installed must be on the "
                         "target, or among the packages.",
                     )
@@ -259,20 +495,128 @@ class Environment:
         if self.python.user_managed_dependencies:
             path = os.fspath(self.python.interpreter_path)
             return None if path in _OWN else path
-        wanted = self.python.conda_dependencies
-        if self.python.conda_dependencies_file is not None:
-            wanted = CondaDependencies(self.python.conda_dependencies_file)
-        if wanted is None:
+        wanted = self.python.wanted()
+        if wanted.is_empty:
             return None
-        if wanted.conda_packages:
-            raise SpecError(problems=[conda.needs_conda(wanted.conda_packages, "environment")])
-        lines = [*wanted.pip_options, *wanted.pip_packages]
-        return {"name": self.name, "python": wanted.python_version, "pip": lines}
+        return {
+            "name": self.name,
+            "python": wanted.python_version,
+            "pip": [*wanted.pip_options, *wanted.pip_packages],
+            "conda": wanted.conda_packages,
+            "channels": wanted.conda_channels if wanted.conda_packages else [],
+        }
 
 
-def _name(line: str) -> str:
-    """Return the name of the package that a line asks for, as indexes compare names."""
-    import re
+class FrameworkEnvironment(Environment):
+    """The environment of an estimator: the target's own Python, with what is added to it.
 
-    found = re.match(r"[A-Za-z0-9._-]+", line.strip())
-    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
+    Attributes:
+        framework: Requirements of the framework, which the target has.
+        if_used: Requirements that only some scripts use.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        framework: Sequence[str] = (),
+        if_used: Sequence[str] = (),
+        *,
+        python: str | None = None,
+    ) -> None:
+        super().__init__(name)
+        self.framework = tuple(framework)
+        self.if_used = tuple(if_used)
+        self.framework_python = python
+
+    def add(self, wanted: CondaDependencies) -> None:
+        """Add packages to those of the framework."""
+        self.python.conda_dependencies = wanted
+
+    @property
+    def is_default(self) -> bool:
+        """Whether nothing is added to the framework, and no version of it is asked for."""
+        return self.framework_python is None and self.is_own
+
+    def to_spec(self) -> str | dict[str, Any] | None:
+        """Return what a job's spec says under `environment`: packages on the target's own."""
+        asked = super().to_spec()
+        if isinstance(asked, str) or (asked is None and not self.framework):
+            return asked
+        added = asked or {"name": self.name, "python": None, "pip": []}
+        return {
+            **added,
+            "python": added["python"] or self.framework_python,
+            "pip": [*self.framework, *added["pip"]],
+            "base": "target",
+            "if_used": list(self.if_used),
+        }
+
+
+def _refuse_reserved(name: str) -> None:
+    if name.lower().startswith(CURATED_PREFIX.lower()):
+        raise UsageError(
+            f"the environment {name!r} cannot have this name: those that begin with "
+            f"{CURATED_PREFIX} are Azure ML's own; clone it under another one"
+        )
+
+
+def _text_or_file(dockerfile: str | Path) -> str:
+    text = str(dockerfile)
+    if "\n" not in text and len(text) < 4096 and Path(text).is_file():
+        return Path(text).read_text()
+    return text
+
+
+def _conda_environment(name: str) -> Path | None:
+    """Return the folder of a conda environment of this machine."""
+    home = Path.home()
+    roots = [os.environ.get("CONDA_ENVS_PATH", ""), os.environ.get("CONDA_PREFIX_1", "")]
+    roots += [os.environ.get("CONDA_PREFIX", ""), os.environ.get("MAMBA_ROOT_PREFIX", "")]
+    folders = [Path(one) for one in roots if one]
+    folders += [
+        home / one for one in ("miniconda3", "anaconda3", "miniforge3", "mambaforge", ".conda")
+    ]
+    folders += [Path("/opt/conda"), Path("/opt/miniconda")]
+    candidates = [Path(name)] if "/" in name else []
+    for folder in folders:
+        candidates += [folder / "envs" / name, folder / name]
+        if name == "base" or folder.name == name:
+            candidates.append(folder)
+    return next((one for one in candidates if (one / "bin" / "python").exists()), None)
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _plain(section: _Section) -> dict[str, Any]:
+    """Return a section as plain data; of a registry, no password that is not a reference."""
+    values: dict[str, Any] = {}
+    for name, value in vars(section).items():
+        if isinstance(value, CondaDependencies):
+            value = value.as_dict()
+        elif isinstance(value, _Section):
+            value = _plain(value)
+        elif name == "password" and value and not str(value).startswith("${"):
+            value = None
+        values[_camel(name)] = value
+    return values
+
+
+def _fill(section: _Section, values: Mapping[str, Any]) -> None:
+    for name, old in list(vars(section).items()):
+        key = _camel(name)
+        if key not in values:
+            continue
+        value = values[key]
+        if isinstance(old, CondaDependencies):
+            value = CondaDependencies.from_dict(value)
+        elif isinstance(old, _Section):
+            _fill(old, value or {})
+            continue
+        elif name == "build_context" and isinstance(value, Mapping):
+            made = DockerBuildContext()
+            _fill(made, value)
+            value = made
+        setattr(section, name, value)

@@ -5,7 +5,6 @@ Signatures: ``azureml-train-core`` 1.0.85 to 1.62.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,12 @@ from rayjobs.api.configs import (
     needs_of,
     shown,
 )
-from rayjobs.api.environment import CondaDependencies, Environment
+from rayjobs.api.environment import CondaDependencies, Environment, FrameworkEnvironment
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
 from rayjobs.spec import requirements
+from rayjobs.spec.curated import FRAMEWORK_PYTHON, PYTORCH_VERSIONS, pytorch
 from rayjobs.submit.project import default_target
 
 # What Azure ML calls machines that may be taken away, and others.
@@ -159,8 +159,8 @@ class Estimator:
         ]
         arguments = _arguments(script_params or {}, problems)
         environment = environment_definition
-        if any(packages.values()) and not problems:
-            environment = _environment(packages, conda_file, pip_file, problems)
+        if environment is None and not user_managed and not problems:
+            environment = self._environment(packages, Path(source_directory), problems)
         if problems:
             raise SpecError(problems=problems)
         settings = RunConfiguration(framework="PyTorch" if backend != "none" else "Python")
@@ -169,7 +169,8 @@ class Estimator:
         settings.mpi.process_count_per_node = processes
         settings.communicator = {"mpi": "OpenMpi", "none": "None"}.get(backend, backend)
         settings.environment_variables = dict(environment_variables or {})
-        settings.environment = environment
+        if environment is not None:
+            settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
         settings.gpus_per_process = 1.0 if use_gpu else 0.0
@@ -215,6 +216,48 @@ class Estimator:
         config.inputs = list(self._inputs if inputs is None else inputs)
         return config
 
+    def _framework(self) -> FrameworkEnvironment:
+        """Return the environment that packages are added to."""
+        return FrameworkEnvironment("estimator")
+
+    def _environment(
+        self, packages: Mapping[str, Any], source: Path, problems: list[Problem]
+    ) -> Environment | None:
+        """Return the framework with an estimator's packages; what cannot be had is a problem.
+
+        Files are relative to the source directory. Source: `_estimator_helper` of
+        azureml-train-core. One that is not there is looked for where the program runs.
+        """
+        name = "pip_requirements_file"
+        try:
+            if packages["conda_dependencies_file"] is not None:
+                name = "conda_dependencies_file"
+                file = _in_source(source, packages[name])
+                # It replaces the framework's packages.
+                return Environment.from_conda_specification("estimator", file)
+            made = self._framework()
+            wanted = CondaDependencies.create(
+                pip_packages=packages["pip_packages"], conda_packages=packages["conda_packages"]
+            )
+            if packages[name] is not None:
+                lines = requirements.read(_in_source(source, packages[name]), field=name)
+                wanted.set_pip_requirements([*lines, *wanted.pip_lines])
+            made.add(wanted)
+            return made
+        except SpecError as error:
+            problems.extend(error.problems)
+        except (NotFoundError, UsageError) as error:
+            problems.append(Problem(name, f"{error.message}."))
+        return None
+
+    @property
+    def conda_dependencies(self) -> CondaDependencies:
+        """The packages of the job's environment."""
+        environment = self.run_config.environment
+        if not isinstance(environment, Environment):
+            return CondaDependencies()
+        return environment.python.conda_dependencies
+
     def _distribution(
         self, nodes: int, processes: int, backend: str | None, training: Any
     ) -> tuple[int, int, str]:
@@ -259,7 +302,7 @@ class PyTorch(Estimator):
     BACKENDS = ("mpi", "gloo", "nccl")
     FRAMEWORK_NAME = "PyTorch"
     DEFAULT_VERSION = "1.4"
-    _VERSIONS = ("1.0", "1.1", "1.2", "1.3", "1.4", "1.5", "1.6")
+    _VERSIONS = PYTORCH_VERSIONS
 
     def __init__(
         self,
@@ -271,29 +314,36 @@ class PyTorch(Estimator):
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        The version is checked and noted; the job runs with the torch of its environment, of which
-        a warning reminds who names one.
+        A version asks for the torch, torchvision and Horovod of its image. What the target cannot
+        have is substituted when the job is submitted, and listed then.
         """
         version = framework_version or self.DEFAULT_VERSION
         if version not in self._VERSIONS:
             raise UsageError(
-                f"framework_version is {framework_version!r}; known are "
-                f"{', '.join(self._VERSIONS)} (the job runs with the torch of its environment)"
+                f"framework_version is {framework_version!r}; known are {', '.join(self._VERSIONS)}"
             )
+        self._asked_version = framework_version
         super().__init__(source_directory, **options)
-        if framework_version is not None:
-            warnings.warn(
-                f"framework_version={framework_version!r} is noted only: the job runs with the "
-                f"torch that is installed in its environment.",
-                stacklevel=2,
-            )
         self.framework_version = version
         self.run_config.framework = "PyTorch"
+
+    def _framework(self) -> FrameworkEnvironment:
+        version = self._asked_version
+        packages, if_used = pytorch(version)
+        name = f"PyTorch {version}" if version else "PyTorch"
+        python = FRAMEWORK_PYTHON if version else None
+        return FrameworkEnvironment(name, packages, if_used, python=python)
 
     @classmethod
     def get_supported_versions(cls) -> list[str]:
         """Return the versions that may be named."""
         return list(cls._VERSIONS)
+
+
+def _in_source(source: Path, file: str) -> Path:
+    path = Path(file).expanduser()
+    inside = source.expanduser() / path
+    return inside if inside.exists() or not path.exists() else path
 
 
 def _agreed(name: str, given: int, named: int) -> int:
@@ -382,38 +432,6 @@ def _exclusions(
             else Problem("use_docker", "False excludes a custom image.")
         )
     return problems
-
-
-def _environment(
-    packages: Mapping[str, Any],
-    conda_file: str | None,
-    pip_file: str | None,
-    problems: list[Problem],
-) -> Environment | None:
-    """Return the environment of an estimator's packages; what cannot be had is a problem.
-
-    Source: MMLBaseEstimator: files are relative to the source directory, or to where the program
-    runs; the latter is done here.
-    """
-    try:
-        if conda_file is not None:
-            return Environment.from_conda_specification("estimator", conda_file)
-        made = Environment("estimator")
-        wanted = CondaDependencies.create(
-            pip_packages=packages["pip_packages"], conda_packages=packages["conda_packages"]
-        )
-        if pip_file is not None:
-            lines = requirements.read(Path(pip_file), field="pip_requirements_file")
-            wanted.set_pip_requirements([*lines, *wanted.pip_packages])
-        made.python.conda_dependencies = wanted
-        made.to_spec()
-        return made
-    except SpecError as error:
-        problems.extend(error.problems)
-    except NotFoundError as error:
-        name = "conda_dependencies_file" if conda_file is not None else "pip_requirements_file"
-        problems.append(Problem(name, f"{error.message}."))
-    return None
 
 
 def _arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:

@@ -92,6 +92,7 @@ def plan_text(plan: dict[str, Any]) -> str:
         ("Left out", packed.get("left_out_text", "")),
         ("Environment", JobSpec.model_validate(spec).environment_text),
         ("Image", JobSpec.model_validate(spec).container_text),
+        *[("Substitute", str(one)) for one in JobSpec.model_validate(spec).substitutes],
         ("Target", f"{placed['target']} ({placed['target_state']})"),
         ("Place", f"{counted(shape['nodes'], 'node')} with {each}"),
         ("Processes", str(sum(len(host["ranks"]) for host in placed["hosts"]))),

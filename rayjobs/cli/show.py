@@ -174,6 +174,7 @@ def _head(
         *[(f"Input {one['name']}", _input_text(one)) for one in inputs],
         *[("Changed", str(one["changed"])) for one in inputs if one.get("changed")],
         *[("Left out", sentence) for sentence in lost],
+        *[("Substitute", str(one)) for one in job.spec.substitutes],
         ("Resumes from", job.spec.resume_from or ""),
         ("Array", _array_text(job)),
         ("After", ", ".join(f"{one.job} ({one.when})" for one in job.spec.depends_on)),

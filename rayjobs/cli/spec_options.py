@@ -172,6 +172,12 @@ _OPTIONS: Sequence[Callable[[Any], Any]] = (
         help="Where to run; default: see `rayjobs target use`.",
     ),
     _option("--cold", is_flag=True, default=None, help="A fresh interpreter for each process."),
+    _option(
+        "--strict",
+        is_flag=True,
+        default=None,
+        help="Refuse the job where an environment's packages would be substituted.",
+    ),
     _option("--log-cap", metavar="SIZE", help="Keep start and end of a longer log [1GiB]."),
 )
 
@@ -198,7 +204,7 @@ def from_options(
     for option, path in PLAIN.items():
         if options.get(option) is not None:
             _put(data, path, options[option])
-    for flag in ("preemptible", "cold"):
+    for flag in ("preemptible", "cold", "strict"):
         if options.get(flag):
             data[flag] = True
     if options.get("node_type"):

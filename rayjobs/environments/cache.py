@@ -47,6 +47,11 @@ class Cache:
         """What requests were resolved to."""
         return self.root / "requests"
 
+    @property
+    def base(self) -> Path:
+        """What the resolver learns of the target's own packages."""
+        return self.root / "base"
+
     def folder(self, key: str) -> Path:
         """Return where an environment is, once it is whole."""
         return self.root / key

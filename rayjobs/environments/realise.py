@@ -20,8 +20,10 @@ from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
+from rayjobs.environments import base as bases
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments import settings
+from rayjobs.environments.base import Base
 from rayjobs.environments.building import BuildLog, Control, run
 from rayjobs.environments.cache import Cache
 from rayjobs.environments.interpreter import Interpreter
@@ -120,13 +122,19 @@ class Environments:
             secrets=requirements.secrets_of(lines),
             pip_files=settings.pip_files(os.environ),
         )
-        request = Request(lines, await self._interpreter(asked.get("python"), work))
-        lock = await self._resolved(request, work)
+        constraints = tuple(str(line) for line in asked.get("constraints") or ())
+        base = None
+        if asked.get("base") is not None:
+            base = await asyncio.to_thread(bases.installed)
+        python = await self._interpreter(asked.get("python"), work)
+        digest = None if base is None else base.digest()
+        request = Request(lines, python, constraints, digest)
+        lock = await self._resolved(request, base, work)
         key = request.key(lock)
         async with self._alone(key, work):
             built = not self._cache.is_whole(key)
             if built:
-                await self._build(key, lock, request, work)
+                await self._build(key, lock, request, base, work)
             self._cache.touch(key)
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
@@ -140,7 +148,7 @@ class Environments:
         found = await _found_by_uv(named, work)
         return await interpreters.ask(found)
 
-    async def _resolved(self, request: Request, work: Work) -> str:
+    async def _resolved(self, request: Request, base: Base | None, work: Work) -> str:
         """Return the lock of a request: kept here, or of an earlier attempt, or made now."""
         digest = request.digest()
         async with self._alone(digest, work):
@@ -149,35 +157,48 @@ class Environments:
                 lock = work.known_lock
                 self._cache.keep_resolved(digest, lock)
             if lock is None:
-                lock = await self._resolve(request, work)
+                lock = await self._resolve(request, base, work)
                 self._cache.keep_resolved(digest, lock)
         return lock
 
-    async def _resolve(self, request: Request, work: Work) -> str:
+    async def _resolve(self, request: Request, base: Base | None, work: Work) -> str:
         head = "".join(f"{line}\n" for line in [request.head().rstrip("\n"), *request.options])
         if not request.packages:
             return head
         work.tell(f"resolving {_listed(request.packages)}", {"step": "resolve"})
         folder = work.paths.tmp
         wanted, made = folder / "requirements.in", folder / "requirements.lock"
+        limits = folder / "constraints.in"
         wanted.write_text("".join(f"{line}\n" for line in request.lines))
         arguments = [
             *(settings.find_uv(), "pip", "compile", "--generate-hashes", "--no-header"),
             *("--no-annotate", "--quiet", "--python", request.interpreter.path),
             *("--output-file", str(made), str(wanted)),
         ]
+        if request.constraints:
+            limits.write_text("".join(f"{line}\n" for line in request.constraints))
+            arguments += ["--constraints", str(limits)]
+        if base is not None:
+            stand_ins = await asyncio.to_thread(bases.wheels, base, self._cache.base)
+            made.write_text(base.preferences())
+            arguments += ["--find-links", str(stand_ins)]
         try:
             await self._run(arguments, work, "the packages cannot be resolved")
             text = made.read_text()
         finally:
-            wanted.unlink(missing_ok=True)
-            made.unlink(missing_ok=True)
+            for file in (wanted, made, limits):
+                file.unlink(missing_ok=True)
+        if base is not None:
+            text, own = base.without_own(text)
+            text += "".join(f"# of the target: {line}\n" for line in own)
         for name in requirements.secrets_of(request.lines):
             if work.env[name]:
                 text = text.replace(work.env[name], f"${{{name}}}")
         return head + text
 
-    async def _build(self, key: str, lock: str, request: Request, work: Work) -> None:
+    async def _build(
+        self, key: str, lock: str, request: Request, base: Base | None, work: Work
+    ) -> None:
         began_s = time.monotonic()
         packages = [line for line in lock.splitlines() if line and line[0] not in "#- "]
         count = f"{len(packages)} package{'s' * (len(packages) != 1)}"
@@ -194,11 +215,16 @@ class Environments:
             if packages:
                 (folder / "lock.txt").write_text(lock)
                 sync = [uv, "pip", "sync", "--compile-bytecode"]
+                if base is not None:
+                    # For what source archives need at their build.
+                    sync += ["--find-links", str(bases.wheels(base, self._cache.base))]
                 await self._run(
                     [*sync, "--python", str(venv / "bin" / "python"), str(folder / "lock.txt")],
                     work,
                     "the packages cannot be installed",
                 )
+            if base is not None:
+                base.open_to(venv)
             took_s = round(time.monotonic() - began_s, 3)
             record = {"key": key, "python": request.interpreter.version_text, "took_s": took_s}
             await asyncio.to_thread(self._cache.finish, key, venv, record)

@@ -22,10 +22,14 @@ class Request:
 
     Attributes:
         lines: Of a requirements file, options among them.
+        constraints: Requirements that limit versions alone.
+        base: Digest of the packages that these are added to; None: of none.
     """
 
     lines: tuple[str, ...]
     interpreter: Interpreter
+    constraints: tuple[str, ...] = ()
+    base: str | None = None
 
     @property
     def options(self) -> list[str]:
@@ -50,6 +54,8 @@ class Request:
                 self.interpreter.version_text,
                 self.interpreter.platform,
                 [_stamp(path) for path in _local(self.lines)],
+                list(self.constraints),
+                self.base,
             ]
         )
 
@@ -68,7 +74,8 @@ class Request:
         """Return the name of the environment that has what a lock says, for this interpreter."""
         real = os.path.realpath(self.interpreter.path)
         body = lock.partition(_REQUEST)[2].partition("\n")[2]
-        return _digest([FORMAT, body, real, self.interpreter.version_text])[:32]
+        values = [FORMAT, body, real, self.interpreter.version_text, self.base]
+        return _digest(values)[:32]
 
 
 def _digest(values: object) -> str:

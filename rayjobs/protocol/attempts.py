@@ -100,6 +100,12 @@ class PackagesRequest(Message):
     name: str | None = None
     pip: tuple[str, ...] = ()
     python: str | None = None
+    constraints: tuple[str, ...] = ()
+    conda: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    conda_command: str | None = None
+    link_scripts: bool = False
+    base: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

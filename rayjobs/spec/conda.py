@@ -1,13 +1,13 @@
-"""Conda specifications: their Python and their pip packages; anything else of conda is refused.
+"""Conda specifications: Python, conda packages with their channels, and pip packages.
 
-No conda is run here. A specification that asks for nothing but Python and packages of pip says
-the same as a list of those packages, and is taken as such.
+A specification that asks for nothing but Python and packages of pip needs no conda: it says the
+same as a list of those packages.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,23 +18,29 @@ from rayjobs.spec.text import parse_yaml
 
 _PYTHON = re.compile(r"python\s*(?:={1,2}\s*([0-9][0-9.]*?)(?:\.?\*)?|([<>!~][^\s\[]*))?\s*")
 _PIP = re.compile(r"(?:pip|setuptools|wheel)\s*(?:[<>=!~ ].*)?")
+_EXACT = re.compile(r"([A-Za-z0-9_.-]+)\s*(={1,2})\s*([0-9][^\s=]*)(?:=[^\s=]+)?")
+_BOUNDS = re.compile(r"([A-Za-z0-9_.-]+)\s*([<>!~=][^\s|]*)")
 # Where and under which name conda installs: they do not change what is installed.
-_WITHOUT_EFFECT = frozenset({"name", "channels", "prefix"})
-_MOST_NAMED = 8
+_WITHOUT_EFFECT = frozenset({"name", "prefix"})
+_KNOWN = _WITHOUT_EFFECT | {"channels", "dependencies", "platforms"}
 
 
 @dataclass(frozen=True)
 class Specification:
-    """The part of a conda specification that pip can install.
+    """What a conda specification asks for.
 
     Attributes:
         python: A version, or None for any.
         pip: Lines of requirements.
+        conda: Packages of conda besides Python, as match specifications.
+        channels: Where these come from, the one that wins first.
     """
 
     name: str | None
     python: str | None
     pip: tuple[str, ...]
+    conda: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
 
 
 def read(path: Path, *, field: str = "environment") -> Specification:
@@ -42,7 +48,7 @@ def read(path: Path, *, field: str = "environment") -> Specification:
 
     Raises:
         NotFoundError: no such file.
-        SpecError: not a specification, or it needs conda; names every package that does.
+        SpecError: not a specification.
     """
     path = path.expanduser().absolute()
     text = requirements.text_of(path, field)
@@ -60,43 +66,64 @@ def parse(data: Any, *, name: str, folder: Path, field: str = "environment") -> 
         raise _refused(
             field, f"{name} is not a conda specification.", "It needs a list `dependencies:`."
         )
-    unknown = sorted(set(map(str, data)) - _WITHOUT_EFFECT - {"dependencies"})
+    unknown = sorted(set(map(str, data)) - _KNOWN)
     if unknown:
         raise _refused(
             field,
-            f"{name} has {', '.join(unknown)}, which cannot be carried out without conda.",
+            f"{name} has {', '.join(unknown)}, which is not carried out.",
             "Take it out; variables of the script go to environment_variables.",
         )
-    python, lines, foreign = None, [], []
+    channels = data.get("channels") or []
+    if not isinstance(channels, list):
+        raise _refused(field, f"{name} has channels that are not a list.", "Write one a line.")
+    python, lines, packages = None, [], []
     for item in data["dependencies"]:
         if isinstance(item, Mapping) and set(item) == {"pip"} and isinstance(item["pip"], list):
             lines += [str(line) for line in item["pip"]]
             continue
-        text = str(item).rpartition("::")[2].strip()
-        if (found := _PYTHON.fullmatch(text)) is not None:
+        text = str(item).strip()
+        plain = text.rpartition("::")[2].strip()
+        if (found := _PYTHON.fullmatch(plain)) is not None:
             python = found[1] or found[2] or python
-        elif _PIP.fullmatch(text) is None:
-            foreign.append(text)
-    if foreign:
-        raise SpecError(problems=[needs_conda(foreign, field)])
+        elif _PIP.fullmatch(plain) is None:
+            packages.append(text)
     named = data.get("name")
     return Specification(
         name=str(named) if named is not None else None,
         python=python,
         pip=tuple(requirements.expanded(lines, folder, field=field)),
+        conda=tuple(packages),
+        channels=tuple(_channel(str(one), folder) for one in channels if str(one) != "nodefaults"),
     )
 
 
-def needs_conda(packages: Sequence[str], field: str) -> Problem:
-    """Return the problem of packages that only conda could install."""
-    more = f" and {len(packages) - _MOST_NAMED} more" if len(packages) > _MOST_NAMED else ""
-    return Problem(
-        field,
-        f"asks conda for {', '.join(packages[:_MOST_NAMED])}{more}; rayjobs installs only pip "
-        f"packages.",
-        "Move them to the pip packages where they exist there, or make the conda environment on "
-        "the node yourself and name its path as environment.",
-    )
+def _channel(text: str, folder: Path) -> str:
+    """Return a channel; that of a folder with its full path."""
+    if text.startswith(("./", "../", "~/")):
+        return f"file://{(folder / Path(text).expanduser()).resolve()}"
+    return f"file://{text}" if text.startswith("/") else text
+
+
+def name_of(package: str) -> str:
+    """Return the name of the package that a match specification asks for, in lower case."""
+    plain = package.rpartition("::")[2].strip()
+    found = re.match(r"[A-Za-z0-9_.-]+", plain)
+    return found[0].lower() if found else plain
+
+
+def as_requirement(package: str, name: str) -> str:
+    """Return a match specification as a requirement of pip under another name; builds are dropped.
+
+    ``numpy=1.16`` means any 1.16 to conda, so it becomes ``numpy==1.16.*``.
+    """
+    plain = package.rpartition("::")[2].strip()
+    if (found := _EXACT.fullmatch(plain)) is not None:
+        version = found[3].removesuffix(".*").removesuffix("*").rstrip(".")
+        is_prefix = found[2] == "=" or found[3].endswith("*")
+        return f"{name}=={version}{'.*' if is_prefix else ''}"
+    if (found := _BOUNDS.fullmatch(plain)) is not None:
+        return f"{name}{found[2]}"
+    return name
 
 
 def _refused(field: str, what: str, remedy: str) -> SpecError:

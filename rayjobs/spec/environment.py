@@ -58,7 +58,12 @@ def resolved(value: Any, folder: Path | None = None) -> Any:
     given = dict(value)
     if isinstance(given.get("pip"), str):
         given["pip"] = [given["pip"]]
-    files = {key: given.pop(key) for key in FILES if given.get(key) is not None}
+    files = {
+        key: given.pop(key)
+        for key in FILES
+        # A list under `conda` is one of packages, and no file.
+        if given.get(key) is not None and not isinstance(given[key], list | tuple)
+    }
     for key, file in files.items():
         if not isinstance(file, str):
             raise _refused(f"environment.{key}", f"{file!r} is not text.", "Name a file.")
@@ -80,7 +85,9 @@ def resolved(value: Any, folder: Path | None = None) -> Any:
 
 
 def _of_conda(found: conda.Specification, given: Mapping[str, Any]) -> dict[str, Any]:
-    asked = {"name": found.name, "python": found.python, "pip": [*found.pip]}
+    asked: dict[str, Any] = {"name": found.name, "python": found.python, "pip": [*found.pip]}
+    if found.conda:
+        asked |= {"conda": [*found.conda], "channels": [*found.channels]}
     return {**{key: one for key, one in asked.items() if one is not None}, **given}
 
 

@@ -379,6 +379,14 @@ def _with_files(properties: dict[str, Any]) -> None:
     """Add what a spec file may say of an environment, and a stored spec does not have any more."""
     properties["pip"] = {"anyOf": [properties["pip"], {"type": "string"}]}
     properties["python"]["anyOf"].append({"type": "number"})  # 3.10 is read as it is written
-    for name, of in (("requirements", "Requirements"), ("conda", "Conda specification")):
-        description = f"{of} file, relative to this one."
-        properties[name] = {"type": "string", "description": description}
+    # All under `environment` is read as it is written.
+    properties["link_scripts"]["anyOf"] = [
+        {"type": properties["link_scripts"].pop("type")},
+        {"enum": ["true", "false"]},
+    ]
+    description = "Requirements file, relative to this one."
+    properties["requirements"] = {"type": "string", "description": description}
+    properties["conda"] = {
+        "anyOf": [properties["conda"], {"type": "string"}],
+        "description": "Packages of conda, or a conda specification file, relative to this one.",
+    }

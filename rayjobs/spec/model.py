@@ -19,7 +19,7 @@ from pydantic import (
 from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.numbers import is_whole
-from rayjobs.spec import arrays, container_arguments
+from rayjobs.spec import arrays, container_arguments, requirements
 
 Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
 InputMode = Literal["mount", "download", "direct"]
@@ -224,11 +224,62 @@ class Packages(Model):
         pip: Lines of a requirements file.
         python: A version (``3.11``, ``>=3.9``) or the path of an interpreter on the target; None
             takes the target's own.
+        constraints: Requirements that limit the versions of packages without asking for them.
+        conda: Packages of conda, as match specifications (``numpy >=1.26``); with them the
+            environment is one of conda, and `pip` is installed on top.
+        channels: Where they come from, the one that wins first: a name such as ``conda-forge``,
+            an address, or ``file://`` and the path of a folder on the node.
+        conda_command: A program of the node that makes the environment (micromamba, mamba, conda)
+            instead of rayjobs itself.
+        link_scripts: Run the link scripts of conda packages: code of the channel, as the target's
+            user.
+        base: ``target``: the packages are added to those of the target's own Python, as an
+            estimator adds to its framework; None: the environment has nothing else.
+        if_used: Requirements that are only installed if the job's code mentions their package.
+            Packages of a framework are such; the submit decides, and stores none.
     """
 
     name: str | None = None
     pip: tuple[str, ...] = ()
     python: str | None = None
+    constraints: tuple[str, ...] = ()
+    conda: tuple[str, ...] = ()
+    channels: tuple[str, ...] = ()
+    conda_command: str | None = None
+    link_scripts: bool = False
+    base: Literal["target"] | None = None
+    if_used: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _constraints_apart(cls, data: Any) -> Any:
+        """Move the constraints that requirements files include out of the requirements."""
+        if not isinstance(data, Mapping) or not isinstance(data.get("pip"), list | tuple):
+            return data
+        lines, found = requirements.constraints_apart(data["pip"])
+        given = data.get("constraints") or ()
+        if not found or not isinstance(given, list | tuple):
+            return data
+        return {**data, "pip": lines, "constraints": [*given, *found]}
+
+
+class Substitute(Model):
+    """What a job runs with instead of what was asked for.
+
+    Attributes:
+        asked: What was asked for, such as ``torch==1.6.0``.
+        used: What is used instead; empty: nothing.
+        reason: Why, as the rest of a sentence.
+    """
+
+    asked: str
+    used: str = ""
+    reason: str = ""
+
+    def __str__(self) -> str:
+        """Return it as one line for people."""
+        used = self.used or "left out"
+        return f"{self.asked} → {used}" + (f" ({self.reason})" if self.reason else "")
 
 
 class Registry(Model):
@@ -388,6 +439,8 @@ class JobSpec(Model):
         umask: Permissions that new files lack, in octal ("022"); None: the submitter's.
         array: Makes it many jobs, one for each index; ranks find it in RAYJOBS_ARRAY_INDEX.
         log_cap_mib: Size in MiB above which a log keeps only its start and end; None: no limit.
+        strict: Refuse the job where something else would be used than what it asks for.
+        substitutes: What is used instead of what was asked for; the submit writes them.
     """
 
     version: Literal[1] = 1
@@ -425,6 +478,8 @@ class JobSpec(Model):
     cold: bool = False
     umask: Annotated[str, Field(pattern=UMASK)] | None = None
     log_cap_mib: Annotated[float, Field(gt=0)] | None = 1024.0
+    strict: bool = False
+    substitutes: tuple[Substitute, ...] = ()
 
     @model_validator(mode="after")
     def _one_entry(self) -> JobSpec:
@@ -450,7 +505,9 @@ class JobSpec(Model):
         if not isinstance(asked, Packages):
             return asked or ""
         version = f" for Python {asked.python}" if asked.python else ""
-        return f"{asked.name or 'packages'}: {', '.join(asked.pip) or 'none'}{version}"
+        base = " added to the target's" if asked.base else ""
+        packages = [*asked.pip, *(f"{one} (conda)" for one in asked.conda)]
+        return f"{asked.name or 'packages'}: {', '.join(packages) or 'none'}{version}{base}"
 
     def to_json(self) -> str:
         """Return the spec as one JSON object; defaults are written, so old records stay true."""

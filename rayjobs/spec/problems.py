@@ -22,6 +22,7 @@ from rayjobs.spec.model import (
     Resources,
     Retries,
     SecretRef,
+    Substitute,
 )
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ _PARTS: Mapping[str, type[Model]] = {
     "environment": Packages,
     "container": Container,
     "container.*": Registry,
+    "substitutes.*": Substitute,
 }
 # Keys of other tools, and their place here.
 _ELSEWHERE: Mapping[str, str] = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rayjobs.core.errors import NotFoundError, Problem, SpecError
 
@@ -28,11 +29,12 @@ OPTIONS: Mapping[str, str] = {
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
 _WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes"})
 _INCLUDE = ("-r", "--requirement")
+_CONSTRAIN = ("-c", "--constraint", "--constraints")
+# A line of an included constraints file, until `constraints_apart` takes it out.
+_CONSTRAINT = "--constraint-of-a-file "
 _ADVICE: Mapping[str, str] = {
     "-e": "Build a wheel and name its file: a lock holds what does not change.",
     "--editable": "Build a wheel and name its file: a lock holds what does not change.",
-    "-c": "Write the versions into the requirements themselves.",
-    "--constraint": "Write the versions into the requirements themselves.",
     "--trusted-host": "Say it in the pip or uv settings of the node (UV_INSECURE_HOST).",
     "--pre": "Name the version (`numpy==3.0.0rc1`), or set UV_PRERELEASE=allow on the node.",
 }
@@ -91,6 +93,9 @@ def _expanded(
         option, value = option_of(line)
         if option in _INCLUDE:
             yield from _read(folder / value, field, above)
+        elif option in _CONSTRAIN:
+            for one in _read(folder / value, field, above):
+                yield f"{_CONSTRAINT}{one.removeprefix(_CONSTRAINT)}"
         elif option is not None and OPTIONS.get(option) == "--find-links":
             is_url = "://" in value
             yield f"--find-links {value if is_url else folder / Path(value).expanduser()}"
@@ -99,6 +104,23 @@ def _expanded(
             yield f"{folder / Path(path).expanduser()}{marker}{rest}"
         else:
             yield line
+
+
+def constraints_apart(lines: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    """Return lines as `read` returns them without constraints, and the constraints."""
+    found = [
+        line.removeprefix(_CONSTRAINT)
+        for line in lines
+        if isinstance(line, str) and line.startswith(_CONSTRAINT)
+    ]
+    kept = [one for one in lines if not (isinstance(one, str) and one.startswith(_CONSTRAINT))]
+    return kept, found
+
+
+def name_of(line: str) -> str:
+    """Return the name of the package that a line asks for, as indexes compare names."""
+    found = re.match(r"[A-Za-z0-9._-]+", line.strip())
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else line
 
 
 def text_of(path: Path, field: str) -> str:
@@ -185,6 +207,27 @@ def problems(
         return
     for index, line in enumerate(lines):
         yield from _of_line(line, f"{field}.pip[{index}]")
+
+
+def problems_of_constraints(
+    lines: Sequence[str], *, field: str = "environment.constraints"
+) -> Iterator[Problem]:
+    """Yield what is wrong with constraints: each is a requirement with a version."""
+    if len(lines) > MOST_LINES:
+        yield Problem(field, f"{len(lines):,} lines; {MOST_LINES:,} are allowed.", "Shorten them.")
+        return
+    for index, line in enumerate(lines):
+        if line.startswith("-") or is_file(line) or _REQUIREMENT.fullmatch(line) is None:
+            yield Problem(
+                f"{field}[{index}]",
+                f"{line[:80]!r} is not a constraint.",
+                "Write it like `numpy<2`.",
+            )
+
+
+def problems_of_address(text: str, path: str) -> Iterator[Problem]:
+    """Yield what is wrong with an address that is stored with a job: it holds no password."""
+    yield from _of_credentials(text, path)
 
 
 def _of_version(python: str, path: str) -> Iterator[Problem]:

@@ -337,7 +337,30 @@ def _text(spec: JobSpec) -> Iterator[Problem]:
 
 def _environment(spec: JobSpec) -> Iterator[Problem]:
     if isinstance(spec.environment, Packages):
-        yield from requirements.problems(spec.environment.pip, spec.environment.python)
+        asked = spec.environment
+        yield from requirements.problems(asked.pip, asked.python)
+        yield from requirements.problems_of_constraints(asked.constraints)
+        yield from _conda(asked)
+
+
+def _conda(asked: Packages) -> Iterator[Problem]:
+    path = "environment.conda"
+    if asked.conda and not asked.channels:
+        shown = ", ".join(asked.conda[:8])
+        yield Problem(
+            path,
+            f"asks conda for {shown}, and names no channel to take it from.",
+            "Name one, such as `channels: [conda-forge]`.",
+        )
+    if asked.conda and asked.python is not None and "/" in asked.python:
+        yield Problem(
+            path,
+            f"packages of conda cannot be installed for {asked.python}: conda brings its own "
+            f"Python.",
+            "Name a version of Python, or none.",
+        )
+    for channel in asked.channels:
+        yield from requirements.problems_of_address(channel, "environment.channels")
 
 
 def _container(spec: JobSpec) -> Iterator[Problem]:

@@ -364,6 +364,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     from rayjobs.policy.capacity import pin_types, plan_shape
     from rayjobs.submit import checks
     from rayjobs.submit.project import LOCAL
+    from rayjobs.submit.substituting import substituted
 
     if source is None and spec.source_directory is not None:
         source = Path(spec.source_directory).expanduser()
@@ -376,14 +377,16 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         spec, wrong = resuming.check(workspace, spec)
         problems += wrong
     capacity = _capacity(spec.target, problems)
+    is_here = capacity is not None and capacity.shares_machine
+    spec, replaced, not_replaced = substituted(spec, source=source, is_here=is_here)
+    problems += not_replaced
     wrong = checks.check(spec, source=source)
     if spec.target == LOCAL:
         wrong += checks.interpreter_here(spec)
     if spec.distribution.backend in ("mpi", "horovod-gloo"):
         from rayjobs.environments import mpi_checks
 
-        here = capacity is not None and capacity.shares_machine
-        wrong += mpi_checks.check(spec, source=source, is_here=here)
+        wrong += mpi_checks.check(spec, source=source, is_here=is_here)
     unsure: list[str] = []
     if not any(one.path.startswith(("inputs", "outputs")) for one in wrong):
         from rayjobs.data import pins
@@ -397,7 +400,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
     problems += wrong
     checks.refuse(spec, problems, capacity)
     spec = spec if capacity is None else pin_types(spec, capacity)
-    notes = plan_shape(spec, capacity).notes if capacity is not None else ()
+    notes = (*replaced, *(plan_shape(spec, capacity).notes if capacity is not None else ()))
     if source is None and spec.command is not None:
         unsure += _named_but_not_packed(spec.command)
     return Checked(spec, source, (*checks.warnings(spec), *unsure), notes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -195,7 +194,6 @@ def test_numbers_that_contradict_each_other_are_refused(
         ({"conda_dependencies_file": "c.yml", "pip_packages": ["x"]}, "conda_dependencies_file"),
         ({"user_managed": True, "conda_packages": ["x"]}, "user_managed"),
         ({"use_docker": False, "custom_docker_image": "i"}, "use_docker"),
-        ({"conda_packages": ["cudatoolkit=11.3"]}, "environment"),
         ({"pip_requirements_file": "not-there.txt"}, "pip_requirements_file"),
         ({"conda_dependencies_file": "not-there.yml"}, "conda_dependencies_file"),
         ({"script_params": {"--data": object()}}, "script_params['--data']"),
@@ -261,15 +259,6 @@ def test_what_a_job_is_made_of_says_what_it_is() -> None:
     )
     for one in (Mpi(2), Gloo(), Nccl(), MpiConfiguration(2), RunConfiguration("a.py")):
         assert repr(one).startswith(f"{type(one).__name__}(")
-
-
-def test_who_names_a_version_of_torch_is_told_which_one_counts() -> None:
-    common: dict[str, Any] = {"compute_target": "local", "entry_script": "a.py"}
-    with pytest.warns(UserWarning, match="torch that is installed in its environment"):
-        PyTorch("src", framework_version="1.4", **common)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        PyTorch("src", **common)
 
 
 def test_a_name_of_azure_ml_that_is_not_here_names_what_to_use() -> None:

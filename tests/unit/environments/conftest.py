@@ -58,11 +58,11 @@ class Builder:
         return Wish(work, told)
 
     def build(
-        self, *lines: str, python: str | None = None, wish: Wish | None = None
+        self, *lines: str, python: str | None = None, wish: Wish | None = None, **more: Any
     ) -> tuple[Realised, Wish]:
         """Return the environment with these packages, and how it went."""
         asked = wish or self.wish()
-        wanted = {"pip": lines, "python": python}
+        wanted = {"pip": lines, "python": python, **more}
         return asyncio.run(self.environments().realise(wanted, asked.work)), asked
 
 

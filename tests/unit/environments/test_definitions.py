@@ -67,20 +67,50 @@ def test_dependencies_are_edited_and_written(tmp_path: Path) -> None:
     )
 
 
-def test_what_only_conda_or_a_container_could_give_is_refused() -> None:
+def test_packages_of_conda_and_their_channels() -> None:
     made = Environment("mine")
     made.python.conda_dependencies = CondaDependencies.create(conda_packages=["cudatoolkit"])
-    with pytest.raises(SpecError, match="asks conda for cudatoolkit"):
-        environment_of(made)
+    made.python.conda_dependencies.add_channel("conda-forge")
+    assert environment_of(made) == Packages(
+        name="mine", conda=("cudatoolkit",), channels=("conda-forge",)
+    )
     made.python.conda_dependencies.remove_conda_package("cudatoolkit")
-    assert environment_of(made) == Packages(name="mine")
-    made.docker.base_image = "mcr/openmpi"
+    assert environment_of(made) is None
+
+
+def test_an_image_is_refused_and_a_base_of_azure_ml_is_not() -> None:
+    made = Environment("mine")
+    made.docker.base_image = "mcr.microsoft.com/azureml/openmpi3.1.2-cuda10.1-cudnn7-ubuntu18.04"
+    assert environment_of(made) is None
+    made.docker.base_image = "pytorch/pytorch"
     with pytest.raises(SpecError, match="without containers"):
         environment_of(made)
-    with pytest.raises(UsageError, match="interpreter_path"):
-        Environment.from_existing_conda_environment("mine", "base")
     with pytest.raises(UsageError, match="name"):
         Environment("")
+
+
+def test_a_conda_environment_of_this_machine_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CONDA_PREFIX", str(tmp_path))
+    assert Environment.from_existing_conda_environment("mine", "vision") is None
+    python = tmp_path / "envs" / "vision" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.touch()
+    made = Environment.from_existing_conda_environment("mine", "vision")
+    assert environment_of(made) == str(python)
+
+
+def test_no_section_is_none() -> None:
+    settings = RunConfiguration()
+    settings.environment.docker.enabled = True
+    settings.environment.docker.shm_size = "1g"
+    settings.environment.python.user_managed_dependencies = False
+    settings.environment.python.conda_dependencies.add_pip_package("scipy")
+    settings.environment.docker.base_image_registry.address = "registry.example"
+    settings.environment.spark.packages.append("x")
+    spec = ScriptRunConfig("src", "a.py", run_config=settings).to_spec()
+    assert spec.environment == Packages(name="project", pip=("scipy",))
 
 
 def test_an_interpreter_that_the_user_manages() -> None:
@@ -92,23 +122,72 @@ def test_an_interpreter_that_the_user_manages() -> None:
     assert environment_of(made) == "/opt/venv/bin/python"
 
 
-def test_packages_of_estimators(tmp_path: Path) -> None:
+COMMON = {"compute_target": "local", "entry_script": "a.py"}
+
+
+def test_packages_of_estimators_are_added_to_the_framework(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("numpy\n")
     (tmp_path / "c.yml").write_text("dependencies: [python=3.9, {pip: [scipy]}]\n")
-    common = {"compute_target": "local", "entry_script": "a.py"}
+    # Files are relative to the source directory.
     both = PyTorch(
-        "src",
-        **common,
+        tmp_path,
+        **COMMON,
         pip_packages=["tqdm"],
-        pip_requirements_file=str(tmp_path / "r.txt"),
+        pip_requirements_file="r.txt",
         conda_packages=["python=3.10"],
     )
     assert both.to_script_run_config().to_spec().environment == Packages(
-        name="estimator", pip=("numpy", "tqdm"), python="3.10"
+        name="PyTorch",
+        pip=("torch", "torchvision", "numpy", "tqdm"),
+        python="3.10",
+        base="target",
+        if_used=("horovod", "tensorboard", "future"),
     )
-    other = Estimator("src", **common, conda_dependencies_file_path=str(tmp_path / "c.yml"))
+    other = Estimator(tmp_path, **COMMON, conda_dependencies_file_path="c.yml")
     assert other.to_script_run_config().to_spec().environment == Packages(
         name="estimator", pip=("scipy",), python="3.9"
     )
-    defined = PyTorch("src", **common, environment_definition=Environment("own"))
+    plain = Estimator(tmp_path, **COMMON, pip_packages=["tqdm"])
+    assert plain.to_script_run_config().to_spec().environment == Packages(
+        name="estimator", pip=("tqdm",), base="target"
+    )
+    defined = PyTorch("src", **COMMON, environment_definition=Environment("own"))
     assert defined.to_script_run_config().to_spec().environment is None
+    assert both.conda_dependencies.pip_packages == ["numpy", "tqdm"]
+    with pytest.raises(SpecError, match=r"pip_requirements_file.*there is no file"):
+        PyTorch(tmp_path, **COMMON, pip_requirements_file="absent.txt")
+
+
+@pytest.mark.parametrize("version", PyTorch.get_supported_versions())
+def test_a_version_of_the_framework_asks_for_its_packages(version: str) -> None:
+    made = PyTorch("src", **COMMON, framework_version=version)
+    asked = made.to_script_run_config().to_spec().environment
+    assert isinstance(asked, Packages)
+    assert asked.python == "3.6.2"
+    assert asked.pip[0].startswith(f"torch=={version}")
+    assert asked.if_used[0].startswith("horovod==0.1")
+
+
+def test_definitions_go_to_a_folder_and_back(tmp_path: Path) -> None:
+    made = Environment("mine")
+    made.python.conda_dependencies = CondaDependencies.create(
+        pip_packages=["scipy"], conda_packages=["zlib"], python_version="3.11"
+    )
+    made.docker.base_image_registry.password = "hunter2"
+    made.docker.shm_size = "4g"
+    made.environment_variables = {"A": "1"}
+    made.save_to_directory(tmp_path / "kept")
+    assert "hunter2" not in (tmp_path / "kept" / "azureml_environment.json").read_text()
+    again = Environment.load_from_directory(tmp_path / "kept")
+    made.docker.base_image_registry.password = None
+    assert vars(again) == vars(made)
+    with pytest.raises(UsageError, match="overwrite=True"):
+        made.save_to_directory(tmp_path / "kept")
+    made.save_to_directory(tmp_path / "kept", overwrite=True)
+    with pytest.raises(UsageError, match="no environment that can be read"):
+        Environment.load_from_directory(tmp_path)
+
+
+def test_requirements_of_one_package_are_merged() -> None:
+    lines = ["numpy>=1", "scipy", "Numpy<3", "numpy>=1"]
+    assert CondaDependencies.merge_requirements(lines) == ["numpy>=1,<3", "scipy"]

@@ -15,7 +15,7 @@ from rayjobs.core.failures import FailureClass
 from rayjobs.core.files import locked_if_free
 from rayjobs.environments.cache import RECORD, Cache
 from tests.unit.environments.conftest import Builder
-from tests.wheels import make_wheel
+from tests.wheels import make_source_archive, make_wheel
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -239,3 +239,42 @@ def test_the_disk_is_full(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> 
         builder.build()
     assert told.value.failure_class == FailureClass.STORAGE
     assert list((builder.node.environments / "building").iterdir()) == []
+
+
+def test_packages_are_added_to_those_of_the_target(builder: Builder, wheels: Path) -> None:
+    # Neither an index nor the folder has torch: what the target has is enough.
+    asked = lines(wheels, "tiny-tool", "torch>=2", "click")
+    found, _ = builder.build(*asked, base="target")
+    assert says(found.python).startswith("one ")
+    code = "import click, torch; print(click.__file__); print(torch.__file__)"
+    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=100)
+    assert all(path.startswith(sys.prefix) for path in said.stdout.decode().split())
+    assert "# of the target: torch==" in found.lock
+    assert [line for line in found.lock.splitlines() if line[:1].isalpha()] == ["tiny-tool==1.0 \\"]
+    again, _ = builder.build(*asked, base="target")
+    assert (again.key, again.built) == (found.key, False)
+    # What is asked for in another version is installed, and comes first.
+    make_wheel(wheels, "click", "99.0", value="newer")
+    newer, _ = builder.build(*lines(wheels, "click>=99"), base="target")
+    code = "import click; print(click.VALUE)"
+    said = subprocess.run([newer.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert said.stdout == b"newer\n"
+
+
+def test_a_source_archive_is_built_with_the_targets_own_build_tools(
+    builder: Builder, wheels: Path, tmp_path: Path
+) -> None:
+    archive = make_source_archive(tmp_path, "old-style")
+    found, _ = builder.build("--no-index", str(archive), base="target")
+    code = "import old_style; print(old_style.VALUE)"
+    said = subprocess.run([found.python, "-c", code], check=True, capture_output=True, timeout=60)
+    assert said.stdout == b"built\n"
+
+
+def test_constraints_limit_versions_and_ask_for_nothing(builder: Builder, wheels: Path) -> None:
+    make_wheel(wheels, "tiny-tool", "2.0", value="two")
+    limits = ["tiny-tool<2", "never-asked-for==1"]
+    found, _ = builder.build(*lines(wheels, "tiny-tool"), constraints=limits)
+    assert says(found.python).startswith("one ")
+    free, _ = builder.build(*lines(wheels, "tiny-tool"))
+    assert says(free.python).startswith("two ")

@@ -117,7 +117,10 @@ def test_everything_in_a_file_reaches_the_spec() -> None:
     assert spec.tags == {"team": "vision", "build": "42"}
     given = {
         key
-        for name in ("v1-everything.yaml", "v1-array.yaml", "v1-umask.yaml", "v1-container.yaml")
+        for name in (
+            *("v1-everything.yaml", "v1-array.yaml", "v1-umask.yaml"),
+            *("v1-container.yaml", "v1-environment.yaml"),
+        )
         for key in merge(load_spec_file(FILES / name), {})
     }
     unset = set(JobSpec.model_fields) - given - {"command"}

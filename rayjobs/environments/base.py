@@ -1,0 +1,131 @@
+"""The packages of the target's own Python, to which an environment may add others.
+
+An environment on this base sees what the target has, through a ``.pth`` file, and holds only what
+it adds or replaces. The resolver learns what is there from stand-ins: wheels with the metadata of
+what is installed, so that it keeps these versions and asks no index for them. The build of a source
+archive may take one into its own environment, where its ``.pth`` file leads to the package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sysconfig
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from rayjobs.spec.requirements import name_of
+
+FORMAT = 3  # raised when stand-ins are written in another way
+PATH_FILE = "rayjobs_target.pth"
+_PINNED = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;\\]+)")
+_WHEEL = "Wheel-Version: 1.0\nGenerator: rayjobs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the target's own Python has installed.
+
+    Attributes:
+        folders: Its folders of packages.
+        versions: Version by name.
+    """
+
+    folders: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    def digest(self) -> str:
+        """Return what changes with each package and folder."""
+        values = json.dumps([FORMAT, self.folders, sorted(self.versions.items())])
+        return hashlib.sha256(values.encode()).hexdigest()
+
+    def preferences(self) -> str:
+        """Return the installed versions as the lines of a lock, which the resolver prefers."""
+        return "".join(f"{name}=={version}\n" for name, version in sorted(self.versions.items()))
+
+    def without_own(self, lock: str) -> tuple[str, list[str]]:
+        """Return a lock without the packages that are installed in this version, and those."""
+        kept: list[str] = []
+        own: list[str] = []
+        is_own = False
+        for line in lock.splitlines():
+            found = _PINNED.match(line)
+            if found is not None:
+                name = name_of(found[1])
+                is_own = self.versions.get(name) == found[2]
+                if is_own:
+                    own.append(f"{name}=={found[2]}")
+            elif not line.startswith((" ", "\t")):
+                is_own = False
+            if not is_own:
+                kept.append(line)
+        return "".join(f"{line}\n" for line in kept), own
+
+    def open_to(self, venv: Path) -> None:
+        """Let a virtual environment see these packages, after its own."""
+        (packages,) = venv.glob("lib/python*/site-packages")
+        (packages / PATH_FILE).write_text(self.path_lines())
+
+    def path_lines(self) -> str:
+        """Return the text of a ``.pth`` file that leads to these packages."""
+        lines = [f"import site; site.addsitedir({folder!r})\n" for folder in self.folders]
+        return "".join(lines)
+
+
+def installed() -> Base:
+    """Return what this process's own Python has installed."""
+    folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    return Base(tuple(folders), {name: one.version for name, one in _found(list(folders))})
+
+
+def wheels(base: Base, root: Path) -> Path:
+    """Return a folder with a stand-in for each package of the base; made once. Blocks."""
+    folder = root / base.digest()[:32]
+    if folder.is_dir():
+        return folder
+    fresh = root / f".{folder.name}.{os.getpid()}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    fresh.mkdir(parents=True)
+    path_lines = base.path_lines()
+    for name, one in _found(list(base.folders)):
+        text = one.read_text("METADATA") or one.read_text("PKG-INFO")
+        if text:
+            # Build backends are found by their entry points.
+            entry_points = one.read_text("entry_points.txt") or ""
+            _write(fresh, name.replace("-", "_"), one.version, text, entry_points, path_lines)
+    try:
+        fresh.rename(folder)
+    except OSError:  # another agent of the node was faster
+        shutil.rmtree(fresh, ignore_errors=True)
+    return folder
+
+
+def _found(folders: list[str]) -> Iterator[tuple[str, metadata.Distribution]]:
+    seen = set()
+    for one in metadata.distributions(path=folders):
+        name = name_of(one.metadata["Name"] or "")
+        if name and one.version and name not in seen:
+            seen.add(name)
+            yield name, one
+
+
+def _write(
+    folder: Path, module: str, version: str, text: str, entry_points: str, path_lines: str
+) -> None:
+    info = f"{module}-{version}.dist-info"
+    files = {
+        f"_rayjobs_target_{module}.pth": path_lines,
+        f"{info}/METADATA": text,
+        f"{info}/WHEEL": _WHEEL,
+        f"{info}/entry_points.txt": entry_points,
+    }
+    record = "".join(f"{name},,\n" for name in [*files, f"{info}/RECORD"])
+    with zipfile.ZipFile(folder / f"{module}-{version}-py3-none-any.whl", "w") as archive:
+        for name, content in {**files, f"{info}/RECORD": record}.items():
+            archive.writestr(name, content)

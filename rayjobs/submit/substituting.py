@@ -1,0 +1,120 @@
+"""Replaces what an environment cannot have by its substitute, and says so before the run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from rayjobs.core.errors import PrepareError, Problem
+from rayjobs.spec import substitutes
+from rayjobs.spec.model import JobSpec, Packages
+
+_MOST_FILES = 2_000
+_MOST_BYTES = 2**20
+_SUFFIXES = (".py", ".sh", ".ipynb")
+_ASK_S = 20.0
+
+
+def substituted(
+    spec: JobSpec, *, source: Path | None, is_here: bool
+) -> tuple[JobSpec, list[str], list[Problem]]:
+    """Return a spec that can be had, sentences for its submitter, and problems if it is strict.
+
+    Args:
+        source: The job's code, in which packages of a framework are looked for.
+        is_here: The target runs on this machine, so its versions of Python are known.
+    """
+    if not isinstance(spec.environment, Packages):
+        return spec, [], []
+    target = substitutes.Target(
+        python=sys.version_info[:3],
+        version_of=_installed,
+        has_python=_has_python if is_here else lambda _version: True,
+        has_conda=not is_here or _has_conda(spec.environment),
+    )
+    mentioned = cache(lambda name: _mentions(spec, source, name))
+    result = substitutes.substitute(spec, target, mentions=mentioned)
+    new = result.substitutes[len(spec.substitutes) :]
+    if spec.strict and new:
+        problems = [
+            Problem(
+                "environment",
+                f"{one.asked} would be replaced by {one.used or 'nothing'}"
+                + (f": {one.reason}." if one.reason else "."),
+                "Leave out `strict` (`--strict`) to accept that, or ask for something else.",
+            )
+            for one in new
+        ]
+        return spec.model_copy(update={"environment": result.environment}), [], problems
+    return result, list(substitutes.sentences(new)), []
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _has_conda(asked: Packages) -> bool:
+    """Return whether this machine can install packages of conda."""
+    if asked.conda_command is not None or not asked.conda:
+        return True  # the node says whether its program is there
+    return importlib.util.find_spec("rattler") is not None or any(
+        shutil.which(name) for name in ("micromamba", "mamba", "conda")
+    )
+
+
+def _has_python(version: str) -> bool:
+    from rayjobs.environments import settings
+
+    try:
+        command = [settings.find_uv(), "python", "find", "--no-project", "--system", version]
+        variables = {"UV_PYTHON_DOWNLOADS": "never", "PATH": settings.search_path(os.environ)}
+        done = subprocess.run(
+            command,
+            env={**os.environ, **variables},
+            cwd=os.sep,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ASK_S,
+            check=False,
+        )
+    except (PrepareError, OSError, subprocess.TimeoutExpired):
+        return True  # the node says it better
+    return done.returncode == 0
+
+
+def _mentions(spec: JobSpec, source: Path | None, name: str) -> bool:
+    """Return whether the job's code mentions a package; True where the code is not known."""
+    word = re.compile(
+        rb"(?<![A-Za-z0-9_])" + name.replace("-", "[-_]").encode() + rb"(?![A-Za-z0-9_])"
+    )
+    if spec.command is not None and word.search(spec.command.encode(errors="replace")):
+        return True
+    return any(word.search(text) for text in _texts(source)) if source is not None else True
+
+
+def _texts(source: Path) -> Iterator[bytes]:
+    count = 0
+    for folder, names, files in os.walk(source):
+        names[:] = sorted(one for one in names if not one.startswith(".") and one != "outputs")
+        for file in sorted(files):
+            if not file.endswith(_SUFFIXES):
+                continue
+            count += 1
+            if count > _MOST_FILES:
+                return
+            try:
+                with Path(folder, file).open("rb") as stream:
+                    yield stream.read(_MOST_BYTES)
+            except OSError:
+                continue  # packing it says so

@@ -1,0 +1,161 @@
+"""What cannot be had is replaced by what comes nearest, and listed; nothing else is touched."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayjobs.spec.curated import PYTORCH_VERSIONS, curated, curated_names, is_base_image, pytorch
+from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.spec.substitutes import Target, sentences, substitute
+
+INSTALLED = {"torch": "2.15.0", "torchvision": "0.29.2"}
+
+
+def replaced(
+    asked: Packages, *, mentions: frozenset[str] = frozenset(), **known: Any
+) -> tuple[Packages | None, list[str]]:
+    """Return what is used, and the substitutions as sentences."""
+    given = {"python": (3, 11, 7), "version_of": INSTALLED.get, "has_python": lambda _: False}
+    target = Target(**{**given, **known})
+    spec = substitute(
+        JobSpec(script="a.py", environment=asked), target, mentions=mentions.__contains__
+    )
+    assert not isinstance(spec.environment, str)
+    return spec.environment, list(sentences(spec.substitutes))
+
+
+def test_the_specification_of_an_azure_tutorial() -> None:
+    asked = Packages(
+        python="3.6.2",
+        pip=("azureml-defaults", "torch==1.6.0", "torchvision==0.7.0", "future==0.17.1", "pillow"),
+    )
+    used, told = replaced(asked)
+    assert used == Packages(base="target", pip=("future==0.17.1", "pillow"))
+    assert told == [
+        "instead of Python 3.6.2: Python 3.11.7 (jobs need 3.8 or newer)",
+        "instead of azureml-defaults: the target's rayjobs (rayjobs provides Run and the names of "
+        "azureml)",
+        "instead of torch==1.6.0: torch==2.15.0 (it has no release for Python 3.11)",
+        "instead of torchvision==0.7.0: torchvision==0.29.2 (it has no release for Python 3.11)",
+    ]
+
+
+def test_what_can_be_had_is_left_alone() -> None:
+    asked = Packages(
+        name="mine",
+        python=">=3.9",
+        pip=(
+            "--no-index",
+            "torch==2.6.0",
+            "numpy<2",
+            "scipy~=1.11",
+            "./a-1.0.whl",
+            "x @ git+https://h/x",
+        ),
+        constraints=("numpy<1",),
+    )
+    assert replaced(asked) == (asked, [])
+    assert replaced(Packages(python="3.11")) == (Packages(python="3.11"), [])
+
+
+@pytest.mark.parametrize(
+    ("line", "used"),
+    [
+        ("numpy==1.16.2", "numpy>=1.23.2,<2"),
+        ("numpy<=1.19", "numpy>=1.23.2,<2"),
+        ("scikit-learn==0.22.*", "scikit-learn>=1.1.3,<2"),
+        ("numpy~=1.16.0", "numpy>=1.23.2,<2"),
+        (
+            "pandas[excel]==1.0; sys_platform == 'linux'",
+            "pandas[excel]>=1.5.1,<2 ; sys_platform == 'linux'",
+        ),
+        ("numpy~=1.16", "numpy~=1.16"),
+        ("numpy==1.23.*", "numpy==1.23.*"),
+        ("numpy==1.23.2", "numpy==1.23.2"),
+        ("numpy==1.23.1", "numpy>=1.23.2,<2"),
+        ("unknown==0.1", "unknown==0.1"),
+    ],
+)
+def test_the_nearest_release_of_a_package(line: str, used: str) -> None:
+    found, told = replaced(Packages(pip=(line,)))
+    assert found is not None
+    assert found.pip == (used,)
+    assert bool(told) == (line != used)
+
+
+def test_a_python_that_the_target_has_decides_what_can_be_had() -> None:
+    asked = Packages(python="3.9", pip=("torch==1.6.0",))
+    used, _ = replaced(asked, has_python=lambda _: True)
+    assert used == Packages(python="3.9", pip=("torch>=1.8.0,<2",))
+    used, told = replaced(asked)
+    assert used is None  # the target's own
+    assert told[0] == "instead of Python 3.9: Python 3.11.7 (the target has no other)"
+    used, told = replaced(Packages(python="3.11.2", pip=("tqdm",)))
+    assert (used, told) == (
+        Packages(pip=("tqdm",)),
+        ["instead of Python 3.11.2: Python 3.11.7 (the target's own release of it)"],
+    )
+
+
+def test_horovod_is_the_targets() -> None:
+    used, told = replaced(Packages(pip=("horovod==0.19.5", "tqdm")))
+    assert used == Packages(base="target", pip=("tqdm",))
+    assert told == [
+        "instead of horovod==0.19.5: the target's Horovod (it is built for one release of torch)"
+    ]
+    assert replaced(Packages(pip=("horovod", "tqdm"))) == (used, [])
+
+
+def test_packages_of_a_framework_are_installed_where_the_code_mentions_them() -> None:
+    packages, if_used = pytorch("1.4")
+    asked = Packages(python="3.6.2", pip=packages, if_used=if_used, base="target")
+    used, told = replaced(asked)
+    assert used is None
+    assert len(told) == 3
+    used, _ = replaced(asked, mentions=frozenset({"tensorboard", "horovod"}))
+    assert used == Packages(base="target", pip=("tensorboard>=2.12.0,<3",))
+    used, told = replaced(Packages(pip=(*pytorch(None)[0], "tqdm"), base="target"))
+    assert (used, told) == (Packages(pip=("tqdm",), base="target"), [])
+
+
+def test_packages_of_conda_without_a_channel_come_from_pip() -> None:
+    asked = Packages(conda=("scikit-learn=0.22", "pytorch", "cudatoolkit=10.1", "opencv"))
+    used, told = replaced(asked)
+    assert used == Packages(pip=("scikit-learn>=1.1.3,<2", "torch", "opencv-python-headless"))
+    assert "instead of opencv (conda): opencv-python-headless (pip) (no channel is named)" in told
+    assert (
+        "instead of cudatoolkit=10.1: nothing (conda; the node's drivers and torch bring it)"
+        in told
+    )
+
+
+def test_packages_of_conda_with_a_channel_stay_where_conda_can_be_had() -> None:
+    asked = Packages(conda=("zlib",), channels=("conda-forge",), pip=("azureml-core", "horovod"))
+    used, told = replaced(asked)
+    assert used == Packages(conda=("zlib",), channels=("conda-forge",))
+    assert len(told) == 2
+    used, told = replaced(Packages(conda=("tqdm",), channels=("own",)), has_conda=False)
+    assert used == Packages(pip=("tqdm",))
+    assert told == ["instead of tqdm (conda): tqdm (pip) (no conda on the target)"]
+    # A program that pip does not have is left for the check, which refuses it.
+    used, _ = replaced(Packages(conda=("ffmpeg",)))
+    assert used == Packages(conda=("ffmpeg",))
+
+
+def test_every_curated_environment_becomes_one_that_can_be_had() -> None:
+    for name in curated_names():
+        found = curated(f"{name.upper()}-GPU")
+        assert found is not None
+        assert found.gpu
+        used, _ = replaced(Packages(python=found.python, pip=("azureml-defaults", *found.pip)))
+        assert used is None or used.base == "target"
+    assert curated("AzureML-Nonsense") is None
+    assert len(PYTORCH_VERSIONS) == 7
+
+
+def test_base_images_of_azure_ml() -> None:
+    assert is_base_image("mcr.microsoft.com/azureml/openmpi3.1.2-cuda10.1-cudnn7-ubuntu18.04")
+    assert is_base_image("azureml/openmpi4.1.0-ubuntu20.04")
+    assert not is_base_image("pytorch/pytorch:2.0")
