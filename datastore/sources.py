@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -21,7 +22,9 @@ from rayjobs.datastore.refs import (
     clean_path,
     datastore_name_of,
 )
+from rayjobs.injob.urlmap import map_url
 
+WEB = ("https://", "http://")
 OpenRecord = Callable[[str], DatastoreRecord]
 """Finds the record of a datastore by name."""
 
@@ -44,9 +47,11 @@ def is_url_root(datastore: str) -> bool:
 
 
 def record_of_url_root(root: str) -> DatastoreRecord:
-    """Return the record that stands for the root of a URL (`file:///`, `s3://bucket`)."""
+    """Return the record for the root of a URL (`file:///`, `s3://bucket`, `https://host`)."""
     if root == "file:///":
         return DatastoreRecord(root, "local", {"root": "/"})
+    if root.startswith(WEB):
+        return DatastoreRecord(root, "web", {"url": root})
     return DatastoreRecord(root, "s3", {"bucket": root.removeprefix("s3://")})
 
 
@@ -87,7 +92,10 @@ def _parse_text(text: str) -> Source:
     if "://" not in text:
         absolute = Path(text).expanduser().absolute()
         return Source("file:///", clean_path(absolute.as_posix()))
-    check_url(text)  # before anything is said about it: messages and records hold no secret
+    if text.startswith(WEB) and map_url(text) is not None:
+        text = text.partition("#")[0].partition("?")[0]  # the path answers for it with any query
+    # Before anything is said about it: messages and records hold no secret.
+    check_url(text, wildcards=not text.startswith(WEB))
     scheme, rest = text.split("://", 1)
     if scheme == "file":
         return Source("file:///", clean_path(unquote(urlsplit(text).path)))
@@ -95,12 +103,15 @@ def _parse_text(text: str) -> Source:
         bucket, _, key = rest.partition("/")
         check_bucket(bucket)
         return Source(f"s3://{bucket}", clean_path(key))
+    if f"{scheme}://" in WEB:
+        host, _, path = rest.partition("/")
+        return Source(f"{scheme}://{host}", path.partition("#")[0])
     if scheme == "azureml":
         found = re.search(r"datastores/([^/]+)/paths/(.*)\Z", rest)
         if found:
             return Source(found[1], clean_path(found[2]))
     raise InvalidReference(
-        f"an address {scheme[:20]}://… cannot be read: local paths, file://, s3:// and "
+        f"an address {scheme[:20]}://… cannot be read: local paths, file://, s3://, https:// and "
         "azureml://datastores/NAME/paths/… are known. Put other data in a datastore first."
     )
 
@@ -114,7 +125,7 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
     check_url(url, wildcards=not url.startswith("s3://"))
     (source,) = parse_sources(url)
     base = record_of_url_root(source.datastore) if "://" in source.datastore else None
-    if base is None:
+    if base is None or base.kind == "web":
         raise InvalidReference(f"{url!r} is neither a folder nor s3://bucket/prefix.")
     if base.kind == "local":
         return DatastoreRecord(check_datastore_name(name), "local", {"root": f"/{source.path}"})
@@ -155,28 +166,74 @@ def glob_pattern(glob: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class _Found:
+    """What a source holds.
+
+    `shown` are the paths by which its files are known, in the order of `files`; `base` is the
+    part of them that the source itself names. `datastore` has the files.
+    """
+
     source: Source
     base: str
     files: tuple[StoredFile, ...]
     is_file: bool
+    datastore: str
+    shown: tuple[str, ...]
 
 
-def _find(source: Source, backend: Backend) -> _Found:
+def _find(source: Source, open_record: OpenRecord) -> _Found:
+    if source.datastore.startswith(WEB):
+        return _find_on_web(source, open_record)
+    return _find_stored(source, open_backend(record_for(source.datastore, open_record)))
+
+
+def _find_stored(source: Source, backend: Backend) -> _Found:
+    def found(base: str, files: tuple[StoredFile, ...], *, is_file: bool = False) -> _Found:
+        shown = tuple(file.path for file in files)
+        return _Found(source, base, files, is_file, source.datastore, shown)
+
     if has_glob(source.path):
-        fixed: list[str] = []
-        for part in source.path.split("/"):
-            if has_glob(part):
-                break
-            fixed.append(part)
-        base, pattern = "/".join(fixed), glob_pattern(source.path)
+        base, pattern = "/".join(_fixed(source.path)), glob_pattern(source.path)
         files = tuple(file for file in backend.walk(base) if pattern.match(file.path))
         if files:
-            return _Found(source, base, files, False)
+            return found(base, files)
         # Nothing matches: it may be the plain name of something called `a[1]`.
     single = backend.stat(source.path)
     if single is not None:
-        return _Found(source, source.path.rpartition("/")[0], (single,), True)
-    return _Found(source, source.path, tuple(backend.walk(source.path)), False)
+        return found(source.path.rpartition("/")[0], (single,), is_file=True)
+    return found(source.path, tuple(backend.walk(source.path)))
+
+
+def _fixed(path: str) -> list[str]:
+    """Return the folders of a path before its first wildcard."""
+    return list(itertools.takewhile(lambda part: not has_glob(part), path.split("/")))
+
+
+def _find_on_web(source: Source, open_record: OpenRecord) -> _Found:
+    """Find a file of a web server, or what a local path that answers for the address holds."""
+    url = f"{source.datastore}/{source.path}"
+    plain = unquote(source.path)  # the file is known by its name in the address
+    local = map_url(url)
+    if local is not None:
+        there = Source("file:///", clean_path(local))
+        found = _find_stored(there, open_backend(record_of_url_root(there.datastore)))
+        if not found.files:
+            raise DataNotFound(f"{url} is mapped to {local}, where there is nothing.")
+        if found.is_file:
+            return replace(found, source=source, base=plain.rpartition("/")[0], shown=(plain,))
+        base = "/".join(_fixed(plain.rstrip("/")))
+        names = (file.path.removeprefix(found.base).lstrip("/") for file in found.files)
+        shown = tuple(f"{base}/{name}".lstrip("/") for name in names)
+        return replace(found, source=source, base=base, shown=shown)
+    if has_glob(source.path) or not plain or plain.endswith("/"):
+        raise InvalidReference(
+            f"{url} does not name one file, and a web server does not list its files. Name each "
+            "file, or map the address to a folder (`rayjobs azureml map URL=PATH`)."
+        )
+    backend = open_backend(record_for(source.datastore, open_record))
+    file = backend.stat(source.path)
+    files = () if file is None else (file,)
+    base = plain.rpartition("/")[0]
+    return _Found(source, base, files, True, source.datastore, (plain,) * len(files))
 
 
 def resolve(
@@ -194,12 +251,12 @@ def resolve(
     """
     found: list[_Found] = []
     for source in sources:
-        backend = open_backend(record_for(source.datastore, open_record))
-        here = _find(source, backend)
+        here = _find(source, open_record)
         if not here.files and must_exist:
+            where = open_backend(record_for(source.datastore, open_record)).where
             raise DataNotFound(
                 f"there is nothing at {source.path or '/'!r} in datastore {source.datastore!r} "
-                f"({backend.where}). Check the path; `rayjobs data ls` lists existing data."
+                f"({where}). Check the path; `rayjobs data ls` lists existing data."
             )
         found.append(here)
     single = len(found) == 1 and found[0].is_file
@@ -208,13 +265,13 @@ def resolve(
     common = _common(bases) if len(stores) == 1 else []
     entries: dict[tuple[str, str], FileEntry] = {}
     for here in found:
-        for file in here.files:
-            parts = file.path.split("/")[len(common) :]
+        for file, shown in zip(here.files, here.shown, strict=True):
+            parts = shown.split("/")[len(common) :]
             if len(stores) > 1:
                 parts.insert(0, re.sub(r"[^A-Za-z0-9_.-]", "_", here.source.datastore))
-            entries[(here.source.datastore, file.path)] = FileEntry(
+            entries[(here.datastore, file.path)] = FileEntry(
                 path="/".join(parts),
-                datastore=here.source.datastore,
+                datastore=here.datastore,
                 key=file.path,
                 size=file.size,
                 etag=file.etag,

@@ -23,6 +23,11 @@ def open_backend(record: DatastoreRecord) -> Backend:
         from rayjobs.datastore.backends.s3 import S3Backend
 
         return S3Backend.from_record(record)
+    if record.kind == "web":
+        from rayjobs.datastore.backends.web import WebBackend
+
+        return WebBackend.from_record(record)
     raise InvalidReference(
-        f"datastore {record.name!r} is of kind {record.kind!r}; this release knows local and s3."
+        f"datastore {record.name!r} is of kind {record.kind!r}; this release knows local, s3 and "
+        "web."
     )

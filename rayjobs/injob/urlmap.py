@@ -1,0 +1,57 @@
+"""Which file or folder of this machine answers for an address of the web.
+
+A workspace may map addresses to local paths, so that programs run where the web cannot be reached.
+In a job the map is the variable ``RAYJOBS_URLS`` (a JSON object: URL to path); elsewhere a
+workspace that is opened adds its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Callable, Dict, List, Mapping, Optional
+from urllib.parse import unquote
+
+VARIABLE = "RAYJOBS_URLS"
+Urls = Callable[[], Mapping[str, str]]
+
+_sources: List[Urls] = []
+
+
+def add_source(urls: Urls) -> None:
+    """Ask `urls` for mappings too; the source that was added last is asked first."""
+    _sources.append(urls)
+
+
+def remove_source(urls: Urls) -> None:
+    """Ask `urls` no more."""
+    if urls in _sources:
+        _sources.remove(urls)
+
+
+def map_url(url: str) -> Optional[str]:
+    """Return the local path that answers for `url`; None if no mapping names it.
+
+    A mapping of the address itself (with or without its query) is the path. One of a folder above
+    it is a folder, in which the rest of the address is looked up; of several the longest counts.
+    The wildcards ``*`` and ``[…]`` in the rest are kept; a ``?`` begins a query.
+    """
+    plain = url.partition("#")[0].partition("?")[0]
+    for known in _maps():
+        by_url = {one.rstrip("/"): path for one, path in known.items()}
+        for exact in (url, plain.rstrip("/")):
+            if exact in by_url:
+                return by_url[exact]
+        found = [one for one in by_url if plain.startswith(one + "/")]
+        if found:
+            longest = max(found, key=len)
+            return os.path.join(by_url[longest], unquote(plain[len(longest) + 1 :]))
+    return None
+
+
+def _maps() -> List[Dict[str, str]]:
+    found = [dict(urls()) for urls in reversed(_sources)]
+    text = os.environ.get(VARIABLE)
+    if text:
+        found.append({str(url): str(path) for url, path in json.loads(text).items()})
+    return found

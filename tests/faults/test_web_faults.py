@@ -1,0 +1,78 @@
+"""A web server that hangs, breaks off, answers errors or changes its files.
+
+Red with the handlers off: the length check in `WebBackend._get`, the digest check in
+`WebBackend.fetch`, the attempts in `WebBackend._bring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.datastore.backends.base import StoredFile
+from rayjobs.datastore.backends.web import WebBackend
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import DataChanged, DatastoreUnavailable
+from tests.unit.datastore.web_server import WebServer
+
+CONTENT = b"0123456789" * 1000
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with WebServer().running() as made:
+        made.files["/a"] = CONTENT
+        yield made
+
+
+@pytest.fixture
+def backend(server: WebServer, tmp_path: Path) -> WebBackend:
+    return WebBackend(server.root, tmp_path / "web", attempts=2, timeout_s=20.0, pause_s=0.01)
+
+
+@pytest.mark.parametrize("fault", ["cut", "503", "429"])
+def test_a_fault_that_passes_is_waited_out(
+    server: WebServer, backend: WebBackend, fault: str
+) -> None:
+    server.faults = [fault]
+    file = backend.stat("a")
+    assert file is not None and file.digest == digest_of(CONTENT)
+    assert len(server.statuses("/a")) == 2
+
+
+def test_a_file_that_breaks_off_each_time_is_never_taken_for_whole(
+    server: WebServer, backend: WebBackend, tmp_path: Path
+) -> None:
+    server.faults = ["cut", "cut"]
+    with pytest.raises(DatastoreUnavailable, match="broke off"):
+        backend.stat("a")
+    assert list((tmp_path / "web" / "objects").iterdir()) == []
+
+
+def test_a_server_that_hangs_is_given_up(server: WebServer, tmp_path: Path) -> None:
+    server.faults = ["hang"]
+    backend = WebBackend(server.root, tmp_path / "web", attempts=1, timeout_s=0.2)
+    with pytest.raises(DatastoreUnavailable, match="no answer within"):
+        backend.stat("a")
+
+
+def test_bytes_that_are_not_the_recorded_ones_are_refused(
+    server: WebServer, backend: WebBackend, tmp_path: Path
+) -> None:
+    recorded = StoredFile("a", 3, "", digest_of(b"old"))
+    with pytest.raises(DataChanged, match="another file than the one that was recorded"):
+        backend.fetch(recorded, tmp_path / "back")
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_kept_file_that_was_damaged_is_fetched_again(
+    server: WebServer, backend: WebBackend, tmp_path: Path
+) -> None:
+    file = backend.stat("a")
+    assert file is not None
+    (kept,) = (tmp_path / "web" / "objects").iterdir()
+    kept.write_bytes(b"damaged")
+    backend.fetch(file, tmp_path / "back")
+    assert (tmp_path / "back").read_bytes() == CONTENT

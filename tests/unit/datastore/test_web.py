@@ -1,0 +1,160 @@
+"""Files of a web server as datasets: fetched once, by their digest, or answered from a folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.datastore import Dataset, FileDataset, MemoryCatalogue
+from rayjobs.datastore.backends.base import StoredFile
+from rayjobs.datastore.backends.web import WebBackend
+from rayjobs.datastore.digests import digest_of
+from rayjobs.datastore.errors import (
+    AccessDenied,
+    DataNotFound,
+    DatastoreUnavailable,
+    InvalidReference,
+    NotSupported,
+)
+from rayjobs.datastore.inputs import resolve_input
+from rayjobs.datastore.materialise import materialise, release
+from rayjobs.injob import urlmap
+from tests.unit.datastore.web_server import WebServer
+
+
+@pytest.fixture
+def server() -> Iterator[WebServer]:
+    with WebServer().running() as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DATASTORE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def backend_of(server: WebServer, cache: Path, **limits: float) -> WebBackend:
+    given = {"attempts": 2, "timeout_s": 20.0, "pause_s": 0.01, **limits}
+    return WebBackend(server.root, cache / "web", **given)  # type: ignore[arg-type]
+
+
+def test_a_file_is_fetched_once_and_known_by_its_digest(server: WebServer, tmp_path: Path) -> None:
+    server.files["/demo/titanic.csv"] = b"name,age\nann,7\n"
+    table = Dataset.Tabular.from_delimited_files(f"{server.root}/demo/titanic.csv")
+    assert table.to_pandas_dataframe().to_dict("list") == {"name": ["ann"], "age": [7]}
+    files = Dataset.File.from_files(f"{server.root}/demo/titanic.csv")
+    (entry,) = files.manifest
+    assert (entry.path, entry.digest) == ("titanic.csv", digest_of(b"name,age\nann,7\n"))
+    files.download(tmp_path / "here", show_progress=False)
+    assert (tmp_path / "here" / "titanic.csv").read_bytes() == b"name,age\nann,7\n"
+    # Listed again, the server was asked whether the file is the same, and it was.
+    assert server.statuses("/demo/titanic.csv") == [200, 304]
+
+
+def test_a_job_gets_the_recorded_bytes_although_the_server_has_none_any_more(
+    server: WebServer, tmp_path: Path
+) -> None:
+    server.files["/a.csv"] = b"1\n"
+    catalogue = MemoryCatalogue()
+    dataset = Dataset.File.from_files(f"{server.root}/a.csv").register(catalogue, "a")
+    del server.files["/a.csv"]
+    source = resolve_input("dataset:a", catalogue, name="a")
+    held = materialise(source, "download", tmp_path / "node", into=tmp_path / "inputs")
+    assert Path(held.path).read_bytes() == b"1\n" and dataset.version == 1
+    release(held)
+
+
+def test_several_files_keep_their_structure(server: WebServer) -> None:
+    for name in ("train/x.gz", "train/y.gz", "test/x.gz"):
+        server.files[f"/mnist/{name}"] = name.encode()
+    names = [f"{server.root}/mnist/{name}" for name in ("train/x.gz", "train/y.gz", "test/x.gz")]
+    dataset = Dataset.File.from_files(names)
+    assert dataset.to_path() == ["/test/x.gz", "/train/x.gz", "/train/y.gz"]
+
+
+def test_a_file_that_changed_on_the_server_is_another_file(server: WebServer, cache: Path) -> None:
+    server.files["/a"] = b"one"
+    backend = backend_of(server, cache)
+    first = backend.stat("a")
+    server.files["/a"] = b"two"
+    second = backend.stat("a")
+    assert first is not None and second is not None
+    assert (first.digest, second.digest) == (digest_of(b"one"), digest_of(b"two"))
+    backend.fetch(first, cache / "back")  # the recorded bytes are still kept
+    assert (cache / "back").read_bytes() == b"one"
+
+
+def test_what_is_not_there_or_needs_a_login_is_said(server: WebServer, cache: Path) -> None:
+    backend = backend_of(server, cache)
+    assert backend.stat("nothing") is None
+    with pytest.raises(DataNotFound, match="nothing at 'nothing'"):
+        Dataset.File.from_files(f"{server.root}/nothing")
+    server.faults = ["403"]
+    with pytest.raises(AccessDenied, match="answers 403"):
+        backend.stat("a")
+    for refused in (f"{server.root}/folder/", f"{server.root}/a/*.csv"):
+        with pytest.raises(InvalidReference, match="Name each file"):
+            Dataset.File.from_files(refused)
+    with pytest.raises(InvalidReference, match="has a query"):
+        Dataset.File.from_files(f"{server.root}/a.csv?sig=secret")
+    with pytest.raises(NotSupported, match="read only"):
+        backend.put(cache, "a")
+    with pytest.raises(DatastoreUnavailable):
+        WebBackend("http://127.0.0.1:1", cache / "w", attempts=1).fetch(
+            StoredFile("a", 1, ""), cache / "back"
+        )
+
+
+def test_a_mapping_answers_for_an_address_and_for_all_below_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mnist" / "train").mkdir(parents=True)
+    for name in ("train/x.gz", "train/y.gz", "read.me"):
+        (tmp_path / "mnist" / name).write_text(name)
+    (tmp_path / "small.csv").write_text("a,b\n1,2\n")
+    urls = {
+        "https://example.test/mnist/": str(tmp_path / "mnist"),
+        "https://example.test/data/Titanic%20all.csv": str(tmp_path / "small.csv"),
+        "https://example.test/gone/": str(tmp_path / "nowhere"),
+    }
+    monkeypatch.setenv("RAYJOBS_URLS", json.dumps(urls))
+    glob = Dataset.File.from_files("https://example.test/mnist/**/*.gz")
+    assert glob.to_path() == ["/train/x.gz", "/train/y.gz"]
+    both = Dataset.File.from_files(
+        ["https://example.test/mnist/train/x.gz", "https://example.test/mnist/read.me"]
+    )
+    assert both.to_path() == ["/read.me", "/train/x.gz"]
+    folder = Dataset.File.from_files("https://example.test/mnist")
+    assert isinstance(folder, FileDataset) and len(folder.manifest) == 3
+    one = Dataset.File.from_files("https://example.test/data/Titanic%20all.csv?raw=1")
+    assert one.to_path() == ["/Titanic all.csv"]
+    assert one.sources[0].datastore == "https://example.test"
+    table = Dataset.Tabular.from_delimited_files("https://example.test/data/Titanic%20all.csv")
+    assert table.to_pandas_dataframe().to_dict("list") == {"a": [1], "b": [2]}
+    with pytest.raises(DataNotFound, match="is mapped to"):
+        Dataset.File.from_files("https://example.test/gone/x.csv")
+
+
+def test_the_longest_mapping_of_the_newest_source_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAYJOBS_URLS", json.dumps({"https://h/": "/env", "https://h/a/": "/a"}))
+    assert urlmap.map_url("https://h/a/b.csv?x=1#top") == "/a/b.csv"
+    assert urlmap.map_url("https://h/c%20d") == "/env/c d"
+    assert urlmap.map_url("https://h") == urlmap.map_url("https://h/") == "/env"
+    assert urlmap.map_url("https://hh/a") is None
+
+    def newer() -> dict[str, str]:
+        return {"https://h/a": "/newer"}
+
+    urlmap.add_source(newer)
+    try:
+        assert urlmap.map_url("https://h/a/b") == "/newer/b"
+        assert urlmap.map_url("https://h/z") == "/env/z"
+    finally:
+        urlmap.remove_source(newer)
+    assert urlmap.map_url("https://h/a/b") == "/a/b"
