@@ -168,6 +168,11 @@ class NodePaths:
         """Environments that were built here, and the locks of what they hold."""
         return self.root / "environments"
 
+    @property
+    def images(self) -> Path:
+        """Container images that were unpacked here."""
+        return self.root / "images"
+
     def attempt(self, job: str, attempt: int, node: int = 0) -> AttemptPaths:
         """Return the folder of one attempt's part on this node."""
         suffix = f"-n{node}" if node else ""
@@ -234,6 +239,16 @@ class AttemptPaths:
     def environment(self) -> Path:
         """The environment that the attempt uses (JSON); absent when it uses no built one."""
         return self.root / "environment.json"
+
+    @property
+    def image(self) -> Path:
+        """The image that the attempt uses (JSON); absent when it uses none of the cache."""
+        return self.root / "image.json"
+
+    @property
+    def container(self) -> Path:
+        """What its processes write in their image, outside of folders that are bound into it."""
+        return self.root / "container"
 
     @property
     def environment_lock(self) -> Path:

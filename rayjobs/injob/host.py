@@ -163,7 +163,9 @@ class Host:
             self._show_inputs()
         except (OSError, ValueError, TypeError) as error:
             self.ending.begin(
-                Outcome.HOST_ERROR, f"the inputs cannot be shown to the ranks: {error}"
+                Outcome.HOST_ERROR,
+                f"the {'container' if self.plan.container else 'inputs'} cannot be set up for the "
+                f"ranks: {error}",
             )
             return None
         try:
@@ -185,6 +187,10 @@ class Host:
         namespace = self.tree.namespace
         has_own_users = namespace is not None and namespace.own_users
         Views.of(self.plan.views).enter(has_own_users=has_own_users)
+        if self.plan.container is not None:
+            from rayjobs.injob import container
+
+            self.tree.root = container.make(self.plan.container, has_own_users=has_own_users)
 
     def _abandon(self) -> None:
         """Close all sockets in a forked process."""

@@ -19,6 +19,8 @@ _HUGE_BYTES = 2 * 1024 * 1024
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
+CLONE_NEWIPC = 0x08000000
+MNT_DETACH = 2
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
@@ -32,6 +34,8 @@ MS_SLAVE = 1 << 19
 MS_RELATIME = 1 << 21
 MS_PLAIN = MS_NOSUID | MS_NODEV | MS_NOEXEC
 _CAPABILITY_VERSION_3 = 0x20080522
+# The C library has no function for it.
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "ppc64le": 203, "s390x": 217, "riscv64": 41}
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -86,6 +90,35 @@ def mount(
     if _libc.mount(*texts[:3], ctypes.c_ulong(flags), texts[3]) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"mount {point}: {os.strerror(number)}")
+
+
+def unmount(point: str) -> None:
+    """Take a mount and all below it away, at the latest when nothing uses it any more.
+
+    Raises:
+        OSError: it is not a mount, or the kernel does not allow it.
+    """
+    if _libc.umount2(os.fsencode(point), MNT_DETACH) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"umount {point}: {os.strerror(number)}")
+
+
+def pivot_into(root: str) -> None:
+    """Make the mount at `root` the root of this process's mount namespace; the old one is gone.
+
+    Raises:
+        OSError: the kernel does not allow it, or this machine's call is not known.
+    """
+    number = _PIVOT_ROOT.get(os.uname().machine)
+    if number is None:
+        raise OSError(38, f"pivot_root on {os.uname().machine} is not known")
+    os.chdir(root)
+    # The old root is put onto the new one, and taken away from there: no folder is needed for it.
+    if _libc.syscall(ctypes.c_long(number), b".", b".") != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"pivot_root {root}: {os.strerror(error)}")
+    unmount(".")
+    os.chdir("/")
 
 
 def drop_capabilities() -> None:

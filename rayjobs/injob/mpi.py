@@ -131,7 +131,9 @@ class MpiStarter(HostExtras):
         if os.getuid() == 0:
             env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
         env[mpistub.SOCKET_VARIABLE] = self._socket
-        env[mpistub.PYTHON_VARIABLE] = sys.executable
+        plan = self._starter.plan
+        # In a container mpirun and orted are the image's, and so is what runs their stubs.
+        env[mpistub.PYTHON_VARIABLE] = plan.python if plan.container else sys.executable
         env[mpistub.STUB_VARIABLE] = os.path.abspath(mpistub.__file__)
         return env
 

@@ -88,10 +88,13 @@ class Namespace:
             raise OSError("the init of the attempt's PID namespace cannot be seen in /proc")
         return Namespace(init, writer, own_users=own_users)
 
-    def enter(self) -> None:
+    def enter(self, root: str | None = None) -> None:
         """Give the calling process, a fresh child of the maker, its own view of `/proc`.
 
         Mounts that are made outside later still arrive; none of its own leave.
+
+        Args:
+            root: The mounted root file system that becomes this process's own; None: none does.
 
         Raises:
             OSError: the kernel refused a step.
@@ -99,7 +102,9 @@ class Namespace:
         self._let_go()
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_SLAVE)
-        kernel.mount("proc", "/proc", "proc", kernel.MS_PLAIN)
+        kernel.mount("proc", f"{root or ''}/proc", "proc", kernel.MS_PLAIN)
+        if root is not None:
+            kernel.pivot_into(root)
         if self._own_users:
             # Being the first of a user namespace gives rights over one's own files that a user
             # does not have outside.

@@ -64,6 +64,74 @@ class Relay(Message):
 
 
 @dataclass(frozen=True)
+class Bind(Message):
+    """A file or folder of the node that a container sees.
+
+    Attributes:
+        source: Its path on the node.
+        target: Its path in the container.
+        read_only: The container cannot change it.
+        replaces: It takes the place of what the image has there, even of a link.
+    """
+
+    source: str
+    target: str
+    read_only: bool = False
+    replaces: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryFolder(Message):
+    """A file system in memory that a container sees; without `size_bytes` half of the memory."""
+
+    target: str
+    size_bytes: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class Link(Message):
+    """A symbolic link that a container has: `target` is its text."""
+
+    path: str
+    target: str
+
+
+@dataclass(frozen=True)
+class Limit(Message):
+    """A limit of each process, as `setrlimit` takes it; -1 is unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True)
+class ContainerPlan(Message):
+    """The image that an attempt's processes run in, on one node.
+
+    Attributes:
+        image: The unpacked root file system.
+        scratch: A folder of the attempt, for what the processes write and for mount points.
+        is_private: Nobody else uses `image`: it is written to as it is.
+        shm_bytes: Size of /dev/shm; None: the node's own, and its System V memory.
+        binds: In this order, a later one above an earlier one.
+        devices: Device files of the node.
+        links: Made after all mounts.
+        limits: Of each rank.
+    """
+
+    image: str
+    scratch: str
+    is_private: bool = False
+    shm_bytes: Optional[int] = None
+    binds: Tuple[Bind, ...] = ()
+    memory_folders: Tuple[MemoryFolder, ...] = ()
+    devices: Tuple[str, ...] = ()
+    links: Tuple[Link, ...] = ()
+    limits: Tuple[Limit, ...] = ()
+
+
+@dataclass(frozen=True)
 class LaunchPlan(Message):
     """What an attempt host has to do; plan.json in the attempt's folder.
 
@@ -96,6 +164,7 @@ class LaunchPlan(Message):
         soft_files: The ranks' soft limit of open files; None: as their host has it.
         hold: What may hold the attempt's processes, see `tree.LEVELS`.
         views: How its inputs are shown, see `views.Views`.
+        container: The image that the ranks, mpirun and orted run in; None: the node's own files.
     """
 
     job: str
@@ -130,6 +199,7 @@ class LaunchPlan(Message):
     soft_files: Optional[int] = None
     hold: Tuple[str, ...] = ("cgroup", "scan")
     views: Optional[Mapping[str, object]] = None
+    container: Optional[ContainerPlan] = None
     version: int = SUPPORTED_VERSION
 
     @classmethod
@@ -229,6 +299,8 @@ def _check(plan: LaunchPlan) -> None:
         raise PlanError(f"the plan's kind is {plan.kind!r}; it must be script or command")
     if not set(plan.hold) <= {"cgroup", "namespace", "scan"}:
         raise PlanError(f"the plan's hold is {plan.hold!r}; its levels are cgroup, namespace, scan")
+    if plan.container is not None and plan.hold != ("namespace",):
+        raise PlanError("the plan has a container, whose processes a namespace alone can hold")
     if not 0 <= plan.umask <= 0o777:
         raise PlanError(f"the plan's umask is {plan.umask}; it must be 0 to 511 (octal 777)")
     if not plan.ranks:

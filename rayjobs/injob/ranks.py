@@ -176,11 +176,15 @@ def _set_up(
     os.chdir(plan.work)
     openfiles.give_back(plan.soft_files)
     os.umask(plan.umask)  # the host's own is for files that are the user's alone
+    if plan.container is not None:
+        from rayjobs.injob import container
+
+        container.set_limits(plan.container)
     armed = None if plan.stall_timeout_s is None else plan.stacks_of(item.rank)
     if plan.kind == "command":
         assert plan.command is not None
         _replace(["/bin/sh", "-c", plan.command, "sh", *plan.argv], env, setup)
-    if warm is None:
+    if warm is None or plan.container is not None:
         # Its path is spelled out: `-m` would put the working directory on the module path.
         bootstrap = os.path.abspath(rank.__file__)
         script = plan.argv[0]
@@ -201,4 +205,7 @@ def _set_up(
 def _replace(arguments: list[str], env: Mapping[str, str], setup: int) -> None:
     startup.close_descriptors(keep=[setup])
     sys.stdout.flush()
-    os.execve(arguments[0], arguments, dict(env))
+    try:
+        os.execve(arguments[0], arguments, dict(env))
+    except OSError as error:
+        raise OSError(error.errno, f"{arguments[0]} cannot be started: {error.strerror}") from None

@@ -47,6 +47,7 @@ class Tree:
         self.cgroup = cgroup
         self.namespace = namespace
         self.refused: list[str] = []
+        self.root: str | None = None  # the mounted image that its processes enter
         self.helpers: set[int] = set()  # children of the holder that are not the attempt's
         self._holder = holder
         self._boot_id = boot_id()
@@ -101,7 +102,7 @@ class Tree:
             OSError: the kernel refused.
         """
         if self.namespace is not None:
-            self.namespace.enter()
+            self.namespace.enter(self.root)
 
     def close(self) -> None:
         """Give up what only held the tree, once it is empty; the holder then reaps."""

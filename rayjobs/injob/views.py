@@ -141,13 +141,14 @@ def _overlay(at: str, upper: str, work: str, *, of_user: bool) -> None:
         os.makedirs(folder, exist_ok=True)
     # Without it a folder of the lower layer cannot be renamed; a user's own layer cannot have it.
     option = "userxattr" if of_user else "redirect_dir=on"
-    layers = (f"lowerdir={_escaped(at)}", f"upperdir={_escaped(upper)}")
+    layers = (f"lowerdir={escaped(at)}", f"upperdir={escaped(upper)}")
     kernel.mount(
-        "overlay", at, "overlay", 0, ",".join([*layers, f"workdir={_escaped(work)}", option])
+        "overlay", at, "overlay", 0, ",".join([*layers, f"workdir={escaped(work)}", option])
     )
 
 
-def _escaped(path: str) -> str:
+def escaped(path: str) -> str:
+    """Return a path as an option of an overlay has it."""
     return re.sub(r"([\\,:])", r"\\\1", path)
 
 

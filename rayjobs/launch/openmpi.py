@@ -25,7 +25,11 @@ def problem(path: str | None) -> str:
         return f"Open MPI is not installed: no {' and no '.join(missing)} in PATH"
     program = shutil.which("mpirun", path=path)
     assert program is not None
-    said = _version(program)
+    return version_problem(program, _version(program))
+
+
+def version_problem(program: str, said: str) -> str:
+    """Return what is wrong with an mpirun that says this of its version; empty if nothing is."""
     match = _VERSION.search(said)
     if match is None:
         return (

@@ -119,7 +119,7 @@ def host_plan(
         argv=(spec.script, *spec.arguments) if spec.script is not None else (),
         command=spec.command,
         python=context.python,
-        cold="the job asked for it (--cold)" if spec.cold else None,
+        cold=_why_cold(spec),
         env=rank_environment(context, place),
         ranks=tuple(
             RankPlan(
@@ -140,12 +140,22 @@ def host_plan(
     )
 
 
+def _why_cold(spec: JobSpec) -> str | None:
+    if spec.container is not None:
+        return "the job runs in a container image"
+    return "the job asked for it (--cold)" if spec.cold else None
+
+
 def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
     """Return what all ranks of a node see: an allow-list, the job's own, and ours (§9)."""
     job = context.job
     attempt_paths = NodePaths(place.root).attempt(job.id, context.attempt, place.node)
     work = attempt_paths.work
-    environment = inherited(place.base_environment)
+    # In an image the node's own paths mean something else, or nothing: it has its own variables.
+    container = job.spec.container
+    environment = inherited(place.base_environment) if container is None else {}
+    if container is not None:
+        environment.update(container.parsed_arguments.variables)
     environment.update(job.spec.environment_variables)
     environment.update(
         {

@@ -30,6 +30,7 @@ from rayjobs.datastore.protection import Protection
 from rayjobs.injob import recordfiles
 from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.identity import Identity, boot_id, own_identity
+from rayjobs.injob.plan import Bind
 from rayjobs.jobs.data_facts import DataFacts, Trouble
 from rayjobs.launch.plan import input_variables, output_variables
 from rayjobs.node import data_record
@@ -375,6 +376,20 @@ class NodeData:
     def forget(self, on: AttemptOnNode) -> None:
         """Drop what was remembered of an attempt that has ended."""
         self._stopped.discard(on.marker)
+
+    def shown_in_containers(self, on: AttemptOnNode) -> tuple[Bind, ...]:
+        """Return the inputs of a prepared attempt that lie outside of its folder.
+
+        A link leads to its files in a container too, so where it leads is shown at its own path.
+        """
+        file = data_record.read_what_is_left(AttemptPaths(Path(on.root)).data)
+        found: dict[str, Bind] = {}
+        for one in file.inputs.values():
+            for path in (one.path, os.path.realpath(one.path)):
+                if not Path(path).exists() or Path(path).is_relative_to(on.root):
+                    continue
+                found[path] = Bind(path, path, read_only=one.how not in OWN_FILES)
+        return tuple(found.values())
 
     @staticmethod
     def _held(root: Path) -> list[Materialised]:

@@ -10,12 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import NotFoundError, StoreError
-from rayjobs.core.paths import BUILD_LOG, ENVIRONMENT_LOCK, AttemptPaths
+from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.realise import Environments, Work
-from rayjobs.jobs.records import StoredFile
+from rayjobs.node.build_logs import store_build_log
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
 
@@ -59,7 +58,7 @@ class NodeEnvironments:
         try:
             found = await self._environments.realise(request.environment.to_json(), work)
         except BaseException:
-            await asyncio.to_thread(self._store_log, on, paths)
+            await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
             raise
         finally:
             self._controls.pop(control.marker, None)
@@ -90,22 +89,3 @@ class NodeEnvironments:
         except (StoreError, NotFoundError, OSError) as error:
             log.info("the packages of the attempt before are not known: %s", error)
         return None
-
-    def _store_log(self, on: AttemptOnNode, paths: AttemptPaths) -> None:
-        """Store what building said; an attempt that does not start is not collected."""
-        if not paths.build_log.is_file():
-            return
-        try:
-            workspace = self._workspaces.of(on)
-            blob = workspace.blobs.add_file(paths.build_log)
-            file = StoredFile(
-                name=f"node-{on.node}/{BUILD_LOG}" if on.node else BUILD_LOG,
-                attempt=on.attempt,
-                size=blob.size,
-                digest=blob.digest,
-                blob=blob.key,
-                stored_at=SystemClock().now(),
-            )
-            workspace.store.publish_files(on.job, attempt=on.attempt, files=[file])
-        except (StoreError, NotFoundError, OSError) as error:
-            log.warning("the build log of %s is not stored: %s", on.job, error)

@@ -25,6 +25,7 @@ from typing import Any
 
 from rayjobs.core.files import write_atomic
 from rayjobs.core.text import size_text
+from rayjobs.environments.packages_probe import PROBE
 
 log = logging.getLogger(__name__)
 
@@ -32,32 +33,6 @@ FORMAT = 1
 PROBE_S = 20.0  # a slow disk; the list is then looked for once more by the next attempt
 GPU_S = 10.0
 GPU_AGAIN_S = 600.0  # GPUs and drivers of a machine change with its restart
-# Runs in the attempt's interpreter, which may be of any version and have no rayjobs.
-_PROBE = """
-import json, platform, re, sys
-try:
-    from importlib import metadata
-except ImportError:
-    import importlib_metadata as metadata
-packages, torch = {}, {}
-for one in metadata.distributions():
-    name = one.metadata["Name"]
-    if not name:
-        continue
-    packages.setdefault(re.sub(r"[-_.]+", "-", name).lower(), str(one.version))
-    if name == "torch":
-        try:
-            text = one.locate_file("torch/version.py").read_text()
-            torch = dict(re.findall(r"^(cuda|hip)[^=\\n]*=\\s*['\\"]([^'\\"]+)", text, re.M))
-        except OSError:
-            pass
-print(json.dumps({
-    "python": platform.python_version(),
-    "implementation": platform.python_implementation(),
-    "torch_built_for": torch,
-    "packages": sorted(packages.items()),
-}))
-"""
 
 
 class NodeFacts:
@@ -69,17 +44,20 @@ class NodeFacts:
         self._lock = threading.Lock()
         self._gpus: tuple[float, list[dict[str, Any]], str] | None = None
 
-    def of(self, python: str, devices: Sequence[str]) -> dict[str, Any]:
+    def of(
+        self, python: str, devices: Sequence[str], known: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
         """Return the facts of an attempt; `packages` are (name, version) pairs. Blocks.
 
         Args:
             python: The interpreter that its ranks run.
             devices: Ids of the GPUs that it was given; empty for none.
+            known: What the interpreter, which is in an image, has said already.
         """
         found: dict[str, Any] = {**_machine(), "interpreter": python}
         why = []
         try:
-            found.update(self._environment(Path(python)))
+            found.update(self._environment(Path(python)) if known is None else known)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             why.append(f"packages are not known: {error}"[:300])
         if devices:
@@ -104,7 +82,7 @@ class NodeFacts:
             except (OSError, ValueError, KeyError, AttributeError):
                 pass  # not looked for yet
             done = subprocess.run(
-                [str(python), "-I", "-c", _PROBE],
+                [str(python), "-I", "-c", PROBE],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=PROBE_S,

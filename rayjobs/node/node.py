@@ -24,6 +24,7 @@ from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
 from rayjobs.node import watch
 from rayjobs.node.collect import Collecting
+from rayjobs.node.containers import NodeContainers
 from rayjobs.node.data import NodeData
 from rayjobs.node.ends import KEEP_S, Ends
 from rayjobs.node.environments import NodeEnvironments
@@ -68,12 +69,14 @@ class Node:
         self._views = InputViews(self.paths.root, is_on=settings.input_views)
         self._data = NodeData(self.paths.data_cache, self._views.protection)
         self._environments = NodeEnvironments(self.paths.environments, workspaces)
+        self._containers = NodeContainers(self.paths.images, workspaces)
         self._preparing = Preparing(
             scratch,
             snapshots.NodeSnapshots(self.paths.snapshots),
             self._data,
             workspaces,
             self._environments,
+            self._containers,
             NodeFacts(self.paths.root / "facts"),
         )
         self._collecting = Collecting(self._data, workspaces)
@@ -119,16 +122,11 @@ class Node:
 
     async def _launch(self, request: LaunchRequest, lease: Lease) -> Launched:
         on = request.on
-        python = interpreter.path_of(request.plan.python)
-        plan = replace(request.plan, python=python)
-        plan = replace(plan, env=self.environment_of(plan))
+        plan = await self._node_plan(request)
         root = Path(plan.root)
-        await asyncio.to_thread(openmpi.require, plan)
-        await asyncio.to_thread(required.require, plan)
-        hold = await asyncio.to_thread(self._hold.levels)
         await self._bring_secrets(on)  # another agent may have prepared it
         views = await asyncio.to_thread(self._data.views, on)
-        plan = replace(plan, soft_files=openfiles.original(), hold=hold, views=views)
+        plan = replace(plan, soft_files=openfiles.original(), views=views)
         secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
         try:
             launched = await self._start_host(plan, lease, secrets)
@@ -143,15 +141,25 @@ class Node:
                 return Launched(found.identity)
             raise PrepareError(str(error), failure_class="system") from error
 
+    async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
+        """Return the plan with what is known only on the node."""
+        if request.container is not None:
+            shown = await asyncio.to_thread(self._data.shown_in_containers, request.on)
+            plan = await asyncio.to_thread(self._containers.plan, request, shown)
+            return replace(plan, env={**plan.env, **_brought(plan)})
+        plan = replace(request.plan, python=interpreter.path_of(request.plan.python))
+        plan = replace(plan, env=self.environment_of(plan))
+        await asyncio.to_thread(openmpi.require, plan)
+        await asyncio.to_thread(required.require, plan)
+        return replace(plan, hold=await asyncio.to_thread(self._hold.levels))
+
     @staticmethod
     def environment_of(plan: LaunchPlan) -> dict[str, str]:
         """Return the variables of the plan's ranks, with what is known only on the node.
 
         That is where a checkpoint was brought to, and the programs of the environment.
         """
-        resume = AttemptPaths(Path(plan.root)).resume
-        brought = resume_variables(resume) if resume.is_dir() else {}
-        return {**interpreter.variables(plan.python, plan.env), **brought}
+        return {**interpreter.variables(plan.python, plan.env), **_brought(plan)}
 
     async def _start_host(
         self, plan: LaunchPlan, lease: Lease, secrets: Mapping[str, str]
@@ -202,6 +210,7 @@ class Node:
         are ended.
         """
         self._environments.stop(on)
+        self._containers.stop(on)
         self._data.stop(on)
         connection = host_on(on)
         if connection is None:
@@ -233,3 +242,9 @@ class Node:
         """See `Ends.prune`."""
         remove_dead_sockets(runtime_dir(create=False))
         return self.ends.prune(keep_s)
+
+
+def _brought(plan: LaunchPlan) -> dict[str, str]:
+    """Return the variables that name the checkpoint that was brought for an attempt, if one was."""
+    resume = AttemptPaths(Path(plan.root)).resume
+    return resume_variables(resume) if resume.is_dir() else {}

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from rayjobs import snapshots
+from rayjobs.containers.images import ReadyImage
 from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.digests import digest_of
@@ -18,6 +19,7 @@ from rayjobs.injob.plan import LaunchPlan
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.launch import network
 from rayjobs.node import gpus
+from rayjobs.node.containers import NodeContainers
 from rayjobs.node.data import NodeData
 from rayjobs.node.environments import NodeEnvironments
 from rayjobs.node.facts import NodeFacts
@@ -40,6 +42,7 @@ class Preparing:
         data: NodeData,
         workspaces: Workspaces,
         environments: NodeEnvironments,
+        containers: NodeContainers,
         facts: NodeFacts,
     ) -> None:
         """Unpack snapshots by way of `shared`, where each is unpacked once for all attempts."""
@@ -48,6 +51,7 @@ class Preparing:
         self._data = data
         self._workspaces = workspaces
         self._environments = environments
+        self._containers = containers
         self._facts = facts
         self._kept: set[tuple[str, str]] = set()  # workspace, digest of a list of packages
 
@@ -60,9 +64,13 @@ class Preparing:
         looking = asyncio.ensure_future(self._look_at_gpus(request))
         try:
             await asyncio.to_thread(self.make_folder, request)
-            python = await self._environments.bring(request)
+            image = await self._containers.bring(request)
+            if image is None:
+                python = await self._environments.bring(request)
+            else:
+                python = image.answer.python
             loop = asyncio.get_running_loop()
-            finding = loop.run_in_executor(None, self._find_facts, request, python)
+            finding = loop.run_in_executor(None, self._find_facts, request, python, image)
             variables = await loop.run_in_executor(self._data.pool, self._bring_data, request)
             facts = await finding
             await looking
@@ -70,12 +78,20 @@ class Preparing:
             looking.cancel()
         return Prepared(request.on.root, variables, python, facts)
 
-    def _find_facts(self, request: LaunchRequest, built: str | None) -> HostFacts:
+    def _find_facts(
+        self, request: LaunchRequest, built: str | None, image: ReadyImage | None
+    ) -> HostFacts:
         """Return what the attempt will run on; its list of packages is kept once by digest."""
         on, plan = request.on, request.plan
         try:
-            python = built or interpreter.path_of(plan.python or sys.executable)
-            facts = self._facts.of(python, _devices(plan))
+            if image is not None:
+                facts = self._facts.of(built or "", _devices(plan), image.answer.facts)
+                asked = request.container
+                facts["image"] = asked.image if asked is not None else None
+                facts["image_digest"] = image.digest
+            else:
+                python = built or interpreter.path_of(plan.python or sys.executable)
+                facts = self._facts.of(python, _devices(plan))
             packages = facts.pop("packages", None)
             if packages is not None:
                 facts["torch"] = dict(packages).get("torch")

@@ -109,6 +109,31 @@ class PackagesRequest(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class RegistryRequest(Message):
+    """How an image's registry is asked (`rayjobs.spec.model.Registry`)."""
+
+    address: str | None = None
+    username: str | None = None
+    password: SecretSource | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest(Message):
+    """The image to run in, as the spec names it (`rayjobs.spec.model.Container`).
+
+    Attributes:
+        interpreter: Path of the Python in the image; None: the first that its PATH leads to.
+    """
+
+    image: str | None = None
+    dockerfile: str | None = None
+    shm_mib: float | None = None
+    registry: RegistryRequest | None = None
+    arguments: tuple[str, ...] = ()
+    interpreter: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Resume(Message):
     """What an attempt goes on from.
 
@@ -128,6 +153,7 @@ class LaunchRequest(Message):
     Attributes:
         snapshot: Digest of the snapshot; None: the job has none.
         environment: None: an interpreter that is there already.
+        container: None: the node's own files.
         plan: Of the attempt's host. The node adds what it alone knows before it writes it down.
     """
 
@@ -135,6 +161,7 @@ class LaunchRequest(Message):
     plan: LaunchPlan
     snapshot: str | None = None
     environment: PackagesRequest | None = None
+    container: ContainerRequest | None = None
     inputs: Mapping[str, InputRequest] = field(default_factory=dict)
     outputs: Mapping[str, OutputRequest] = field(default_factory=dict)
     secrets: Mapping[str, SecretSource] = field(default_factory=dict)

@@ -60,6 +60,7 @@ class HostFacts(Message):
         system: Kernel and processor.
         memory_bytes: Of the machine.
         gpus: Those that the attempt was given.
+        image: The image that its ranks run in, and image_digest: its digest.
         why: What could not be found out.
     """
 
@@ -76,6 +77,8 @@ class HostFacts(Message):
     cpus: int | None = None
     memory_bytes: int | None = None
     gpus: tuple[Gpu, ...] | None = None
+    image: str | None = None
+    image_digest: str | None = None
     why: str | None = None
 
     def known(self) -> dict[str, object]:

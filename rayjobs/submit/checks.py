@@ -366,7 +366,6 @@ def _conda(asked: Packages) -> Iterator[Problem]:
 def _container(spec: JobSpec) -> Iterator[Problem]:
     if spec.container is None:
         return
-    yield Problem("container", "images cannot be run yet.", "Leave it out.")
     if isinstance(spec.environment, Packages):
         yield Problem(
             "environment",

@@ -15,6 +15,7 @@ from rayjobs.injob.identity import boot_id
 from rayjobs.launch.plan import AttemptContext, Place, launcher_for
 from rayjobs.protocol.attempts import (
     AttemptOnNode,
+    ContainerRequest,
     InputRequest,
     LaunchRequest,
     OutputRequest,
@@ -60,7 +61,9 @@ def launch_requests(
         )
         for index, hello in enumerate(greetings)
     )
-    own_python = spec.environment if isinstance(spec.environment, str) else None
+    named = spec.environment if isinstance(spec.environment, str) else None
+    # Of an image, the node finds it.
+    own_python = None if spec.container is not None else named
     context = AttemptContext(
         job=job,
         attempt=record.number,
@@ -102,7 +105,9 @@ def launch_requests(
             max_duration_s=plan.max_duration_s,
             stall_timeout_s=plan.stall_timeout_s,
             lease_s=plan.lease_s,
-            reads_secrets=bool(spec.inputs or spec.outputs or packages or spec.secrets),
+            reads_secrets=bool(
+                spec.inputs or spec.outputs or packages or spec.secrets or spec.container
+            ),
             relay=plan.relay,
         )
         nodes.append(NodeOfAttempt(on, place.node_id))
@@ -114,6 +119,11 @@ def launch_requests(
                 environment=None
                 if packages is None
                 else PackagesRequest.from_json(packages.model_dump()),
+                container=None
+                if spec.container is None
+                else ContainerRequest.from_json(
+                    {**spec.container.model_dump(), "interpreter": named}
+                ),
                 inputs={
                     name: InputRequest.from_json(one.model_dump())
                     for name, one in spec.inputs.items()

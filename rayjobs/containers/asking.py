@@ -1,0 +1,160 @@
+"""What an unpacked image says of itself: its variables, its Python, its packages, its Open MPI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.environments.packages_probe import PROBE
+from rayjobs.injob import container
+from rayjobs.injob.messages import Message
+from rayjobs.injob.plan import ContainerPlan
+from rayjobs.spec.requirements import LEAST_PYTHON
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+ASK_S = 60.0
+_NAMES = ("python", "python3")
+# The first line is enough: a minimal Python cannot list its packages.
+_ASK = """
+import json, sys
+print(json.dumps([list(sys.version_info[:3]), sys.implementation.name]))
+sys.stdout.flush()
+"""
+
+
+@dataclass(frozen=True)
+class Answer(Message):
+    """What an image has.
+
+    Attributes:
+        python: Path of its Python there; None: none that jobs can use.
+        version: Its version.
+        facts: What `rayjobs.node.facts.PROBE` prints; empty: not known.
+        why: Why it has no Python.
+    """
+
+    python: str | None = None
+    version: str = ""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    why: str = ""
+
+
+def variables_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of an image's configuration."""
+    pairs = (str(one).partition("=") for one in config.get("Env") or ())
+    return {name: value for name, separator, value in pairs if separator}
+
+
+def find(root: Path, variables: Mapping[str, str], name: str) -> str | None:
+    """Return the path in an image of a program that its PATH leads to."""
+    for folder in variables.get("PATH", DEFAULT_PATH).split(":"):
+        path = f"{folder.rstrip('/')}/{name}"
+        if not path.startswith("/"):
+            continue
+        at = Path(container.inside(str(root), path))
+        if at.is_file() and os.access(at, os.X_OK):
+            return path
+    return None
+
+
+async def ask(
+    root: Path,
+    variables: Mapping[str, str],
+    paths: AttemptPaths,
+    *,
+    named: str | None = None,
+    overlay: bool = True,
+) -> Answer:
+    """Return what an image's Python says; see `run_in`.
+
+    Args:
+        named: Its path in the image; None: the first of its PATH that jobs can use.
+    """
+    seen: list[str] = []
+    candidates = [named] if named else [find(root, variables, name) for name in _NAMES]
+    for path in dict.fromkeys(candidates):
+        if path is None:
+            continue
+        said = await run_in(root, variables, [path, "-I", "-c", _ASK + PROBE], paths,
+                            overlay=overlay)  # fmt: skip
+        lines = said.splitlines()
+        try:
+            version, implementation = json.loads(lines[0])
+            found = tuple(int(part) for part in version)
+        except (IndexError, ValueError, TypeError):
+            seen.append(f"{path} does not answer ({said.strip()[-200:] or 'it says nothing'})")
+            continue
+        text = ".".join(map(str, found))
+        if found < LEAST_PYTHON:
+            seen.append(f"{path} is Python {text}, and jobs need 3.8 or newer")
+            continue
+        return Answer(path, text, _facts(lines[1:]) or {"python": text, "implementation":
+                                                        implementation})  # fmt: skip
+    return Answer(why="; ".join(seen) or "there is no python in its PATH")
+
+
+def _facts(lines: Sequence[str]) -> dict[str, object]:
+    try:
+        found = json.loads(lines[0])
+    except (IndexError, ValueError):
+        return {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+async def run_in(
+    root: Path,
+    variables: Mapping[str, str],
+    arguments: Sequence[str],
+    paths: AttemptPaths,
+    *,
+    overlay: bool = True,
+) -> str:
+    """Run a program in an image, without anything of the attempt; return what it printed.
+
+    Args:
+        overlay: Whether this node can put a layer over the image; else it must write nothing.
+
+    Raises:
+        PrepareError: class ``environment``: it does not end, or cannot be started at all.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="ask-", dir=paths.tmp))
+    try:
+        plan = ContainerPlan(
+            str(root), str(folder / "scratch"), is_private=not overlay, shm_bytes=2**26
+        )
+        own = {"PATH": DEFAULT_PATH, "HOME": "/root"}
+        env = {**own, **variables, "PYTHONDONTWRITEBYTECODE": "1"}
+        file = folder / "run.json"
+        file.write_text(
+            json.dumps({"container": plan.to_json(), "arguments": [*arguments], "env": env})
+        )
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-S", "-E", str(container.__file__), "--run", str(file)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            cwd="/",
+        )
+        try:
+            async with asyncio.timeout(ASK_S):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()  # and with it, by its init, all that runs in the image
+            await process.wait()
+            raise PrepareError(
+                f"{arguments[0]} in the image does not answer within {ASK_S:g} s",
+                failure_class="environment",
+            ) from None
+        return said.decode("utf-8", "replace")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,145 @@
+"""The unpacked images of one node: a folder each, whole or not there, and who uses them.
+
+``images/<key>/`` has the root file system and a record. It is filled below ``building/`` and
+renamed when it is whole and on the disk, so what died half-way is never used. A lock of the kernel
+on ``<key>.lock`` says that a process fills or removes it: it ends with its holder's life.
+``names/`` has what names, files and Dockerfiles were the last time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.containers.unpacking import RECORD, ROOTFS
+from rayjobs.core.files import write_atomic
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.safe_delete import OwnFolder
+from rayjobs.environments.cache import sync_file_system
+from rayjobs.injob import recordfiles
+
+FORMAT = 1  # raised when the same image must be unpacked in another way
+KEY = re.compile(r"[0-9a-f]{32}")
+_BUILD = re.compile(r"([0-9a-f]{32})-.*")
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a name, a file or a Dockerfile was the last time.
+
+    Attributes:
+        key: Its image in the cache.
+        stamp: What showed then that it was this one: an id, a size and time; None: nothing does.
+    """
+
+    key: str
+    stamp: str | None = None
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """The folder of a node's images."""
+
+    root: Path
+
+    def make(self) -> None:
+        """Make the folders. Idempotent."""
+        for folder in (self.root, self.building, self.names):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def building(self) -> Path:
+        """Where images are fetched to and unpacked."""
+        return self.root / "building"
+
+    @property
+    def names(self) -> Path:
+        """What names were."""
+        return self.root / "names"
+
+    def folder(self, key: str) -> Path:
+        """Return where an image is, once it is whole."""
+        return self.root / key
+
+    def rootfs(self, key: str) -> Path:
+        """Return its root file system."""
+        return self.folder(key) / ROOTFS
+
+    def lock_of(self, key: str) -> Path:
+        """Return the lock file of an image or a name."""
+        return self.root / f"{key}.lock"
+
+    def is_whole(self, key: str) -> bool:
+        """Whether an image is there."""
+        return (self.folder(key) / RECORD).exists()
+
+    def record(self, key: str) -> dict[str, Any]:
+        """Return what is known of an image."""
+        found = json.loads((self.folder(key) / RECORD).read_bytes())
+        return dict(found)
+
+    def keep_record(self, key: str, record: dict[str, Any]) -> None:
+        """Note more of an image."""
+        write_atomic(self.folder(key) / RECORD, json.dumps(record))
+
+    def known(self, name_key: str) -> Known | None:
+        """Return what a name was the last time; None if its image is not here any more."""
+        path = self.names / f"{name_key}.json"
+        try:
+            values = json.loads(path.read_bytes())
+            found = Known(str(values["key"]), values["stamp"])
+            os.utime(path)  # it is used
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if self.is_whole(found.key) else None
+
+    def keep_known(self, name_key: str, known: Known) -> None:
+        """Note what a name is."""
+        text = json.dumps({"key": known.key, "stamp": known.stamp})
+        write_atomic(self.names / f"{name_key}.json", text, durable=True)
+
+    def begin(self, key: str) -> Path:
+        """Return a new folder to fill; what died before goes. Hold the lock."""
+        with OwnFolder(self.building) as folder:
+            for name, _ in folder.entries(""):
+                if name.startswith(f"{key}-"):
+                    folder.remove(name)
+        made = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
+        made.mkdir(mode=0o700)
+        return made
+
+    def finish(self, key: str, made: Path) -> None:
+        """Make a whole image visible under its name. Hold the lock."""
+        sync_file_system(made)
+        made.rename(self.folder(key))
+
+    def touch(self, key: str) -> None:
+        """Note that an image is used now."""
+        os.utime(self.folder(key) / RECORD)
+
+    def used_by(self) -> dict[str, list[str]]:
+        """Return the attempts whose folders are on this node, by the image they use."""
+        found: dict[str, list[str]] = {}
+        for path in sorted((self.root.parent / "attempts").glob("*/*")):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                values = recordfiles.read_json(str(path), AttemptPaths(path).image.name)
+                found.setdefault(str(values["key"]), []).append(f"{path.parent.name}/{path.name}")
+        return found
+
+
+def key_of(digest: str) -> str:
+    """Return the name under which the cache has the image of a digest."""
+    return hashlib.sha256(f"{FORMAT}:{digest}".encode()).hexdigest()[:32]
+
+
+def key_of_build(name: str) -> str | None:
+    """Return the image for which a folder below ``building`` was made."""
+    found = _BUILD.fullmatch(name)
+    return found[1] if found else None

@@ -1,0 +1,204 @@
+"""Fetches images by way of the engines of the node: skopeo, podman, docker; builds Dockerfiles.
+
+An engine only brings an image into files; it never runs a process of a job.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.containers.reference import DEFAULT_REGISTRY, Reference
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import write_atomic
+
+FETCHERS = ("skopeo", "podman", "docker")
+BUILDERS = ("podman", "buildah")
+KEEPERS = ("docker", "podman")  # have images of their own
+ASK_S = 20.0
+_KEPT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR")
+_KEPT_PREFIXES = ("XDG_", "DOCKER_", "CONTAINER", "REGISTRY_", "STORAGE_", "BUILDAH_")
+_PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+_POLICIES = ("/etc/containers/policy.json", "~/.config/containers/policy.json")
+_LOCAL = re.compile(r"(localhost|127\.\d+\.\d+\.\d+)(:\d+)?")
+_MESSAGE = re.compile(r'\bmsg="((?:[^"\\]|\\.)*)"')
+_FINAL = ("unauthorized", "authentication required", "manifest unknown", "access denied",
+          "incorrect username or password", "name unknown", "not found")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Login:
+    """Who asks a registry.
+
+    Attributes:
+        registry: Host name and port.
+    """
+
+    registry: str
+    username: str
+    password: str
+
+    def write(self, folder: Path) -> Path:
+        """Write it, for the owner alone, as the engines read it; return the file."""
+        name = "https://index.docker.io/v1/" if self.registry == DEFAULT_REGISTRY else self.registry
+        secret = base64.b64encode(f"{self.username}:{self.password}".encode()).decode()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / "config.json"
+        write_atomic(path, json.dumps({"auths": {name: {"auth": secret}}}), mode=0o600)
+        return path
+
+
+@dataclass(frozen=True)
+class Step:
+    """One program that has to run, with variables on top of the engines' own."""
+
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+
+def _path() -> str:
+    return os.environ.get("PATH", os.defpath)
+
+
+def available(names: Sequence[str]) -> list[str]:
+    """Return which of these programs the node has, in this order."""
+    path = _path()
+    return [name for name in names if shutil.which(name, path=path)]
+
+
+def program(name: str) -> str:
+    """Return the path of a program that `available` named."""
+    return shutil.which(name, path=_path()) or name
+
+
+def variables() -> dict[str, str]:
+    """Return the variables that an engine is run with."""
+    found = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _KEPT or name.startswith(_KEPT_PREFIXES) or name.lower() in _PROXIES
+    }
+    return {**found, "PATH": _path()}
+
+
+def kept_by(reference: Reference) -> tuple[str, str] | None:
+    """Return the engine that has an image of this name already, and the image's id. Blocks."""
+    for name in available(KEEPERS):
+        try:
+            done = subprocess.run(
+                [program(name), "image", "inspect", "--format", "{{.Id}}", reference.name],
+                env=variables(),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=ASK_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue  # an engine that does not answer has no image for us
+        found = done.stdout.strip()
+        if done.returncode == 0 and found:
+            return name, found if ":" in found else f"sha256:{found}"
+    return None
+
+
+def steps_to_save(engine: str, name: str, target: Path) -> list[Step]:
+    """Return how an engine writes an image of its own into an archive at `target`."""
+    if engine == "docker":
+        return [Step((program("docker"), "save", "-o", str(target), name), {})]
+    save = ("save", "--quiet", "--format", "docker-archive", "-o", str(target), name)
+    return [Step((program("podman"), *save), {})]
+
+
+def steps_to_fetch(reference: Reference, target: Path, login: Path | None) -> list[Step]:
+    """Return how an image is brought from its registry into `target` (a folder or an archive).
+
+    Raises:
+        PrepareError: class ``environment``: the node has no program for it.
+    """
+    found = available(FETCHERS)
+    if not found:
+        raise PrepareError(
+            f"the image {reference.text!r} cannot be fetched: this node has none of "
+            f"{', '.join(FETCHERS)}. Install one (sudo apt-get install skopeo), or give the image "
+            f"as an archive, an OCI folder or a root file system",
+            failure_class="environment",
+            is_permanent=True,
+        )
+    engine, path = found[0], program(found[0])
+    is_plain = _LOCAL.fullmatch(reference.registry) is not None  # as docker does
+    if engine == "skopeo":
+        words = [path]
+        if not any(Path(one).expanduser().exists() for one in _POLICIES):
+            words.append("--insecure-policy")
+        words += ["copy", "--quiet"]
+        words += ["--authfile", str(login)] if login else []
+        words += ["--src-tls-verify=false"] if is_plain else []
+        return [Step((*words, f"docker://{reference.full_name}", f"oci:{target}:image"), {})]
+    if engine == "podman":
+        words = [path, "pull", "--quiet", *(["--authfile", str(login)] if login else [])]
+        words += ["--tls-verify=false"] if is_plain else []
+        pull = Step((*words, reference.full_name), {})
+        return [pull, *steps_to_save("podman", reference.full_name, target)]
+    env = {"DOCKER_CONFIG": str(login.parent)} if login else {}
+    pull = Step((path, "pull", "--quiet", reference.name), env)
+    return [pull, *steps_to_save("docker", reference.name, target)]
+
+
+def steps_to_build(dockerfile: Path, context: Path, name: str, login: Path | None) -> list[Step]:
+    """Return how a Dockerfile is built into an image of the engine called `name`.
+
+    Raises:
+        PrepareError: class ``environment``: the node has neither podman nor buildah.
+    """
+    found = available(BUILDERS)
+    if not found:
+        raise PrepareError(
+            "the job's Dockerfile cannot be built: this node has neither podman nor buildah. "
+            "Install one (sudo apt-get install podman), or build the image elsewhere and name it "
+            "with `image`",
+            failure_class="environment",
+            is_permanent=True,
+        )
+    words = [program(found[0]), "build", "--isolation", "chroot", "--network", "host"]
+    words += ["--authfile", str(login)] if login else []
+    return [Step((*words, "-f", str(dockerfile), "-t", name, str(context)), {})]
+
+
+def steps_to_save_built(name: str, target: Path) -> list[Step]:
+    """Return how the image that `steps_to_build` made gets into an archive, and away."""
+    builder = available(BUILDERS)[0]
+    if builder == "podman":
+        remove = Step((program("podman"), "image", "rm", "--force", name), {})
+        return [*steps_to_save("podman", name, target), remove]
+    path = program("buildah")
+    return [
+        Step((path, "push", "--quiet", name, f"docker-archive:{target}"), {}),
+        Step((path, "rmi", "--force", name), {}),
+    ]
+
+
+def in_words(error: PrepareError, what: str) -> PrepareError:
+    """Return the failure of an engine with the sentence of its last message."""
+    if error.failure_class != "environment" or not error.lines:
+        return error
+    text = error.lines[-1]
+    found = _MESSAGE.search(text)
+    said = (found[1].replace('\\"', '"') if found else text.removeprefix("Error: ")).strip()
+    is_final = any(word in said.lower() for word in _FINAL)
+    hint = ""
+    if "unauthorized" in said.lower() or "authentication" in said.lower():
+        hint = ". Check container.registry: its username, and the secret that its password names"
+    return PrepareError(
+        f"{what}: {said[:400].rstrip('.')}{hint}",
+        failure_class="environment",
+        lines=error.lines,
+        is_permanent=is_final,
+    )

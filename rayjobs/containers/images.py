@@ -1,0 +1,331 @@
+"""Makes images ready on a node: fetched, checked, unpacked once, asked what they are."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayjobs.containers import asking, engines, reference, sources, unpacking
+from rayjobs.containers.cache import ImageCache, Known, key_of
+from rayjobs.containers.engines import Login, Step
+from rayjobs.containers.layers import BadImageError
+from rayjobs.containers.reference import Kind, Reference
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import locked_if_free, write_atomic
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.safe_delete import OwnFolder
+from rayjobs.environments.building import BuildLog, Control, run
+
+log = logging.getLogger(__name__)
+
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+Tell = Callable[[str, Mapping[str, Any]], None]
+"""Tells people how it goes: a sentence, and data."""
+
+
+@dataclass(frozen=True)
+class AskedImage:
+    """What a job asks for.
+
+    Attributes:
+        image: As the job has it; None: built from `dockerfile`.
+        dockerfile: The text of a Dockerfile.
+        context: The folder that it is built from.
+        context_digest: What changes with that folder's files.
+        login: Who asks the registry; None: as the node's engine is set up.
+        always_pull: Ask the registry, whatever is here.
+    """
+
+    image: str | None = None
+    dockerfile: str | None = None
+    context: Path | None = None
+    context_digest: str = ""
+    login: Login | None = None
+    always_pull: bool = False
+
+    @property
+    def text(self) -> str:
+        """It for people."""
+        return self.image or "the job's Dockerfile"
+
+
+@dataclass(frozen=True)
+class ReadyImage:
+    """An image that ranks can enter.
+
+    Attributes:
+        root: Its root file system.
+        key: Its name in the cache; None: a folder that is used where it is.
+        digest: Of its configuration, else of its bytes; None: not known.
+        variables: Its own environment.
+        answer: What its Python says of itself.
+        fetched: Whether this attempt brought it.
+    """
+
+    root: Path
+    key: str | None
+    digest: str | None
+    variables: Mapping[str, str]
+    answer: asking.Answer
+    fetched: bool
+
+
+@dataclass
+class ImageWork:
+    """One attempt's wish for an image, while it is worked on.
+
+    Attributes:
+        control: What may end it.
+        tell: Called with what people should know.
+        secrets: Values that no log may have.
+        overlay: Whether this node can put a layer over an image.
+    """
+
+    paths: AttemptPaths
+    control: Control
+    tell: Tell
+    secrets: Sequence[str] = ()
+    overlay: bool = True
+    has_waited: bool = False
+    said: BuildLog | None = field(default=None)
+
+    def log(self) -> BuildLog:
+        """Return the log, begun at its first use: an image that stands has none."""
+        if self.said is None:
+            self.said = BuildLog(self.paths.build_log, self.secrets)
+        return self.said
+
+
+class Images:
+    """The images of one node. Its methods run on one event loop."""
+
+    def __init__(self, root: Path) -> None:
+        """Keep images below `root`."""
+        self._cache = ImageCache(root)
+
+    async def realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
+        """Return the image that a job asks for, fetched and unpacked if it must be.
+
+        One attempt fetches and one unpacks, on whatever event loop or process of this node;
+        others that ask for the same wait for it.
+
+        Raises:
+            PrepareError: class ``environment``: it cannot be fetched, is damaged, or must not be
+                unpacked; ``storage``: the disk is full; ``time_limit``; ``system``: the program
+                that fetched or unpacked it was killed.
+        """
+        try:
+            self._cache.make()
+            return await self._realise(asked, work)
+        except OSError as error:
+            is_full = error.errno in _DISK_FULL
+            raise PrepareError(
+                f"the image cannot be kept in {self._cache.root}: {error.strerror}",
+                failure_class="storage" if is_full else "system",
+            ) from error
+        finally:
+            if work.said is not None:
+                work.said.close()
+
+    async def _realise(self, asked: AskedImage, work: ImageWork) -> ReadyImage:
+        source = None if asked.image is None else reference.parse(asked.image)
+        if source is not None and source.kind is Kind.FOLDER:
+            answer = await asking.ask(source.path, {}, work.paths, overlay=work.overlay)
+            return ReadyImage(source.path, None, None, {}, answer, fetched=False)
+        name_key = _name_key(asked, source)
+        async with self._alone(name_key, work):
+            known = self._cache.known(name_key)
+            is_sure = known is not None and source is not None and source.is_pinned
+            stamp = known.stamp if is_sure and known else await asyncio.to_thread(_stamp, source)
+            fetched = known is None or known.stamp != stamp or self._is_to_be_asked(asked, source)
+            if fetched:
+                known = await self._fetch(asked, source, name_key, stamp, work)
+                self._cache.keep_known(name_key, known)
+            assert known is not None
+            # Before the lock is given up: from here on it is in use, and not pruned.
+            _note_use(work.paths, known.key)
+        self._cache.touch(known.key)
+        return await self._ready(known.key, work, fetched=fetched)
+
+    @staticmethod
+    def _is_to_be_asked(asked: AskedImage, source: Reference | None) -> bool:
+        is_name = source is not None and source.kind is Kind.NAME and not source.is_pinned
+        return asked.always_pull and is_name
+
+    async def _ready(self, key: str, work: ImageWork, *, fetched: bool) -> ReadyImage:
+        record = await asyncio.to_thread(self._cache.record, key)
+        variables = asking.variables_of(record["config"])
+        if "answer" not in record:
+            root = self._cache.rootfs(key)
+            answer = await asking.ask(root, variables, work.paths, overlay=work.overlay)
+            record["answer"] = answer.to_json()
+            await asyncio.to_thread(self._cache.keep_record, key, record)
+        answer = asking.Answer.from_json(record["answer"])
+        return ReadyImage(
+            self._cache.rootfs(key), key, str(record["digest"]), variables, answer, fetched=fetched
+        )
+
+    # -- fetching ---------------------------------------------------------------------------------
+
+    async def _fetch(
+        self,
+        asked: AskedImage,
+        source: Reference | None,
+        name_key: str,
+        stamp: str | None,
+        work: ImageWork,
+    ) -> Known:
+        """Bring an image into files, and unpack it unless the cache has it already."""
+        folder = await asyncio.to_thread(self._cache.begin, name_key)
+        try:
+            path, tag = folder / "image", None
+            if source is not None and source.kind is Kind.FILE:
+                path, tag = source.path, source.tag
+            else:
+                for step in self._steps(asked, source, stamp, folder, path):
+                    await self._run(step, asked, work)
+                tag = "image" if path.is_dir() else None
+            key = await self._unpacked(path, tag, asked, work)
+        finally:
+            await asyncio.to_thread(self._discard, folder)
+        if source is not None and source.kind is Kind.NAME:
+            stamp = await asyncio.to_thread(_stamp, source)  # an engine may keep it since
+        return Known(key, stamp)
+
+    def _steps(
+        self,
+        asked: AskedImage,
+        source: Reference | None,
+        stamp: str | None,
+        folder: Path,
+        path: Path,
+    ) -> Iterator[Step]:
+        login = None if asked.login is None else asked.login.write(folder / "login")
+        if source is None:
+            assert asked.dockerfile is not None
+            file = folder / "Dockerfile"
+            file.write_text(asked.dockerfile)
+            context = asked.context or folder / "context"
+            context.mkdir(exist_ok=True)
+            name = f"localhost/rayjobs-build:{folder.name[-40:].lower()}"
+            yield from engines.steps_to_build(file, context, name, login)
+            yield from engines.steps_to_save_built(name, path)
+        elif stamp is not None and not asked.always_pull:
+            engine = stamp.partition(" ")[0]  # it has the image already
+            yield from engines.steps_to_save(engine, source.name, path)
+        else:
+            yield from engines.steps_to_fetch(source, path, login)
+
+    async def _run(self, step: Step, asked: AskedImage, work: ImageWork) -> None:
+        program = Path(step.arguments[0]).name
+        if not work.has_waited:
+            work.has_waited = True
+            work.tell(f"fetching {asked.text} with {program}", {"step": "fetch"})
+        doing = "the image cannot be built" if asked.image is None else "it cannot be fetched"
+        try:
+            await run(
+                step.arguments,
+                env={**engines.variables(), **step.variables},
+                cwd=work.paths.tmp,
+                said=work.log(),
+                control=work.control,
+                doing=f"the image {asked.text!r}: {program}" if asked.image else doing,
+            )
+        except PrepareError as error:
+            raise engines.in_words(error, f"the image {asked.text!r}: {doing}") from error
+
+    async def _unpacked(
+        self, path: Path, tag: str | None, asked: AskedImage, work: ImageWork
+    ) -> str:
+        """Unpack what was fetched, unless another name of it was unpacked before."""
+        try:
+            image = await asyncio.to_thread(sources.open_path, path, tag)
+        except BadImageError as error:
+            raise _bad(asked, error) from error
+        key = key_of(image.digest)
+        async with self._alone(key, work):
+            if self._cache.is_whole(key):
+                return key
+            work.tell(f"unpacking {asked.text}", {"step": "unpack", "digest": image.digest})
+            folder = await asyncio.to_thread(self._cache.begin, key)
+            try:
+                words = [sys.executable, str(unpacking.__file__), str(path), str(folder)]
+                await run(
+                    [*words, *([tag] if tag else [])],
+                    env={**engines.variables(), "PYTHONPATH": _module_path()},
+                    cwd=work.paths.tmp,
+                    said=work.log(),
+                    control=work.control,
+                    doing=f"the image {asked.text!r} cannot be unpacked",
+                )
+                await asyncio.to_thread(self._cache.finish, key, folder)
+            finally:
+                await asyncio.to_thread(self._discard, folder)
+        return key
+
+    def _discard(self, folder: Path) -> None:
+        with OwnFolder(self._cache.building) as building:
+            building.remove(folder.name)
+
+    @asynccontextmanager
+    async def _alone(self, name: str, work: ImageWork) -> AsyncIterator[None]:
+        """Hold the lock of an image or a name; waits while another one does."""
+        told = False
+        while True:
+            work.control.check()
+            with ExitStack() as stack:
+                if stack.enter_context(locked_if_free(self._cache.lock_of(name))):
+                    yield
+                    return
+            if not told:
+                told = True
+                work.tell("waiting for another attempt that fetches it", {"step": "wait"})
+            await work.control.pause()
+
+
+def _module_path() -> str:
+    return str(Path(unpacking.__file__).resolve().parents[2])
+
+
+def _name_key(asked: AskedImage, source: Reference | None) -> str:
+    if source is None:
+        made_of = ["dockerfile", asked.dockerfile, asked.context_digest]
+    elif source.kind is Kind.NAME:
+        made_of = ["name", source.name]
+    else:
+        made_of = ["file", str(source.path), source.tag]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()[:32]
+
+
+def _stamp(source: Reference | None) -> str | None:
+    """Return what shows that a name or file still is what it was; None: nothing on this node."""
+    if source is None:
+        return None
+    if source.kind is Kind.NAME:
+        kept = engines.kept_by(source)
+        return None if kept is None else " ".join(kept)
+    index = source.path / "index.json" if source.path.is_dir() else source.path
+    info = index.stat()
+    return f"{info.st_size} {info.st_mtime_ns}"
+
+
+def _note_use(paths: AttemptPaths, key: str) -> None:
+    """Write which image an attempt uses, so that it stays as long as the attempt's folder."""
+    write_atomic(paths.image, json.dumps({"key": key}))
+
+
+def _bad(asked: AskedImage, error: BadImageError) -> PrepareError:
+    return PrepareError(
+        f"the image {asked.text!r} cannot be used: {error}",
+        failure_class="environment",
+        is_permanent=True,
+    )

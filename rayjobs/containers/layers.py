@@ -1,0 +1,302 @@
+"""Applies the layers of an image to a root file system, and never touches anything outside of it.
+
+Source: OCI image specification, "Image Layer Filesystem Changeset" (whiteouts, opaque whiteouts).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+WHITEOUT = ".wh."
+OPAQUE = ".wh..wh..opq"
+MOST_ENTRIES = 5_000_000
+_MOST_LINKS = 40
+_CHUNK = 1024 * 1024
+# Device files are the node's own, below /dev; a set-user-ID program would be one on the node too.
+_DROPPED_BITS = stat.S_ISUID | stat.S_ISGID
+
+
+class BadImageError(Exception):
+    """An image that must not be unpacked, or is not whole; the text says what is wrong."""
+
+
+class _Written:
+    """The paths that one layer has written: its whiteouts are for the layers below alone."""
+
+    def __init__(self) -> None:
+        self._paths: set[str] = set()
+        self._above: set[str] = set()
+
+    def add(self, path: str) -> None:
+        self._paths.add(path)
+        above = os.path.dirname(path)
+        while above not in self._above:
+            self._above.add(above)
+            above = os.path.dirname(above)
+
+    def discard(self, path: str) -> None:
+        self._paths.discard(path)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._paths
+
+    def is_below(self, path: str) -> bool:
+        """Whether something below `path` was written."""
+        return path in self._above
+
+
+@dataclass
+class Counts:
+    """What was seen while an image was unpacked.
+
+    Attributes:
+        entries: Members of all layers.
+        set_user_id: Files that lost their set-user-ID or set-group-ID bit.
+        devices: Device files that were left out.
+        removed: Paths that whiteouts took away.
+    """
+
+    entries: int = 0
+    set_user_id: int = 0
+    devices: int = 0
+    removed: int = 0
+
+    def sentence(self) -> str:
+        """Return what a reader should know of it; empty if nothing."""
+        said = []
+        if self.set_user_id:
+            said.append(f"{self.set_user_id} programs without their set-user-ID bit")
+        if self.devices:
+            said.append(f"{self.devices} device files left out")
+        return ", ".join(said)
+
+
+class Root:
+    """A root file system that layers are applied to, one after the other.
+
+    Nothing else may write below it meanwhile. Links in it are followed as a process would see
+    them whose root it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Begin at an empty folder."""
+        self.path = path
+        self.counts = Counts()
+        self._as_owner = os.geteuid() == 0
+        self._folders: dict[str, str] = {}  # folder of an archive → where it is, as far as known
+        self._modes: dict[str, tuple[int, float]] = {}  # folders: set when all of them are filled
+
+    def apply(self, stream: IO[bytes], name: str) -> None:
+        """Apply the layer that `stream`, an uncompressed tar, holds.
+
+        Raises:
+            BadImageError: a member leaves the root, or the archive is damaged.
+            OSError: a file cannot be written.
+        """
+        written = _Written()
+        try:
+            with tarfile.open(fileobj=stream, mode="r|") as archive:
+                for member in archive:
+                    archive.members = []  # type: ignore[attr-defined]  # it would keep them all
+                    self.counts.entries += 1
+                    if self.counts.entries > MOST_ENTRIES:
+                        raise BadImageError(f"the image has more than {MOST_ENTRIES} files")
+                    self._member(archive, member, written, name)
+        except tarfile.TarError as error:
+            raise BadImageError(f"{name} is no readable archive: {error}") from error
+        except EOFError as error:
+            raise BadImageError(f"{name} ends in the middle of a file") from error
+
+    def finish(self) -> None:
+        """Give folders their modes and times, now that nothing is written into them any more."""
+        for path, (mode, mtime) in sorted(self._modes.items(), reverse=True):
+            if os.path.isdir(path) and not os.path.islink(path):
+                os.chmod(path, mode)
+                os.utime(path, (mtime, mtime))
+
+    # -- members ----------------------------------------------------------------------------------
+
+    def _member(
+        self, archive: tarfile.TarFile, member: tarfile.TarInfo, written: _Written, layer: str
+    ) -> None:
+        parts = _parts(member.name, layer)
+        if not parts:
+            if member.isdir():
+                self._modes[str(self.path)] = (self._mode(member), member.mtime)
+            return
+        above = self._folder(parts[:-1])
+        base = parts[-1]
+        if base == OPAQUE:
+            self._empty(above, written)
+            return
+        if base.startswith(WHITEOUT):
+            hidden = base[len(WHITEOUT) :]
+            if hidden in ("", ".", ".."):
+                raise BadImageError(
+                    f"{layer} has the whiteout {member.name!r}, which names no file"
+                )
+            self._remove_lower(os.path.join(above, hidden), written)
+            return
+        at = os.path.join(above, base)
+        written.add(at)
+        if member.isdir():
+            self._make_folder(at, member)
+            return
+        self._make_way(at)
+        if member.issym():
+            self._folders.clear()
+            os.symlink(member.linkname, at)
+        elif member.islnk():
+            self._hard_link(at, member, layer)
+            return
+        elif member.isfile():
+            self._file(archive, member, at, layer)
+        elif member.isfifo():
+            os.mkfifo(at, self._mode(member))
+        else:
+            self.counts.devices += 1
+            written.discard(at)
+            return
+        self._own(at, member)
+
+    def _make_folder(self, at: str, member: tarfile.TarInfo) -> None:
+        if not os.path.isdir(at) or os.path.islink(at):
+            self._make_way(at)
+            os.mkdir(at, 0o700)
+        self._own(at, member)
+        self._modes[at] = (self._mode(member) | 0o700, member.mtime)
+
+    def _file(self, archive: tarfile.TarFile, member: tarfile.TarInfo, at: str, layer: str) -> None:
+        source = archive.extractfile(member)
+        assert source is not None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(at, flags, 0o600), "wb") as file:
+            left = member.size
+            while left:
+                chunk = source.read(min(_CHUNK, left))
+                if not chunk:
+                    raise BadImageError(f"{layer} ends in the middle of {member.name!r}")
+                file.write(chunk)
+                left -= len(chunk)
+            if member.mode & _DROPPED_BITS:
+                self.counts.set_user_id += 1
+            file.flush()
+            if self._as_owner:
+                os.fchown(file.fileno(), member.uid, member.gid)
+            os.fchmod(file.fileno(), self._mode(member) | (0 if self._as_owner else 0o400))
+        os.utime(at, (member.mtime, member.mtime), follow_symlinks=False)
+
+    def _hard_link(self, at: str, member: tarfile.TarInfo, layer: str) -> None:
+        parts = _parts(member.linkname, layer)
+        if not parts:
+            raise BadImageError(f"{layer} has a hard link to the root: {member.name!r}")
+        source = os.path.join(self._folder(parts[:-1]), parts[-1])
+        try:
+            kind = os.lstat(source).st_mode
+        except FileNotFoundError:
+            raise BadImageError(
+                f"{layer} has a hard link {member.name!r} to {member.linkname!r}, which it lacks"
+            ) from None
+        if stat.S_ISDIR(kind):
+            raise BadImageError(f"{layer} has a hard link to a folder: {member.linkname!r}")
+        os.link(source, at, follow_symlinks=False)
+
+    def _own(self, at: str, member: tarfile.TarInfo) -> None:
+        if self._as_owner and not member.isfile():
+            os.chown(at, member.uid, member.gid, follow_symlinks=False)
+
+    def _mode(self, member: tarfile.TarInfo) -> int:
+        mode = member.mode & 0o7777 & ~_DROPPED_BITS
+        # A user other than root has to be able to read it, and to remove it some day.
+        return mode if self._as_owner else mode | (0o700 if member.isdir() else 0o400)
+
+    # -- paths ------------------------------------------------------------------------------------
+
+    def _folder(self, parts: tuple[str, ...]) -> str:
+        """Return where a folder of an archive is, made if it is missing; never outside."""
+        key = "/".join(parts)
+        known = self._folders.get(key)
+        if known is None:
+            known = self._folders[key] = self._resolved(parts)
+        return known
+
+    def _resolved(self, parts: tuple[str, ...]) -> str:
+        root, done, todo, links = str(self.path), list[str](), list(parts), 0
+        while todo:
+            part = todo.pop(0)
+            if part == "..":
+                del done[-1:]
+                continue
+            here = os.path.join(root, *done, part)
+            try:
+                info = os.lstat(here)
+            except FileNotFoundError:
+                os.mkdir(here, 0o755)
+                done.append(part)
+                continue
+            if stat.S_ISLNK(info.st_mode):
+                links += 1
+                if links > _MOST_LINKS:
+                    raise BadImageError(f"{'/'.join(parts)!r} is a circle of links")
+                target = os.readlink(here)
+                if target.startswith("/"):
+                    done = []
+                todo = [one for one in target.split("/") if one and one != "."] + todo
+                continue
+            if not stat.S_ISDIR(info.st_mode):
+                os.unlink(here)  # a later layer has a folder in its place
+                os.mkdir(here, 0o755)
+            done.append(part)
+        return os.path.join(root, *done)
+
+    def _make_way(self, at: str) -> None:
+        try:
+            info = os.lstat(at)
+        except FileNotFoundError:
+            return
+        self._folders.clear()
+        if stat.S_ISDIR(info.st_mode):
+            shutil.rmtree(at)
+        else:
+            os.unlink(at)
+
+    def _remove_lower(self, at: str, written: _Written) -> None:
+        if at in written:
+            return
+        if written.is_below(at) and os.path.isdir(at) and not os.path.islink(at):
+            self._empty(at, written)
+            return
+        if os.path.lexists(at):
+            self.counts.removed += 1
+            self._make_way(at)
+
+    def _empty(self, folder: str, written: _Written) -> None:
+        """Remove what the layers below have put into a folder."""
+        for name in os.listdir(folder):
+            self._remove_lower_tree(os.path.join(folder, name), written)
+
+    def _remove_lower_tree(self, at: str, written: _Written) -> None:
+        if os.path.isdir(at) and not os.path.islink(at):
+            if at in written or written.is_below(at):
+                self._empty(at, written)
+                return
+        elif at in written:
+            return
+        self.counts.removed += 1
+        self._make_way(at)
+
+
+def _parts(name: str, layer: str) -> tuple[str, ...]:
+    """Return the parts of a member's name; one that leaves the root is refused."""
+    if name.startswith("/"):
+        raise BadImageError(f"{layer} has the absolute path {name!r}")
+    parts = tuple(part for part in name.split("/") if part and part != ".")
+    if ".." in parts:
+        raise BadImageError(f"{layer} has the path {name!r}, which leads out of the image")
+    return parts

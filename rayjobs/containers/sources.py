@@ -1,0 +1,416 @@
+"""Images as files: an OCI folder, an archive of OCI or docker, or a tar of a root file system.
+
+Sources: OCI image layout specification; `docker save` (manifest.json, one file per layer).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import platform
+import tarfile
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from rayjobs.containers.layers import BadImageError
+
+JSON_LIMIT = 8 * 2**20  # bytes of a manifest or a configuration
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "s390x": "s390x"}
+_INDEXES = ("index.v1+json", "manifest.list.v2+json")
+_REFERENCE = "org.opencontainers.image.ref.name"
+_NAMES = (_REFERENCE, "io.containerd.image.name")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of an image.
+
+    Attributes:
+        blob: Where its bytes are: a digest of an OCI image, a member of an archive.
+        digest: Of its bytes as they are stored; None: not known.
+        diff_id: Of its uncompressed bytes; None: not known.
+    """
+
+    blob: str
+    digest: str | None
+    diff_id: str | None
+
+
+class Image(ABC):
+    """An image that can be unpacked.
+
+    Attributes:
+        digest: What it is known by: the digest of its configuration, else of its bytes.
+        config: ``Env``, ``WorkingDir``, … of its configuration.
+        layers: In the order in which they are applied.
+    """
+
+    digest: str
+    config: Mapping[str, Any]
+    layers: Sequence[Layer]
+
+    @abstractmethod
+    def _blob(self, layer: Layer) -> IO[bytes]:
+        """Return the bytes of a layer as they are stored."""
+
+    @contextmanager
+    def open(self, layer: Layer) -> Iterator[IO[bytes]]:
+        """Give the uncompressed bytes of a layer; at the end they have been compared.
+
+        Raises:
+            BadImageError: they are not those that the image names.
+        """
+        with self._blob(layer) as raw:
+            stored = _Hashed(raw, layer.digest)
+            plain = _Hashed(_uncompressed(stored), layer.diff_id)
+            try:
+                yield plain  # type: ignore[misc]
+                plain.finish(f"layer {layer.blob}")
+                stored.finish(f"layer {layer.blob}")
+            except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+                raise BadImageError(f"layer {layer.blob} is damaged: {error}") from error
+
+
+class _Hashed:
+    """A stream that remembers the digest of what was read."""
+
+    def __init__(self, stream: Any, expected: str | None) -> None:
+        self._stream = stream
+        algorithm, _, self._expected = (expected or "").partition(":")
+        if expected is not None and algorithm not in ("sha256", "sha512"):
+            raise BadImageError(f"the digest {expected[:80]!r} is of no known kind")
+        self._hash = hashlib.new(algorithm) if expected is not None else None
+
+    def read(self, size: int = -1) -> bytes:
+        data: bytes = self._stream.read(size)
+        if self._hash is not None:
+            self._hash.update(data)
+        return data
+
+    def finish(self, what: str) -> None:
+        """Read to the end, and compare."""
+        while self.read(2**20):
+            pass
+        if self._hash is not None and self._hash.hexdigest() != self._expected:
+            raise BadImageError(
+                f"{what} is damaged: its digest is not the {self._expected[:16]}… that the image "
+                f"names"
+            )
+
+
+def _uncompressed(stream: _Hashed) -> Any:
+    """Return a stream of the plain tar, whatever it is compressed with."""
+    head = stream.read(6)
+    whole: Any = _Joined(head, stream)
+    if head.startswith(b"\x1f\x8b"):
+        return gzip.GzipFile(fileobj=whole, mode="rb")
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        import zstandard
+
+        return zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True)
+    if head.startswith(b"BZh"):
+        import bz2
+
+        return bz2.BZ2File(whole)
+    if head.startswith(b"\xfd7zXZ"):
+        import lzma
+
+        return lzma.LZMAFile(whole)
+    return whole
+
+
+class _Joined:
+    """Bytes that were read already, and the rest of their stream."""
+
+    def __init__(self, head: bytes, stream: _Hashed) -> None:
+        self._head, self._stream = head, stream
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._head:
+            return self._stream.read(size)
+        if size < 0:
+            size = len(self._head)
+            data, self._head = self._head, b""
+            return data + self._stream.read(-1)
+        data, self._head = self._head[:size], self._head[size:]
+        return data
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+    closed = False
+
+
+class OciImage(Image):
+    """An image in the OCI layout, whose blobs are found by their digests."""
+
+    def __init__(self, files: _Files, name: str | None) -> None:
+        """Read index, manifest and configuration.
+
+        Args:
+            name: Which of several images it is: a tag or a reference; None: the only one.
+        """
+        self._files = files
+        index = _json(files.read("index.json"), "index.json")
+        manifest = self._manifest(_chosen(index.get("manifests") or (), name))
+        described = manifest["config"]
+        config = _json(self._checked(described["digest"]), "the image's configuration")
+        self.digest = str(described["digest"])
+        self.config = config.get("config") or {}
+        _check_platform(config)
+        diff_ids = [*(config.get("rootfs") or {}).get("diff_ids", ())]
+        found = manifest["layers"]
+        if len(diff_ids) not in (0, len(found)):
+            raise BadImageError(f"it has {len(found)} layers and names {len(diff_ids)}")
+        self.layers = [
+            Layer(one["digest"], one["digest"], diff_ids[at] if diff_ids else None)
+            for at, one in enumerate(found)
+        ]
+
+    def _manifest(self, described: Mapping[str, Any]) -> dict[str, Any]:
+        for _ in range(4):
+            found: dict[str, Any] = _json(
+                self._checked(described["digest"]), "the image's manifest"
+            )
+            kind = str(found.get("mediaType") or described.get("mediaType") or "")
+            if "manifests" not in found and not kind.endswith(_INDEXES):
+                return found
+            described = _of_this_machine(found.get("manifests") or ())
+        raise BadImageError("its index leads to no manifest")
+
+    def _checked(self, digest: str) -> bytes:
+        data = self._files.read(_blob_path(digest))
+        algorithm, _, expected = digest.partition(":")
+        if hashlib.new(algorithm, data).hexdigest() != expected:
+            raise BadImageError(f"the blob {digest[:23]}… is damaged")
+        return data
+
+    def _blob(self, layer: Layer) -> IO[bytes]:
+        return self._files.open(_blob_path(layer.blob))
+
+
+class DockerImage(Image):
+    """An image in an archive of `docker save`."""
+
+    def __init__(self, files: _Files, name: str | None) -> None:
+        """Read manifest and configuration; see `OciImage`."""
+        self._files = files
+        entries = _json(files.read("manifest.json"), "manifest.json")
+        entry = _one_of([*entries], name, lambda one: one.get("RepoTags") or ())
+        raw = files.read(entry["Config"])
+        config = _json(raw, "the image's configuration")
+        _check_platform(config)
+        self.digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
+        self.config = config.get("config") or {}
+        diff_ids = (config.get("rootfs") or {}).get("diff_ids") or ()
+        if len(diff_ids) != len(entry["Layers"]):
+            raise BadImageError(f"it has {len(entry['Layers'])} layers and names {len(diff_ids)}")
+        self.layers = [
+            Layer(path, None, diff_id)
+            for path, diff_id in zip(entry["Layers"], diff_ids, strict=True)
+        ]
+
+    def _blob(self, layer: Layer) -> IO[bytes]:
+        return self._files.open(layer.blob)
+
+
+class RootArchive(Image):
+    """A tar of a root file system, without a configuration."""
+
+    def __init__(self, path: Path) -> None:
+        """Compute its digest."""
+        self._path = path
+        self.digest = file_digest(path)
+        self.config = {}
+        self.layers = [Layer(path.name, None, None)]
+
+    def _blob(self, layer: Layer) -> IO[bytes]:
+        return self._path.open("rb")
+
+
+class _Files(ABC):
+    """The files of an image: in a folder, or members of an archive."""
+
+    @abstractmethod
+    def open(self, name: str) -> IO[bytes]:
+        """Open one of them; BadImageError: it is not there."""
+
+    def read(self, name: str) -> bytes:
+        """Return one of them, of a limited size."""
+        with self.open(name) as file:
+            data = file.read(JSON_LIMIT + 1)
+        if len(data) > JSON_LIMIT:
+            raise BadImageError(f"{name} is larger than {JSON_LIMIT // 2**20} MiB")
+        return data
+
+
+class _Folder(_Files):
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def open(self, name: str) -> IO[bytes]:
+        _check_name(name)
+        try:
+            return (self._path / name).open("rb")
+        except FileNotFoundError:
+            raise BadImageError(f"it has no {name}") from None
+
+
+class _Archive(_Files):
+    def __init__(self, path: Path) -> None:
+        try:
+            self._archive = tarfile.open(path)  # noqa: SIM115 - as long as the image is used
+            self._members = {one.name.removeprefix("./"): one for one in self._archive}
+        except (tarfile.TarError, EOFError, zlib.error) as error:
+            raise BadImageError(f"it is no readable archive: {error}") from error
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._members
+
+    def open(self, name: str) -> IO[bytes]:
+        _check_name(name)
+        member = self._members.get(name)
+        try:
+            file = None if member is None else self._archive.extractfile(member)
+        except (tarfile.TarError, KeyError) as error:
+            raise BadImageError(f"its {name} cannot be read: {error}") from error
+        if file is None:
+            raise BadImageError(f"it has no {name}")
+        return file
+
+
+def open_folder(path: Path, name: str | None = None) -> Image:
+    """Return the image of an OCI folder.
+
+    Raises:
+        BadImageError: it is none, or it is damaged.
+    """
+    return _complete(lambda: OciImage(_Folder(path), name))
+
+
+def open_archive(path: Path, name: str | None = None) -> Image:
+    """Return the image of an archive, whatever its kind.
+
+    Raises:
+        BadImageError: it is none, or it is damaged.
+    """
+
+    def found() -> Image:
+        files = _Archive(path)
+        if "index.json" in files and "oci-layout" in files:
+            return OciImage(files, name)
+        if "manifest.json" in files:
+            return DockerImage(files, name)
+        return RootArchive(path)
+
+    return _complete(found)
+
+
+def _complete(read: Any) -> Image:
+    try:
+        image: Image = read()
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise BadImageError(f"its manifest is incomplete: {error!r}") from error
+    return image
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+
+
+def _json(data: bytes, what: str) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError as error:
+        raise BadImageError(f"{what} is no JSON: {error}") from error
+
+
+def _blob_path(digest: str) -> str:
+    algorithm, _, value = digest.partition(":")
+    if algorithm not in ("sha256", "sha512") or not value.isalnum():
+        raise BadImageError(f"{digest[:80]!r} is no digest")
+    return f"blobs/{algorithm}/{value}"
+
+
+def _check_name(name: str) -> None:
+    if name.startswith("/") or ".." in name.split("/"):
+        raise BadImageError(f"it names the file {name!r}, which leads out of it")
+
+
+def _chosen(entries: Sequence[Mapping[str, Any]], name: str | None) -> Mapping[str, Any]:
+    def names(one: Mapping[str, Any]) -> list[str]:
+        notes = one.get("annotations") or {}
+        return [str(notes[key]) for key in _NAMES if key in notes]
+
+    if name is None and len(entries) > 1:
+        fitting = [one for one in entries if _fits(one.get("platform"))]
+        entries = fitting if len(fitting) == 1 else entries
+    return _one_of(list(entries), name, names)
+
+
+def _one_of(
+    entries: Sequence[Mapping[str, Any]],
+    name: str | None,
+    names: Callable[[Mapping[str, Any]], Iterable[str]],
+) -> Mapping[str, Any]:
+    if name is not None:
+        entries = [
+            one
+            for one in entries
+            if any(tag == name or tag.rpartition(":")[2] == name for tag in names(one))
+        ]
+    if len(entries) == 1:
+        return entries[0]
+    if not entries:
+        raise BadImageError("it has no image" + (f" called {name!r}" if name else ""))
+    raise BadImageError(f"it has {len(entries)} images; name one of them after a colon")
+
+
+def _of_this_machine(entries: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    for one in entries:
+        if _fits(one.get("platform")):
+            return one
+    offered = sorted({str((one.get("platform") or {}).get("architecture")) for one in entries})
+    raise BadImageError(
+        f"it is for {', '.join(offered) or 'no machine'}; this node is {_architecture()}"
+    )
+
+
+def _fits(wanted: Mapping[str, Any] | None) -> bool:
+    found = wanted or {}
+    return found.get("os", "linux") == "linux" and found.get("architecture") == _architecture()
+
+
+def _check_platform(config: Mapping[str, Any]) -> None:
+    wanted = config.get("architecture")
+    if wanted and wanted != _architecture():
+        raise BadImageError(f"it is for {wanted}; this node is {_architecture()}")
+
+
+def _architecture() -> str:
+    machine = platform.machine()
+    return ARCHITECTURES.get(machine, machine)
+
+
+def open_path(path: Path, name: str | None = None) -> Image:
+    """Return the image of an OCI folder or an archive.
+
+    Raises:
+        BadImageError: it is neither, or it is damaged.
+        FileNotFoundError: there is nothing.
+    """
+    if path.is_dir():
+        return open_folder(path, name)
+    path.stat()
+    return open_archive(path, name)

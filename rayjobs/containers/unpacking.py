@@ -1,0 +1,73 @@
+"""Unpacks one image into a folder; a program of its own, so that it can be ended at any moment.
+
+``python unpacking.py SOURCE FOLDER [NAME]`` writes ``FOLDER/rootfs`` and ``FOLDER/image.json``
+(digest, configuration, what was left out), and prints how it goes. What it could not finish is
+never used: the folder gets its place only when the program has ended well.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from rayjobs.containers import sources
+from rayjobs.containers.layers import BadImageError, Root
+from rayjobs.core.text import counted, duration_text
+
+ROOTFS = "rootfs"
+RECORD = "image.json"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def unpack(image: sources.Image, folder: Path) -> dict[str, object]:
+    """Unpack an image below `folder`; return its record.
+
+    Raises:
+        BadImageError: it must not be unpacked, or is damaged.
+        OSError: a file cannot be written.
+    """
+    path = folder / ROOTFS
+    path.mkdir(mode=0o755)
+    root = Root(path)
+    for number, layer in enumerate(image.layers, 1):
+        began_s = time.monotonic()
+        name = f"layer {number} of {len(image.layers)}"
+        before = root.counts.entries
+        with image.open(layer) as stream:
+            root.apply(stream, name)
+        files = counted(root.counts.entries - before, "file")
+        print(f"{name}: {files} in {duration_text(time.monotonic() - began_s)}", flush=True)
+    root.finish()
+    if said := root.counts.sentence():
+        print(said, flush=True)
+    record: dict[str, object] = {
+        "digest": image.digest,
+        "config": dict(image.config),
+        "set_user_id": root.counts.set_user_id,
+        "devices": root.counts.devices,
+        "entries": root.counts.entries,
+    }
+    (folder / RECORD).write_text(json.dumps(record))
+    return record
+
+
+def main(arguments: list[str]) -> int:
+    """Run the program; the last line of what it prints says why it failed."""
+    source, folder, *rest = arguments
+    try:
+        unpack(sources.open_path(Path(source), rest[0] if rest else None), Path(folder))
+    except BadImageError as error:
+        print(f"error: {error}")
+        return 1
+    except OSError as error:
+        print(f"error: {os.strerror(error.errno or 0)}: {error.filename or folder}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,362 @@
+"""Containers of attempts on one node: images made ready, and what a host has to make of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import getpass
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rayjobs.containers import asking, devices
+from rayjobs.containers.engines import Login
+from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage
+from rayjobs.containers.reference import DEFAULT_REGISTRY
+from rayjobs.containers.reference import parse as parse_reference
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import write_atomic
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.core.text import duration_text
+from rayjobs.environments.building import Control
+from rayjobs.injob import container as injob_container
+from rayjobs.injob import recordfiles
+from rayjobs.injob.extras import MPI
+from rayjobs.injob.plan import Bind, ContainerPlan, LaunchPlan, Limit, MemoryFolder
+from rayjobs.launch import openmpi
+from rayjobs.node.build_logs import store_build_log
+from rayjobs.node.hosts import read_secrets
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.attempts import AttemptOnNode, ContainerRequest, LaunchRequest
+from rayjobs.spec.container_arguments import parse as parse_arguments
+from rayjobs.spec.model import Container
+
+log = logging.getLogger(__name__)
+
+EVENT = "environment"
+PROBE_S = 60.0
+INSTEAD = (
+    "Two ways out: start the node itself from the image and leave the job's `container` out, or "
+    "name what the image brings as packages of the job's `environment`"
+)
+_NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a node can do with images.
+
+    Attributes:
+        why: Why it can run none; empty if it can.
+        why_no_overlay: Why each attempt needs a copy of its image; empty if it needs none.
+    """
+
+    why: str = ""
+    why_no_overlay: str = ""
+
+
+def capability_of(folder: Path) -> Capability:
+    """Try a container below `folder`. Blocks."""
+    try:
+        # In a process of its own: it makes namespaces.
+        asked = subprocess.run(
+            [sys.executable, "-S", "-E", str(injob_container.__file__), str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_S,
+            check=False,
+        )
+        answer = json.loads(asked.stdout)
+        return Capability(str(answer["why"]), str(answer["why_no_overlay"]))
+    except subprocess.TimeoutExpired:
+        return Capability(f"the trial did not end within {duration_text(PROBE_S)}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Capability(f"it could not be tried: {error!r}")
+
+
+class NodeContainers:
+    """The containers of the attempts of one node. Its methods run on one event loop."""
+
+    def __init__(self, root: Path, workspaces: Workspaces) -> None:
+        """Keep images below `root`; tell of them in the workspaces of their jobs."""
+        self._root = root
+        self._images = Images(root)
+        self._workspaces = workspaces
+        self._controls: dict[str, Control] = {}
+        self._lock = threading.Lock()
+        self._capability: Capability | None = None
+
+    def capability(self) -> Capability:
+        """Return what this node can do. Blocks for a moment at its first use."""
+        with self._lock:
+            if self._capability is None:
+                self._root.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._capability = capability_of(self._root.parent)
+            return self._capability
+
+    # -- before the launch ------------------------------------------------------------------------
+
+    async def bring(self, request: LaunchRequest) -> ReadyImage | None:
+        """Make an attempt's image ready; None where it asks for none.
+
+        Raises:
+            PrepareError: see `Images.realise`; class ``environment``: this node can run no image,
+                or the image lacks what the job needs of it.
+        """
+        asked = request.container
+        if asked is None:
+            return None
+        able = await asyncio.to_thread(self.capability)
+        if able.why:
+            raise PrepareError(
+                f"container images cannot be run on this node: {able.why}. {INSTEAD}",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        on = request.on
+        paths = AttemptPaths(Path(on.root))
+        limit_s = on.max_duration_s
+        control = Control(
+            marker=on.marker,
+            deadline_s=asyncio.get_running_loop().time() + limit_s if limit_s else None,
+            limit_s=limit_s,
+        )
+        self._controls[control.marker] = control
+        try:
+            login = _login(asked)
+            work = ImageWork(
+                paths=paths,
+                control=control,
+                tell=partial(self._tell, on),
+                secrets=[login.password] if login else [],
+                overlay=not able.why_no_overlay,
+            )
+            found = await self._images.realise(_asked_image(asked, login, request), work)
+            if asked.interpreter is not None:
+                answer = await asking.ask(
+                    found.root,
+                    found.variables,
+                    paths,
+                    named=_python_of(asked.interpreter),
+                    overlay=work.overlay,
+                )
+                found = replace(found, answer=answer)
+            await self._check(request.plan, found, paths, work.overlay)
+            found = await self._own_copy(found, paths, able)
+        except BaseException:
+            await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
+            raise
+        finally:
+            self._controls.pop(control.marker, None)
+        self._note(on, asked, found)
+        await asyncio.to_thread(_write_file, paths, found, is_private=bool(able.why_no_overlay))
+        return found
+
+    def _note(self, on: AttemptOnNode, asked: ContainerRequest, found: ReadyImage) -> None:
+        what = asked.image or "the Dockerfile's image"
+        digest = f" ({found.digest[:19]}…)" if found.digest else ""
+        python = f", Python {found.answer.version}" if found.answer.version else ""
+        self._tell(
+            on,
+            f"the ranks run in {what}{digest}{python}; they start cold",
+            {
+                "step": "image",
+                "image": asked.image,
+                "digest": found.digest,
+                "fetched": found.fetched,
+                "python": found.answer.python,
+            },
+        )
+
+    async def _check(
+        self, plan: LaunchPlan, found: ReadyImage, paths: AttemptPaths, overlay: bool
+    ) -> None:
+        kind = (plan.beside or {}).get("kind")
+        if found.answer.python is None and (plan.kind == "script" or kind == MPI):
+            raise PrepareError(
+                f"the image has no Python that the script can run with: {found.answer.why}. Use an "
+                f"image with Python 3.8 or newer, or run another program as the job's command",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        if kind != MPI:
+            return
+        program = asking.find(found.root, found.variables, "mpirun")
+        said = ""
+        if program is not None and asking.find(found.root, found.variables, "orted") is not None:
+            said = await asking.run_in(
+                found.root, found.variables, [program, "--version"], paths, overlay=overlay
+            )
+        problem = (
+            openmpi.version_problem(program or "mpirun", said)
+            if said
+            else ("there is no mpirun and no orted in its PATH")
+        )
+        if problem:
+            raise PrepareError(
+                f"ranks cannot be started by MPI in the image: {problem}. Use an image with Open "
+                f"MPI {openmpi.MAJOR}, or the backend gloo or nccl",
+                failure_class="environment",
+                is_permanent=True,
+            )
+
+    async def _own_copy(
+        self, found: ReadyImage, paths: AttemptPaths, able: Capability
+    ) -> ReadyImage:
+        """Copy the image for this attempt, where no layer can be put over it."""
+        if not able.why_no_overlay:
+            return found
+        target = paths.container / "image"
+        await asyncio.to_thread(target.parent.mkdir, mode=0o700, exist_ok=True)
+        process = await asyncio.create_subprocess_exec(
+            *("cp", "--archive", "--reflink=auto", str(found.root), str(target)),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        said, _ = await process.communicate()
+        if process.returncode:
+            last = said.decode("utf-8", "replace").strip().splitlines()[-1:]
+            raise PrepareError(
+                f"the image cannot be copied for the attempt: {' '.join(last)}",
+                failure_class="storage",
+            )
+        return replace(found, root=target)
+
+    def stop(self, on: AttemptOnNode) -> None:
+        """Let `bring` of this attempt end soon; harmless when it is over."""
+        control = self._controls.get(on.marker)
+        if control is not None:
+            control.stopped.set()
+
+    def _tell(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
+        if on.node == 0:
+            self._workspaces.note(on, EVENT, text, data)
+
+    # -- the launch -------------------------------------------------------------------------------
+
+    def plan(self, request: LaunchRequest, shown: tuple[Bind, ...]) -> LaunchPlan:
+        """Return the plan of an attempt whose image is ready, with its container. Blocks.
+
+        Args:
+            shown: Its inputs and outputs outside of its folder.
+
+        Raises:
+            PrepareError: class ``system``: the attempt's record of its image is gone.
+        """
+        asked, plan = request.container, request.plan
+        assert asked is not None
+        paths = AttemptPaths(Path(plan.root))
+        try:
+            file = recordfiles.read_json(str(paths.root), paths.image.name)
+            root, variables = str(file["root"]), dict(file["variables"])
+            is_private = bool(file["is_private"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise PrepareError(f"the attempt's image is not known any more: {error}") from error
+        arguments = parse_arguments(asked.arguments)
+        gpus = devices.find() if plan.env.get("CUDA_VISIBLE_DEVICES") else devices.Devices()
+        binds = (
+            *(Bind(path, path, read_only=True, replaces=True)
+              for path in _NODE_FILES if Path(path).exists()),
+            *gpus.binds,
+            *(Bind(one.source, one.target, one.read_only) for one in arguments.volumes),
+            *shown,
+            *_injob_binds(plan),
+            *_mpi_binds(plan),
+            Bind(plan.root, plan.root),
+        )  # fmt: skip
+        return replace(
+            plan,
+            hold=("namespace",),
+            env=_variables(plan, variables, gpus),
+            container=ContainerPlan(
+                image=root,
+                scratch=str(paths.container),
+                is_private=is_private,
+                shm_bytes=None if arguments.host_ipc else _shm_bytes(asked),
+                binds=binds,
+                memory_folders=tuple(MemoryFolder(*one) for one in arguments.tmpfs),
+                devices=gpus.nodes,
+                links=gpus.links,
+                limits=tuple(Limit(*one) for one in arguments.ulimits),
+            ),
+        )
+
+
+def _shm_bytes(asked: ContainerRequest) -> int:
+    return Container(image="any", shm_mib=asked.shm_mib, arguments=asked.arguments).shm_bytes
+
+
+def _variables(plan: LaunchPlan, image: Mapping[str, str], gpus: devices.Devices) -> dict[str, str]:
+    """Return the variables of the ranks: those of the image, of the node's driver, of the job."""
+    is_root = os.getuid() == 0
+    found = {"PATH": asking.DEFAULT_PATH, "HOME": "/root" if is_root else f"{plan.root}/tmp"}
+    with contextlib.suppress(OSError, KeyError):  # a user without a name
+        found |= dict.fromkeys(("USER", "LOGNAME"), getpass.getuser())
+    found |= {**image, **gpus.variables, **plan.env}
+    if gpus.library_folders:
+        before = found.get("LD_LIBRARY_PATH")
+        found["LD_LIBRARY_PATH"] = ":".join([*gpus.library_folders, *([before] if before else [])])
+    return found
+
+
+def _injob_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
+    """Return what `from rayjobs import Run` needs: a folder of links, and where they lead."""
+    folder = Path(plan.injob_path)
+    targets = {str(path.resolve()) for path in folder.iterdir() if path.is_symlink()}
+    return tuple(Bind(path, path, read_only=True) for path in (*sorted(targets), str(folder)))
+
+
+def _mpi_binds(plan: LaunchPlan) -> tuple[Bind, ...]:
+    beside = plan.beside or {}
+    if beside.get("kind") != MPI:
+        return ()
+    socket = str(beside["socket"])
+    return (Bind(socket, socket),)
+
+
+def _python_of(named: str) -> str:
+    """Return the interpreter that a path in an image names."""
+    return named if Path(named).name.startswith("python") else f"{named.rstrip('/')}/bin/python"
+
+
+def _login(asked: ContainerRequest) -> Login | None:
+    registry = asked.registry
+    if registry is None or registry.username is None or registry.password is None:
+        return None
+    password = read_secrets({"of the image's registry": registry.password})
+    address = registry.address
+    if address is None:
+        image = asked.image
+        address = DEFAULT_REGISTRY if image is None else parse_reference(image).registry
+    return Login(address, registry.username, next(iter(password.values())))
+
+
+def _asked_image(
+    asked: ContainerRequest, login: Login | None, request: LaunchRequest
+) -> AskedImage:
+    return AskedImage(
+        image=asked.image,
+        dockerfile=asked.dockerfile,
+        context=AttemptPaths(Path(request.on.root)).work,
+        context_digest=request.snapshot or "",
+        login=login,
+        always_pull=parse_arguments(asked.arguments).always_pull,
+    )
+
+
+def _write_file(paths: AttemptPaths, found: ReadyImage, *, is_private: bool) -> None:
+    values = {
+        "key": found.key,
+        "root": str(found.root),
+        "variables": dict(found.variables),
+        "is_private": is_private,
+    }
+    write_atomic(paths.image, json.dumps(values))
