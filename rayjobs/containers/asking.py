@@ -38,13 +38,13 @@ class Answer(Message):
 
     Attributes:
         python: Path of its Python there; None: none that jobs can use.
-        version: Its version.
+        python_version: Its version.
         facts: What `rayjobs.node.facts.PROBE` prints; empty: not known.
         why: Why it has no Python.
     """
 
     python: str | None = None
-    version: str = ""
+    python_version: str = ""
     facts: Mapping[str, object] = field(default_factory=dict)
     why: str = ""
 

@@ -163,7 +163,7 @@ class NodeContainers:
     def _note(self, on: AttemptOnNode, asked: ContainerRequest, found: ReadyImage) -> None:
         what = asked.image or "the Dockerfile's image"
         digest = f" ({found.digest[:19]}…)" if found.digest else ""
-        python = f", Python {found.answer.version}" if found.answer.version else ""
+        python = f", Python {found.answer.python_version}" if found.answer.python_version else ""
         self._tell(
             on,
             f"the ranks run in {what}{digest}{python}; they start cold",
