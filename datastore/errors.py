@@ -28,8 +28,10 @@ All are picklable: a worker on another node raises them and Ray carries them hom
 
 from __future__ import annotations
 
+from rayjobs.injob.azureml.exceptions import UserErrorException
 
-class DatastoreError(Exception):
+
+class DatastoreError(UserErrorException):
     """Something about storage or data went wrong; the message says what to do next.
 
     Attributes:

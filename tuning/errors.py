@@ -15,9 +15,10 @@ from typing import Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError, UsageError
 from rayjobs.core.text import counted
+from rayjobs.injob.azureml.exceptions import HyperDriveConfigException, HyperDriveException
 
 
-class SweepError(SpecError):
+class SweepError(SpecError, HyperDriveConfigException):
     """A sweep's definition is wrong; `problems` lists everything at once."""
 
     def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
@@ -33,7 +34,7 @@ def _rebuild(message: str, problems: tuple[Problem, ...]) -> SweepError:
     return SweepError(message, problems=problems)
 
 
-class SweepUsageError(UsageError):
+class SweepUsageError(UsageError, HyperDriveException):
     """A call that makes no sense for this sweep."""
 
 

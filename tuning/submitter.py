@@ -195,7 +195,8 @@ def submit_config(
     if hasattr(base, "to_script_run_config"):
         base = base.to_script_run_config()
     if hasattr(base, "to_spec"):
-        job = base.to_spec(keep=experiment.workspace.catalogue.put_manifest)
+        workspace = experiment.workspace
+        job = base.to_spec(keep=workspace.catalogue.put_manifest, workspace=workspace)
     else:
         job = base
     if not isinstance(job, JobSpec):

@@ -9,14 +9,18 @@ import shlex
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rayjobs.api.placing import place
 from rayjobs.core.errors import UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.core.text import name_from
 from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.project import default_target
+
+if TYPE_CHECKING:
+    from rayjobs.api.workspace import Workspace
 
 COMMUNICATORS = ("None", "OpenMpi", "IntelMpi", "Mpi", "Nccl", "Gloo")
 
@@ -100,7 +104,9 @@ class RunConfiguration:
         environment: An Environment; a new one stands for the target's own Python. None does too,
             and the path of an interpreter or virtual environment there may be set instead.
         cpus_per_process, gpus_per_process, memory_gib_per_process: What each process needs;
-            not part of Azure ML, where the machine's size decides.
+            not part of Azure ML, where the machine's size decides. None: what a process gets of
+            the compute target's machine; where there is no such, 1 CPU and no GPU.
+        use_gpu: True: the job needs its node's GPUs; False: none; None: those of its machine size.
         node_types: Node types of the target, by name or machine size, that it may run on.
         spot: True: only on nodes that may be taken away; False: only on others; None: either.
         priority: Higher runs earlier.
@@ -143,8 +149,9 @@ class RunConfiguration:
         self.data_references: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
         self.output_data: dict[str, Any] = {}
-        self.cpus_per_process = 1.0
-        self.gpus_per_process = 0.0
+        self.cpus_per_process: float | None = None
+        self.gpus_per_process: float | None = None
+        self.use_gpu: bool | None = None
         self.memory_gib_per_process: float | None = None
         self.node_types: tuple[str, ...] = ()
         self.spot: bool | None = None
@@ -228,14 +235,21 @@ class ScriptRunConfig:
         return shown(self, self.source_directory, **entry, **arguments, **needs_of(self.run_config))
 
     def to_spec(
-        self, *, tags: Mapping[str, str] | None = None, keep: Keep | None = None
+        self,
+        *,
+        tags: Mapping[str, str] | None = None,
+        keep: Keep | None = None,
+        workspace: Workspace | None = None,
     ) -> JobSpec:
         """Return the job's spec.
 
         Args:
             keep: Keeps a dataset that is not registered (``workspace.catalogue.put_manifest``).
+            workspace: Whose compute targets are meant; without one, the target's name is taken as
+                it is.
 
         Raises:
+            CannotBePlacedError: it needs GPUs, and its target has none.
             SpecError: a value that a spec cannot hold; all problems at once.
             UsageError: something that this version does not know.
         """
@@ -243,6 +257,17 @@ class ScriptRunConfig:
 
         settings = self.run_config
         resume_from = resume_text(self.resume_from)
+        distribution = _distribution_of(settings)
+        placed = place(
+            settings,
+            workspace=workspace,
+            processes=distribution["processes_per_node"],
+            backend=distribution["backend"],
+        )
+        if placed.backend is not None:
+            distribution["backend"] = placed.backend
+        if _needs_no_backend(distribution, placed.gpus):
+            distribution["backend"] = "none"  # one process talks to nobody; nccl asks for GPUs
         values: dict[str, Any] = {
             "name": name_from(PurePosixPath(self.script or "command").stem, default="job"),
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
@@ -255,17 +280,17 @@ class ScriptRunConfig:
                 )
                 for key, value in variables.items()
             },
-            "distribution": _distribution_of(settings),
+            "distribution": distribution,
             "resources": {
-                "cpus": settings.cpus_per_process,
-                "gpus": settings.gpus_per_process,
+                "cpus": placed.cpus,
+                "gpus": placed.gpus,
                 "memory_gib": settings.memory_gib_per_process,
-                "node_types": tuple(settings.node_types),
-                "spot": settings.spot,
+                "node_types": placed.node_types,
+                "spot": placed.spot,
             },
             "max_duration_s": settings.max_run_duration_seconds or None,
             "priority": settings.priority,
-            "target": target_name(settings.target),
+            "target": placed.target,
             "tags": {str(key): str(value) for key, value in (tags or {}).items()},
             "resume_from": resume_from,
         }
@@ -310,8 +335,9 @@ def needs_of(settings: RunConfiguration) -> dict[str, Any]:
     usual = {
         "communicator": "None",
         "node_count": 1,
-        "cpus_per_process": 1.0,
-        "gpus_per_process": 0.0,
+        "cpus_per_process": None,
+        "gpus_per_process": None,
+        "use_gpu": None,
         "memory_gib_per_process": None,
         "max_run_duration_seconds": None,
         "priority": 0,
@@ -320,6 +346,7 @@ def needs_of(settings: RunConfiguration) -> dict[str, Any]:
     asked = settings.environment
     if asked is not None and not getattr(asked, "is_default", False):
         given["environment"], usual["environment"] = asked, None
+    given["use_gpu"] = settings.use_gpu or None  # False, an estimator's default, is usual as well
     processes = settings.mpi.process_count_per_node
     return {
         "target": getattr(settings.target, "name", settings.target),
@@ -411,9 +438,12 @@ def _distribution_of(settings: RunConfiguration) -> dict[str, Any]:
     nodes = _count("node_count", settings.node_count)
     processes = _count("process_count_per_node", settings.mpi.process_count_per_node)
     backend = "mpi" if communicator.endswith("mpi") else communicator
-    if nodes * processes == 1 and backend == "nccl" and not settings.gpus_per_process:
-        backend = "none"  # one process talks to nobody; the default backend asks for GPUs
     return {"nodes": nodes, "processes_per_node": processes, "backend": backend}
+
+
+def _needs_no_backend(distribution: Mapping[str, Any], gpus: float) -> bool:
+    alone = distribution["nodes"] * distribution["processes_per_node"] == 1
+    return alone and distribution["backend"] == "nccl" and not gpus
 
 
 def _warn_of_ignored(**given: Any) -> None:

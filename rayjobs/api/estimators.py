@@ -173,7 +173,7 @@ class Estimator:
             settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
-        settings.gpus_per_process = 1.0 if use_gpu else 0.0
+        settings.use_gpu = bool(use_gpu)
         settings.node_types = (vm_size,) if vm_size else ()
         settings.spot = spot
         self.source_directory = str(source_directory)

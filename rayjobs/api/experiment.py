@@ -178,7 +178,10 @@ def _submit_script(
     **kwargs: Any,
 ) -> Run:
     keep = experiment.workspace.catalogue.put_manifest
-    spec = config.to_spec(tags=tags, keep=keep)  # its name is the script's: a default
+    workspace = experiment.workspace
+    spec = config.to_spec(
+        tags=tags, keep=keep, workspace=workspace
+    )  # its name is the script's: a default
     return _submit_job(experiment, spec, numbered=True, **kwargs)
 
 

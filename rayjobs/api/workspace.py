@@ -10,20 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.api import html
+from rayjobs.api import compute, html
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
+from rayjobs.injob.azureml.exceptions import WorkspaceException
+from rayjobs.workspace.azure import AzureSettings, Identity
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 
 if TYPE_CHECKING:
+    from rayjobs.api.compute import ComputeTargets
     from rayjobs.api.experiment import Experiment
     from rayjobs.api.model import Model
     from rayjobs.api.run import JobRun
     from rayjobs.datastore import Datastore, FileDataset, TabularDataset
     from rayjobs.datastore.catalogue import Catalogue
     from rayjobs.store.base import Store
-    from rayjobs.target.record import TargetRecord
+
+
+class WorkspaceNotFoundError(NotFoundError, WorkspaceException):
+    """There is no such workspace."""
+
 
 CONFIG_NAMES = (".azureml/config.json", "config.json", "aml_config/config.json")
 _PATH_KEY = "rayjobs_workspace"
@@ -32,9 +39,6 @@ _PATH_KEY = "rayjobs_workspace"
 class Workspace:
     """One queue with its records."""
 
-    subscription_id = "local"
-    resource_group = "local"
-    location = "local"
     sku = "Basic"
 
     def __init__(
@@ -52,14 +56,39 @@ class Workspace:
         Raises:
             NotFoundError: there is none.
         """
+        self._identity: Identity | None = None
+        if path is None and workspace_name is not None and compute.rules.unknown_is_local:
+            self.opened: OpenWorkspace = open_workspace(locate())
+            self._identify(subscription_id, resource_group, workspace_name)
+            return
         folder = Path(path) if path is not None else _folder_of(workspace_name)
-        self.opened: OpenWorkspace = open_workspace(folder, create=False)
+        self.opened = open_workspace(folder, create=False)
 
     @classmethod
     def _of(cls, opened: OpenWorkspace) -> Workspace:
         workspace = cls.__new__(cls)
         workspace.opened = opened
+        workspace._identity = None
         return workspace
+
+    def _identify(
+        self, subscription_id: str | None, resource_group: str | None, name: str | None
+    ) -> None:
+        """Keep how a program names this workspace; what it calls so from now on is this one."""
+        identity = Identity(
+            name or self.opened.name, subscription_id or "local", resource_group or "local"
+        )
+        if identity != Identity(self.opened.name):
+            AzureSettings(self.store).keep_identity(identity)
+        self._identity = identity
+
+    @property
+    def identity(self) -> Identity:
+        """How programs name the workspace: as the last Azure config, else its own name."""
+        if self._identity is None:
+            kept = AzureSettings(self.store).identity
+            self._identity = kept or Identity(self.opened.name)
+        return self._identity
 
     # -- found and made ------------------------------------------------------------------------
     @classmethod
@@ -80,22 +109,29 @@ class Workspace:
         """
         start = Path.cwd() if path is None else Path(path).expanduser().absolute()
         found = [start] if start.is_file() else _configs_above(start, _file_name)
-        named = None
+        named, config = None, None
         for file in found:
             try:
-                named = _workspace_named_in(file)
+                values = _read_config(file)
             except UsageError:
                 if path is not None:
                     raise
                 continue  # many a project has a config.json of its own
-            if named is not None:
+            if values.get(_PATH_KEY):
+                named, config = file.parent / str(values[_PATH_KEY]), values
                 break
+            if config is None and values.get("workspace_name"):
+                config = values
         if path is not None and not found:
             raise NotFoundError(
                 f"there is no config.json in {start}, nor above; write one by "
                 f"workspace.write_config(), or leave the path out"
             )
-        return cls._of(open_workspace(named or locate()))
+        opened = cls._of(open_workspace(named or locate()))
+        if config is not None:
+            ids = (config.get("subscription_id"), config.get("resource_group"))
+            opened._identify(*ids, config.get("workspace_name"))
+        return opened
 
     @classmethod
     def create(
@@ -116,6 +152,8 @@ class Workspace:
         Raises:
             UsageError: it exists and `exist_ok` is off, or the name is none.
         """
+        if path is None and compute.rules.unknown_is_local:
+            return cls(subscription_id, resource_group, name)
         folder = Path(path) if path is not None else _named_folder(name)
         if (folder / "workspace.json").exists() and not exist_ok:
             raise UsageError(
@@ -162,8 +200,23 @@ class Workspace:
 
     @property
     def name(self) -> str:
-        """Its name."""
-        return self.opened.name
+        """Its name: that of the Azure config it was opened by, else of its folder."""
+        return self.identity.name
+
+    @property
+    def subscription_id(self) -> str:
+        """As the Azure config says, else ``local``."""
+        return self.identity.subscription_id
+
+    @property
+    def resource_group(self) -> str:
+        """As the Azure config says, else ``local``."""
+        return self.identity.resource_group
+
+    @property
+    def location(self) -> str:
+        """``local``."""
+        return self.identity.location
 
     @property
     def id(self) -> str:
@@ -184,11 +237,11 @@ class Workspace:
         return {name: Experiment(self, name) for name in names}
 
     @property
-    def compute_targets(self) -> dict[str, TargetRecord]:
-        """The compute targets of this user, by name."""
-        from rayjobs.target.record import all_targets
+    def compute_targets(self) -> ComputeTargets:
+        """The compute targets that programs made here, and the targets of this user, by name."""
+        from rayjobs.api.compute import compute_targets
 
-        return {record.name: record for record in all_targets(home=default_home())}
+        return compute_targets(self)
 
     # -- data ------------------------------------------------------------------------------------
     @property
@@ -268,13 +321,15 @@ def _configs_above(start: Path, file_name: str | None) -> list[Path]:
     return [folder / name for folder in folders for name in names if (folder / name).is_file()]
 
 
-def _workspace_named_in(file: Path) -> Path | None:
-    """Return the folder of ours that a config names, if it names one."""
+def _read_config(file: Path) -> dict[str, Any]:
+    """Return what a config says. Raises UsageError where it is not a JSON object."""
     try:
-        named = json.loads(file.read_text(encoding="utf-8")).get(_PATH_KEY)
-    except (OSError, ValueError, AttributeError) as error:
+        values = json.loads(file.read_text(encoding="utf-8-sig"))
+        if not isinstance(values, dict):
+            raise ValueError("it is not a JSON object")
+    except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read as a workspace's config: {error}") from error
-    return file.parent / str(named) if named else None
+    return values
 
 
 def _named_folder(name: str) -> Path:
@@ -294,7 +349,11 @@ def _folder_of(name: str | None) -> Path:
                 return folder
         except (OSError, ValueError, KeyError):
             continue
-    raise NotFoundError(
+        with open_workspace(folder, create=False) as opened:
+            kept = AzureSettings(opened.store).identity
+        if kept is not None and kept.name == name:
+            return folder
+    raise WorkspaceNotFoundError(
         f"there is no workspace called {name!r} here or in {default_home() / 'workspaces'}; "
         f"make it by Workspace.create({name!r})"
     )

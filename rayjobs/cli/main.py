@@ -54,6 +54,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "datastore": ("datastore:datastore", "Manage datastores (named storage locations)."),
         "data": ("data:data", "Upload, download and register versioned data."),
     },
+    "Azure ML": {
+        "azureml": ("azureml:azureml", "Run and check programs of the Azure ML SDK v1."),
+    },
     "Compute": {
         "target": ("target:target", "Create, list, start and stop compute targets."),
         "simulate": ("simulate:simulate", "Replay a job trace under each scheduling policy."),

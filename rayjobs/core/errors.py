@@ -18,6 +18,8 @@ RayjobsError
 ├── SnapshotError        the source directory cannot be packed, or a snapshot is not whole
 ├── PrepareError         a node could not prepare an attempt (carries a failure class)
 └── JobFailedError       a job failed                                       exit code 1
+
+Each is also what a program of Azure ML v1 catches in its place: ``except UserErrorException``.
 """
 
 from __future__ import annotations
@@ -27,9 +29,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from rayjobs.core.text import counted
+from rayjobs.injob.azureml.exceptions import (
+    ActivityFailedException,
+    AzureMLException,
+    ExperimentExecutionException,
+    ServiceException,
+    SnapshotException,
+    UserErrorException,
+)
 
 
-class RayjobsError(Exception):
+class RayjobsError(AzureMLException):
     """Base of all errors of rayjobs; `exit_code` is what the command line exits with."""
 
     exit_code = 1
@@ -69,7 +79,7 @@ class Problem:
         return f"{at}{self.message}" + (f" {self.remedy}" if self.remedy else "")
 
 
-class SpecError(RayjobsError):
+class SpecError(RayjobsError, UserErrorException):
     """A spec is wrong; `problems` lists everything at once."""
 
     exit_code = 2
@@ -89,25 +99,25 @@ def _rebuild_spec_error(message: str, problems: tuple[Problem, ...]) -> SpecErro
     return SpecError(message, problems=problems)
 
 
-class UsageError(RayjobsError):
+class UsageError(RayjobsError, UserErrorException):
     """The call or the command line is wrong."""
 
     exit_code = 2
 
 
-class NotFoundError(RayjobsError):
+class NotFoundError(RayjobsError, UserErrorException):
     """A named thing does not exist."""
 
     exit_code = 3
 
 
-class CannotBePlacedError(RayjobsError):
+class CannotBePlacedError(RayjobsError, ExperimentExecutionException):
     """The job asks for more than the target can ever have."""
 
     exit_code = 4
 
 
-class UnreachableError(RayjobsError):
+class UnreachableError(RayjobsError, ServiceException):
     """A store, target or cluster cannot be reached."""
 
     exit_code = 5
@@ -153,7 +163,7 @@ class TakenOverError(TransitionError):
     """Another driver has claimed a sweep since, or it has ended: this one must stop."""
 
 
-class SnapshotError(RayjobsError):
+class SnapshotError(RayjobsError, SnapshotException):
     """A source directory cannot be packed, or a stored snapshot is not whole."""
 
     exit_code = 2
@@ -188,5 +198,5 @@ class PrepareError(RayjobsError):
         self.is_permanent = is_permanent
 
 
-class JobFailedError(RayjobsError):
+class JobFailedError(RayjobsError, ActivityFailedException):
     """A job failed (raised by ``wait_for_completion``)."""

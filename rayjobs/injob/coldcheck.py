@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Collection, Mapping
 
+from rayjobs.injob import rank
 from rayjobs.injob.plan import LaunchPlan
 
 # Read once, at the start of the process: a value that differs from the one the warm interpreter
@@ -63,8 +64,11 @@ def cold_reason(
     if os.path.isdir(plan.script) or plan.script.endswith((".zip", ".pyz", ".egg")):
         return f"{plan.argv[0]} is a folder or an archive, not a script"
     known = dict(started_with or {})
-    for rank in plan.ranks:
-        reason = _variable_reason(plan.rank_env(rank, {}), known, preloaded)
+    for one in plan.ranks:
+        env = plan.rank_env(one, {})
+        if env.get("PYTHONPATH") == os.path.join(plan.injob_path, rank.ON_PATH):
+            del env["PYTHONPATH"]  # ours alone: a fork puts it onto its path by itself
+        reason = _variable_reason(env, known, preloaded)
         if reason:
             return reason
     shadow = shadowed_module(os.path.dirname(os.path.realpath(plan.script)), preloaded)

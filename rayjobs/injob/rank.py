@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 DUMP_SIGNAL = 59
 STACKS_VARIABLE = "RAYJOBS_STACKS_FILE"
 
+# Below the folder from which ranks import `rayjobs`: what answers `import azureml`. It stands on
+# PYTHONPATH, so that it comes before installed packages, in commands and child processes as well.
+ON_PATH = os.path.join("rayjobs", "injob", "onpath")
+
 _STDERR = 2
 _PR_SET_MM = 35
 _PR_SET_MM_MAP = 14
@@ -119,8 +123,14 @@ def make_main_module() -> Any:
 
 
 def arrange_path(script: str, base_path: Sequence[str], injob_path: str) -> None:
-    """Set `sys.path`: the script's own folder, then the interpreter's own, then ours."""
+    """Set `sys.path`: the script's own folder, then the interpreter's own, then ours.
+
+    A fork has not read PYTHONPATH at its start: the entry of ours there is put where it belongs.
+    """
     path = list(base_path)
+    first = os.path.join(injob_path, ON_PATH)
+    if first in os.environ.get("PYTHONPATH", "").split(os.pathsep) and first not in path:
+        path.insert(0, first)
     if not getattr(sys.flags, "safe_path", False) and not sys.flags.isolated:
         path.insert(0, os.path.dirname(os.path.realpath(_full_name(script))))
     if injob_path not in path:

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
 from rayjobs.injob import logvalues, modelrequests
+from rayjobs.injob.azureml.exceptions import RunEnvironmentException
 from rayjobs.injob.metricsfile import combine
 
 _contexts: Dict[Tuple[Any, ...], "LoggingRun"] = {}
 
 
-class RunNotSupportedError(RuntimeError):
+class RunNotSupportedError(RuntimeError, RunEnvironmentException):
     """The call makes no sense here, or does not exist yet; the message says what to do."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Protocol
 
 from rayjobs.core.paths import NodePaths, short_socket
 from rayjobs.injob.plan import LaunchPlan, RankPlan
+from rayjobs.injob.rank import ON_PATH
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 
@@ -188,6 +190,16 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
     for name, path in inputs.items():
         environment |= input_variables(name, path)
     return environment
+
+
+def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, str]:
+    """Return the variables with which ``import azureml`` is answered by rayjobs on a node.
+
+    What the job itself has on PYTHONPATH comes after it.
+    """
+    first = f"{injob_path}{os.sep}{ON_PATH}"
+    own = environment.get("PYTHONPATH")
+    return {**environment, "PYTHONPATH": f"{first}{os.pathsep}{own}" if own else first}
 
 
 def array_variables(job: Job) -> dict[str, str]:

@@ -671,8 +671,11 @@ class Store(
     def meta(self, key: str) -> str | None:
         """Return a value of the store's own (workspace id, schema version, …)."""
 
-    def set_meta(self, key: str, value: str) -> None:
-        """Set a value of the store's own."""
+    def set_meta(self, key: str, value: str | None) -> None:
+        """Set a value of the store's own; None removes it."""
+
+    def meta_under(self, prefix: str) -> dict[str, str]:
+        """Return all values of the store's own whose keys begin with `prefix`, by key."""
 
     def close(self) -> None:
         """Release the connections. The store must not be used afterwards."""

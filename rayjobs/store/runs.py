@@ -247,9 +247,21 @@ class RunsPart(Part):
             ).fetchone()
         return None if row is None else str(row["value"])
 
-    def set_meta(self, key: str, value: str) -> None:
+    def meta_under(self, prefix: str) -> dict[str, str]:
+        """See `Store.meta_under`."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT key, value FROM meta WHERE substr(key, 1, :length) = :prefix ORDER BY key",
+                {"prefix": prefix, "length": len(prefix)},
+            ).fetchall()
+        return {str(row["key"]): str(row["value"]) for row in rows}
+
+    def set_meta(self, key: str, value: str | None) -> None:
         """See `Store.set_meta`."""
         with self._database.write(durable=True) as connection:
+            if value is None:
+                connection.execute("DELETE FROM meta WHERE key = :key", {"key": key})
+                return
             connection.execute(
                 "INSERT INTO meta (key, value) VALUES (:key, :value)"
                 " ON CONFLICT (key) DO UPDATE SET value = excluded.value",

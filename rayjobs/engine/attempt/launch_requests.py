@@ -12,7 +12,7 @@ from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.injob.identity import boot_id
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.plan import AttemptContext, Place, launcher_for, with_azureml
 from rayjobs.protocol.attempts import (
     AttemptOnNode,
     ContainerRequest,
@@ -83,6 +83,7 @@ def launch_requests(
             planned,
             # The node's own: it need not share a disk with the first one.
             injob_path=hello.injob_path,
+            env=with_azureml(planned.env, hello.injob_path),
             python=own_python or hello.python,
             lease_s=lease_s,
             stall_timeout_s=spec.stall_timeout_s,

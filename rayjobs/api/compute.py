@@ -1,0 +1,581 @@
+"""Compute targets in Azure ML v1's terms, bound to the targets that run their jobs.
+
+A compute is a record of the workspace: a name, a machine size, node counts. Which target runs its
+jobs is looked up at each submit: a target of that name, else the workspace's mapping (`rayjobs
+azureml map cpu-cluster=TARGET`), else ``local``.
+
+Source: ``azureml.core.compute`` of azureml-core 1.61.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api.notices import notice
+from rayjobs.api.vm_sizes import VmSize, vm_size
+from rayjobs.core.clock import SystemClock, to_text
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.numbers import is_whole
+from rayjobs.core.paths import home as default_home
+from rayjobs.injob.azureml.exceptions import ComputeTargetException
+from rayjobs.target.local_head import LOCAL
+from rayjobs.target.record import all_targets, load_target
+from rayjobs.workspace.azure import AzureSettings, ComputeRecord
+
+if TYPE_CHECKING:
+    from rayjobs.api.workspace import Workspace
+
+PRIORITIES = ("dedicated", "lowpriority")
+DEFAULT_SIZE = "STANDARD_NC6"  # of AmlCompute, where the program names none
+DEFAULT_MAX_NODES = 4
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How this process treats computes; `rayjobs.azureml` changes it for Azure ML programs.
+
+    Attributes:
+        unknown_is_local: A name that nothing answers for means ``local``; else it is an error.
+        whole_node: A job has its node's CPUs and GPUs, also where no compute says how many.
+        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
+    """
+
+    unknown_is_local: bool = False
+    whole_node: bool = False
+    allow_cpu: bool = False
+
+
+rules = Rules()
+
+
+class ComputeNotFoundError(NotFoundError, ComputeTargetException):
+    """The workspace has no such compute target."""
+
+
+class ComputeUsageError(UsageError, ComputeTargetException):
+    """A compute target cannot be made or changed so."""
+
+
+class ComputeTarget:
+    """A compute target of a workspace: ``ComputeTarget(workspace, name)`` finds it."""
+
+    type = "AmlCompute"
+
+    def __new__(cls, workspace: Any = None, name: str = "") -> ComputeTarget:
+        """Make an `AmlCompute`, the one kind that there is."""
+        return object.__new__(AmlCompute if cls is ComputeTarget else cls)
+
+    def __init__(self, workspace: Workspace, name: str) -> None:
+        """Find a compute target.
+
+        Raises:
+            ComputeNotFoundError: the workspace has none of that name.
+        """
+        settings = AzureSettings(workspace.store)
+        record = settings.compute(name)
+        if record is None and name not in settings.targets() and not _is_target(name):
+            raise ComputeNotFoundError(
+                f"the workspace {workspace.name!r} has no compute target {name!r}; make it with "
+                f"ComputeTarget.create(), or map it: `rayjobs azureml map {name}=local`"
+            )
+        self.workspace = workspace
+        self.name = name
+        self._record = record or ComputeRecord(name)
+        self._is_made = record is not None
+
+    @staticmethod
+    def create(workspace: Workspace, name: str, provisioning_configuration: Any) -> AmlCompute:
+        """Make a compute target, and say which target runs its jobs.
+
+        Raises:
+            ComputeUsageError: the name or the configuration is wrong.
+        """
+        if not isinstance(provisioning_configuration, AmlComputeProvisioningConfiguration):
+            kind = type(provisioning_configuration).__name__
+            raise ComputeUsageError(
+                f"provisioning_configuration is a {kind}; give "
+                f"AmlCompute.provisioning_configuration(...)"
+            )
+        if not isinstance(name, str) or not name or "/" in name or not name.isprintable():
+            raise ComputeUsageError(f"a compute target cannot be called {name!r}")
+        given = provisioning_configuration
+        now = to_text(SystemClock().now())
+        AzureSettings(workspace.store).put_compute(
+            ComputeRecord(
+                name,
+                vm_size=given.vm_size,
+                vm_priority=given.vm_priority,
+                min_nodes=given.min_nodes,
+                max_nodes=given.max_nodes,
+                idle_seconds=given.idle_seconds_before_scaledown,
+                tags=given.tags,
+                description=given.description,
+                created_at=now,
+                modified_at=now,
+            )
+        )
+        made = AmlCompute(workspace, name)
+        notice(made.describe())
+        return made
+
+    @staticmethod
+    def list(workspace: Workspace) -> list[ComputeTarget]:
+        """Return all compute targets of a workspace, by name."""
+        return [*compute_targets(workspace).values()]
+
+    @staticmethod
+    def attach(workspace: Workspace, name: str, attach_configuration: Any) -> ComputeTarget:
+        """Refuse: clusters are attached by the command line.
+
+        Raises:
+            ComputeUsageError: always.
+        """
+        raise ComputeUsageError(
+            f"the compute target {name!r} cannot be attached by a program; attach its Ray cluster "
+            f"with `rayjobs target create {name} --address HOST:PORT --token-file FILE`"
+        )
+
+    def __repr__(self) -> str:
+        """Return name, size and target."""
+        return f"AmlCompute(name={self.name!r}, vm_size={self.vm_size!r}, target={self.target!r})"
+
+    # -- what it is ----------------------------------------------------------------------------
+    @property
+    def id(self) -> str:
+        """The workspace's id and the name."""
+        return f"{self.workspace.id}/{self.name}"
+
+    @property
+    def target(self) -> str:
+        """Name of the target that runs its jobs now."""
+        return bound_target(AzureSettings(self.workspace.store), self.name) or LOCAL
+
+    @property
+    def provisioning_state(self) -> str:
+        """``Succeeded``: a compute exists as soon as it is made."""
+        return "Succeeded"
+
+    @property
+    def provisioning_errors(self) -> None:
+        """None."""
+        return
+
+    @property
+    def location(self) -> str:
+        """That of the workspace."""
+        return self.workspace.location
+
+    @property
+    def vm_size(self) -> str:
+        """Size of its machines; empty where no program said it."""
+        return self._record.vm_size
+
+    @property
+    def vm_priority(self) -> str:
+        """``dedicated`` or ``lowpriority``."""
+        return self._record.vm_priority
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags."""
+        return dict(self._record.tags or {})
+
+    @property
+    def description(self) -> str:
+        """What the program said of it."""
+        return self._record.description
+
+    @property
+    def scale_settings(self) -> ScaleSettings:
+        """How many nodes it may have."""
+        record = self._record
+        return ScaleSettings(record.min_nodes, record.max_nodes, record.idle_seconds)
+
+    def describe(self) -> str:
+        """Return one sentence: what was asked for, and which target runs its jobs."""
+        record = self._record
+        asked = f"{record.vm_size}, {record.min_nodes} to {record.max_nodes} nodes"
+        target = self.target
+        text = f"compute target {self.name!r} ({asked}) runs its jobs on target {target!r}"
+        if target == LOCAL:
+            return f"{text}, this machine; `rayjobs azureml map {self.name}=TARGET` changes that"
+        return f"{text}, which has its own limits on nodes"
+
+    # -- state ---------------------------------------------------------------------------------
+    def refresh_state(self) -> None:
+        """Read the record again."""
+        self._record = AzureSettings(self.workspace.store).compute(self.name) or ComputeRecord(
+            self.name
+        )
+
+    def get_status(self) -> AmlComputeStatus:
+        """Return how many nodes its target has, and what was asked for."""
+        self.refresh_state()
+        return AmlComputeStatus(self._record, nodes=_nodes_of(self.target))
+
+    def serialize(self) -> dict[str, Any]:
+        """Return everything as plain data."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "location": self.location,
+            "tags": self.tags,
+            "type": self.type,
+            "provisioningState": self.provisioning_state,
+            "provisioningErrors": None,
+            "target": self.target,
+            "properties": self.get_status().serialize(),
+        }
+
+    def wait_for_completion(
+        self,
+        show_output: bool = False,
+        min_node_count: int | None = None,
+        timeout_in_minutes: float = 25,
+        is_delete_operation: bool = False,
+    ) -> None:
+        """Return at once: a compute is ready when it is made; its target starts with its first job.
+
+        Args:
+            show_output: Print the state.
+            min_node_count: Nodes to wait for; a target starts nodes for jobs, so none are awaited.
+        """
+        if show_output:
+            state = "Deleted" if is_delete_operation else self.provisioning_state
+            print(f"{state}\n{self.describe()}", flush=True)  # noqa: T201 - show_output
+
+    # -- changes -------------------------------------------------------------------------------
+    def update(
+        self,
+        min_nodes: int | None = None,
+        max_nodes: int | None = None,
+        idle_seconds_before_scaledown: int | None = None,
+    ) -> None:
+        """Change how many nodes it may have, and for how long a node may be idle.
+
+        Raises:
+            ComputeUsageError: a count is wrong, or the compute is a target of its own.
+        """
+        self._check_made("updated")
+        changes = {
+            "min_nodes": min_nodes,
+            "max_nodes": max_nodes,
+            "idle_seconds": idle_seconds_before_scaledown,
+        }
+        given = {name: value for name, value in changes.items() if value is not None}
+        record = replace(
+            self._record,
+            **given,  # type: ignore[arg-type]  # checked next
+            modified_at=to_text(SystemClock().now()),
+        )
+        _check_counts(record.min_nodes, record.max_nodes, record.idle_seconds)
+        AzureSettings(self.workspace.store).put_compute(record)
+        self._record = record
+
+    def add_tags(self, tags: Mapping[str, str]) -> None:
+        """Add tags, or change their values."""
+        self._check_made("tagged")
+        self._record = replace(self._record, tags={**self.tags, **tags})
+        AzureSettings(self.workspace.store).put_compute(self._record)
+
+    def delete(self) -> None:
+        """Forget the compute; the target that ran its jobs stays as it is."""
+        self._check_made("deleted")
+        AzureSettings(self.workspace.store).remove_compute(self.name)
+
+    def detach(self) -> None:
+        """Refuse: what was attached is a target.
+
+        Raises:
+            ComputeUsageError: always.
+        """
+        raise ComputeUsageError(
+            f"{self.name!r} is not detached by a program; use `rayjobs target remove {self.name}`"
+        )
+
+    def _check_made(self, what: str) -> None:
+        if not self._is_made:
+            raise ComputeUsageError(
+                f"{self.name!r} is not {what}: no program made it, it is target {self.target!r}; "
+                f"see `rayjobs target -h`"
+            )
+
+
+class AmlCompute(ComputeTarget):
+    """A cluster of machines of one size."""
+
+    @staticmethod
+    def provisioning_configuration(  # noqa: PLR0913 - the parameters of Azure ML's
+        vm_size: str = "",
+        vm_priority: str = "dedicated",
+        min_nodes: int = 0,
+        max_nodes: int | None = None,
+        idle_seconds_before_scaledown: int = 1800,
+        admin_username: str | None = None,
+        admin_user_password: str | None = None,
+        admin_user_ssh_key: str | None = None,
+        vnet_resourcegroup_name: str | None = None,
+        vnet_name: str | None = None,
+        subnet_name: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        description: str | None = None,
+        remote_login_port_public_access: str = "NotSpecified",
+        identity_type: str | None = None,
+        identity_id: Any = None,
+        location: str | None = None,
+        enable_node_public_ip: bool = True,
+    ) -> AmlComputeProvisioningConfiguration:
+        """Return what a compute is to be.
+
+        Network, identity, administrator and location are Azure's affair: they are accepted, and a
+        notice says that they have no effect.
+
+        Raises:
+            ComputeUsageError: a count or the priority is wrong.
+        """
+        _notice_unused(
+            admin_username=admin_username,
+            admin_user_password=admin_user_password,
+            admin_user_ssh_key=admin_user_ssh_key,
+            vnet_resourcegroup_name=vnet_resourcegroup_name,
+            vnet_name=vnet_name,
+            subnet_name=subnet_name,
+            identity_type=identity_type,
+            identity_id=identity_id,
+            location=location,
+            remote_login_port_public_access=(
+                None
+                if remote_login_port_public_access == "NotSpecified"
+                else remote_login_port_public_access
+            ),
+            enable_node_public_ip=None if enable_node_public_ip else False,
+        )
+        return AmlComputeProvisioningConfiguration(
+            vm_size=vm_size,
+            vm_priority=vm_priority,
+            min_nodes=min_nodes,
+            max_nodes=max_nodes,
+            idle_seconds_before_scaledown=idle_seconds_before_scaledown,
+            tags=tags,
+            description=description or "",
+        )
+
+    @staticmethod
+    def supported_vmsizes(
+        workspace: Workspace, location: str | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the machine sizes of the targets' node types, and of computes in the workspace."""
+        named = [record.vm_size for record in AzureSettings(workspace.store).computes().values()]
+        for target in all_targets(home=default_home()):
+            if target.node_types is not None:
+                named += [one.vm_size for one in target.node_types.types]
+        sizes = [vm_size(name) for name in sorted({name for name in named if name})]
+        return [
+            {"name": one.name, "vCPUs": one.cpus, "gpus": one.gpus}
+            for one in sizes
+            if one is not None
+        ]
+
+    def list_nodes(self) -> list[dict[str, Any]]:
+        """Return the nodes that its target has now."""
+        from rayjobs.target.targets import capacity_of
+
+        if not _nodes_of(self.target):
+            return []
+        return [
+            {"nodeId": f"{self.target}-{number}", "nodeState": "idle", "cpus": node.cpus}
+            for number, node in enumerate(capacity_of(self.target).nodes)
+        ]
+
+    def get_active_runs(self, **filters: Any) -> Iterator[Any]:
+        """Yield the workspace's runs on its target that have not ended, newest first."""
+        from rayjobs.api.experiment import Experiment
+        from rayjobs.api.kinds import run_of
+
+        for job in self.workspace.store.jobs():
+            if job.target == self.target and not job.state.is_final:
+                yield run_of(Experiment(self.workspace, job.experiment), job)
+
+
+class AmlComputeProvisioningConfiguration:
+    """What a compute is to be, see `AmlCompute.provisioning_configuration`."""
+
+    def __init__(
+        self,
+        *,
+        vm_size: str,
+        vm_priority: str,
+        min_nodes: int,
+        max_nodes: int | None,
+        idle_seconds_before_scaledown: int,
+        tags: Mapping[str, str] | None,
+        description: str,
+    ) -> None:
+        self.vm_size = vm_size or DEFAULT_SIZE
+        self.vm_priority = str(vm_priority).casefold()
+        self.min_nodes = min_nodes
+        self.max_nodes = DEFAULT_MAX_NODES if max_nodes is None else max_nodes
+        self.idle_seconds_before_scaledown = idle_seconds_before_scaledown
+        self.tags = dict(tags or {})
+        self.description = description
+        if self.vm_priority not in PRIORITIES:
+            raise ComputeUsageError(
+                f"vm_priority is {vm_priority!r}; give 'dedicated' or 'lowpriority'"
+            )
+        _check_counts(self.min_nodes, self.max_nodes, self.idle_seconds_before_scaledown)
+
+
+class ScaleSettings:
+    """How many nodes a compute may have."""
+
+    def __init__(
+        self,
+        minimum_node_count: int,
+        maximum_node_count: int,
+        idle_seconds_before_scaledown: int,
+    ) -> None:
+        self.minimum_node_count = minimum_node_count
+        self.maximum_node_count = maximum_node_count
+        self.idle_seconds_before_scaledown = idle_seconds_before_scaledown
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the settings as plain data."""
+        return {
+            "minNodeCount": self.minimum_node_count,
+            "maxNodeCount": self.maximum_node_count,
+            "nodeIdleTimeBeforeScaleDown": f"PT{self.idle_seconds_before_scaledown}S",
+        }
+
+
+class AmlComputeStatus:
+    """How a compute is now."""
+
+    def __init__(self, record: ComputeRecord, *, nodes: int) -> None:
+        self.vm_size = record.vm_size
+        self.vm_priority = record.vm_priority
+        self.current_node_count = nodes
+        self.target_node_count = nodes
+        self.allocation_state = "Steady"
+        self.provisioning_state = "Succeeded"
+        self.errors = None
+        self.creation_time = record.created_at
+        self.modified_time = record.modified_at
+        self.scale_settings = ScaleSettings(record.min_nodes, record.max_nodes, record.idle_seconds)
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the status as plain data, with Azure's keys."""
+        states = ("preparing", "running", "idle", "unusable", "leaving", "preempted")
+        counts = {f"{state}NodeCount": 0 for state in states}
+        counts["idleNodeCount"] = self.current_node_count
+        return {
+            "currentNodeCount": self.current_node_count,
+            "targetNodeCount": self.target_node_count,
+            "nodeStateCounts": counts,
+            "allocationState": self.allocation_state,
+            "allocationStateTransitionTime": self.modified_time,
+            "errors": self.errors,
+            "creationTime": self.creation_time,
+            "modifiedTime": self.modified_time,
+            "provisioningState": self.provisioning_state,
+            "provisioningStateTransitionTime": None,
+            "scaleSettings": self.scale_settings.serialize(),
+            "vmPriority": self.vm_priority.capitalize(),
+            "vmSize": self.vm_size,
+        }
+
+
+class ComputeTargets(dict[str, ComputeTarget]):
+    """The compute targets of a workspace by name; in an Azure ML program, any name."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        settings = AzureSettings(workspace.store)
+        names = {record.name for record in all_targets(home=default_home())}
+        names |= {*settings.computes(), *settings.targets()}
+        super().__init__({name: AmlCompute(workspace, name) for name in sorted(names)})
+
+    def __missing__(self, name: str) -> ComputeTarget:
+        """Return a compute that runs on ``local``, and say so.
+
+        Raises:
+            KeyError: this process does not run an Azure ML program.
+        """
+        if not rules.unknown_is_local:
+            raise KeyError(name)
+        notice(unknown_sentence(name))
+        made = AmlCompute.__new__(AmlCompute)
+        made.workspace, made.name = self._workspace, name
+        made._record, made._is_made = ComputeRecord(name), False
+        return made
+
+
+def compute_targets(workspace: Workspace) -> ComputeTargets:
+    """Return the workspace's compute targets: those that programs made, and the real targets."""
+    return ComputeTargets(workspace)
+
+
+def bound_target(settings: AzureSettings, name: str) -> str | None:
+    """Return the target that runs the jobs of a compute; None: nothing says which."""
+    if _is_target(name):
+        return name
+    return settings.targets().get(name)
+
+
+def unknown_sentence(name: str) -> str:
+    """Return what to say when a compute that nothing answers for runs on this machine."""
+    return (
+        f"compute target {name!r} is not known here and runs its jobs on target 'local', this "
+        f"machine; `rayjobs azureml map {name}=TARGET` changes that"
+    )
+
+
+def size_of(record: ComputeRecord) -> VmSize | None:
+    """Return the machine of a compute; None: it has no size, or one that is not known.
+
+    An unknown size is told, once.
+    """
+    if not record.vm_size:
+        return None
+    found = vm_size(record.vm_size)
+    if found is None:
+        notice(
+            f"the machine size {record.vm_size!r} of compute target {record.name!r} is not known "
+            f"here: each process gets 1 CPU, and the GPUs that its target has"
+        )
+    return found
+
+
+def _is_target(name: str) -> bool:
+    try:
+        load_target(name, home=default_home())
+    except NotFoundError:
+        return False
+    return True
+
+
+def _nodes_of(target: str) -> int:
+    from rayjobs.target.targets import capacity_of, target_status
+
+    if target_status(target).state != "running":
+        return 0
+    return sum(node.count for node in capacity_of(target).nodes)
+
+
+def _check_counts(min_nodes: Any, max_nodes: Any, idle_seconds: Any) -> None:
+    for name, value in (
+        ("min_nodes", min_nodes),
+        ("max_nodes", max_nodes),
+        ("idle_seconds_before_scaledown", idle_seconds),
+    ):
+        if not is_whole(value, at_least=0):
+            raise ComputeUsageError(f"{name} is {value!r}; it must be a whole number, 0 or more")
+    if min_nodes > max_nodes:
+        raise ComputeUsageError(f"min_nodes is {min_nodes}, more than max_nodes, {max_nodes}")
+
+
+def _notice_unused(**given: Any) -> None:
+    named = sorted(name for name, value in given.items() if value is not None)
+    if named:
+        notice(f"AmlCompute: {', '.join(named)} has no effect; rayjobs makes no machines in Azure")

@@ -1,0 +1,185 @@
+"""Where a configuration's job runs and what each process gets, once its workspace is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api import compute
+from rayjobs.api.notices import notice
+from rayjobs.core.errors import CannotBePlacedError
+from rayjobs.policy.capacity import Capacity
+from rayjobs.target.local_head import LOCAL
+from rayjobs.workspace.azure import AzureSettings, ComputeRecord
+
+if TYPE_CHECKING:
+    from rayjobs.api.configs import RunConfiguration
+    from rayjobs.api.workspace import Workspace
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a job's spec says of its place.
+
+    Attributes:
+        target: Name of the target.
+        cpus, gpus: Of each process.
+        node_types: Node types of the target that it may run on.
+        spot: See `RunConfiguration.spot`.
+        backend: How its processes talk, where that is not what was asked for.
+    """
+
+    target: str
+    cpus: float
+    gpus: float
+    node_types: tuple[str, ...] = ()
+    spot: bool | None = None
+    backend: str | None = None
+
+
+def place(
+    settings: RunConfiguration, *, workspace: Workspace | None, processes: int, backend: str
+) -> Placement:
+    """Return where the job of a run configuration runs.
+
+    Without a workspace (``config.to_spec()``), the target's name is taken as it is.
+
+    Args:
+        processes: Of each node.
+        backend: As the configuration has it.
+
+    Raises:
+        CannotBePlacedError: it needs GPUs, the target has none, and CPUs are not allowed.
+    """
+    from rayjobs.api.configs import target_name
+
+    name = target_name(settings.target)
+    if workspace is None:
+        return _plain(settings, name)
+    kept = AzureSettings(workspace.store)
+    record = kept.compute(name)
+    target = compute.bound_target(kept, name)
+    if target is None:
+        if record is None and not compute.rules.unknown_is_local:
+            return _plain(settings, name)  # the submit says that there is no such target
+        if record is None:
+            notice(compute.unknown_sentence(name))
+        target = LOCAL
+    whole_node = record is not None or compute.rules.whole_node or settings.use_gpu is True
+    if not whole_node:
+        return _plain(settings, target)
+    return _on_node(
+        settings,
+        record or ComputeRecord(name),
+        target,
+        processes=processes,
+        backend=backend,
+        allow_cpu=compute.rules.allow_cpu or kept.allow_cpu,
+    )
+
+
+def _plain(settings: RunConfiguration, target: str) -> Placement:
+    gpus = settings.gpus_per_process
+    if gpus is None:
+        gpus = 1.0 if settings.use_gpu else 0.0
+    return Placement(
+        target,
+        1.0 if settings.cpus_per_process is None else settings.cpus_per_process,
+        gpus,
+        tuple(settings.node_types),
+        settings.spot,
+    )
+
+
+def _on_node(
+    settings: RunConfiguration,
+    record: ComputeRecord,
+    target: str,
+    *,
+    processes: int,
+    backend: str,
+    allow_cpu: bool,
+) -> Placement:
+    """Share a whole node's CPUs and GPUs among its processes, as Azure gives a job whole nodes."""
+    from rayjobs.target.targets import capacity_of
+
+    capacity = capacity_of(target)
+    size = compute.size_of(record)
+    largest = _largest(capacity)
+    cpus, gpus = settings.cpus_per_process, settings.gpus_per_process
+    if cpus is None:
+        node_cpus = min(float(size.cpus), largest.cpus or size.cpus) if size is not None else 1.0
+        cpus = max(node_cpus / processes, 1.0) if size is not None else 1.0
+        if largest.cpus and cpus * processes > largest.cpus and processes > 1:
+            cpus = largest.cpus / processes
+    if gpus is None:
+        of_node = _gpus_of_node(settings, size, largest)
+        # A process has whole GPUs, or shares one.
+        gpus = float(of_node // processes) if of_node >= processes else of_node / processes
+    wants_gpus = gpus > 0 or backend == "nccl"
+    if wants_gpus and capacity.nodes and not largest.gpus:
+        if not allow_cpu:
+            raise CannotBePlacedError(_needs_gpus(record, target, size, backend))
+        gpus = 0.0
+        talk = ", with gloo in place of nccl" if backend == "nccl" else ""
+        notice(
+            f"compute target {record.name!r} asks for GPUs and target {target!r} has none: the "
+            f"job runs on CPUs{talk}, since that is allowed"
+        )
+        if backend == "nccl":
+            backend = "gloo"
+    types = tuple(settings.node_types)
+    spot = settings.spot
+    if capacity.types is not None:
+        if not types and size is not None:
+            types = (size.name,) if capacity.types.matching([size.name], None) else ()
+        if spot is None and record.vm_priority == "lowpriority":
+            spot = True if capacity.types.matching(types, True) else None
+    elif types or spot is not None:
+        notice(
+            f"target {target!r} knows no node types: machine size and priority of the job have no "
+            f"effect there"
+        )
+        types, spot = (), None
+    return Placement(target, cpus, gpus, types, spot, backend)
+
+
+@dataclass(frozen=True)
+class _Largest:
+    """The most that one node of a target has; 0 where nothing is known."""
+
+    cpus: float
+    gpus: float
+
+
+def _largest(capacity: Capacity) -> _Largest:
+    return _Largest(
+        max((node.cpus for node in capacity.nodes), default=0.0),
+        max((node.gpus for node in capacity.nodes), default=0.0),
+    )
+
+
+def _gpus_of_node(settings: RunConfiguration, size: Any, largest: _Largest) -> float:
+    """Return how many GPUs of its node a job is to have."""
+    if settings.use_gpu is False:
+        return 0.0
+    if size is None:
+        return largest.gpus or (1.0 if settings.use_gpu else 0.0)
+    asked = float(size.gpus)
+    if settings.use_gpu and not asked:
+        asked = largest.gpus or 1.0
+    if largest.gpus and asked > largest.gpus:
+        notice(f"{size.name} has {asked:g} GPUs; the target's largest node has {largest.gpus:g}")
+        return largest.gpus
+    return asked
+
+
+def _needs_gpus(record: ComputeRecord, target: str, size: Any, backend: str) -> str:
+    asked = f" ({size.name}: {size.gpus} GPUs)" if size is not None and size.gpus else ""
+    what = "its processes talk by nccl, which needs GPUs" if backend == "nccl" else "it needs GPUs"
+    return (
+        f"the job on compute target {record.name!r}{asked} cannot run: {what}, and target "
+        f"{target!r} has none. Map the compute to a target with GPUs (`rayjobs azureml map "
+        f"{record.name}=TARGET`), or allow CPUs: `rayjobs azureml run --allow-cpu`, or `rayjobs "
+        f"azureml allow-cpu` for the whole workspace"
+    )

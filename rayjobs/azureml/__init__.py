@@ -1,0 +1,5 @@
+"""``azureml`` for existing programs: run them, check them, and what their imports stand for.
+
+`rayjobs azureml run driver.py`, or ``import rayjobs.azureml.install`` as the first line of a
+program. The finder and its table are in `rayjobs.injob.azureml`, since jobs need them as well.
+"""

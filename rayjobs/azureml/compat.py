@@ -1,0 +1,64 @@
+"""Small names of ``azureml`` that have no class of their own here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.datastore import Dataset
+
+if TYPE_CHECKING:
+    from rayjobs.api.experiment import Experiment
+    from rayjobs.api.run import JobRun
+
+TabularDatasetFactory = Dataset.Tabular
+FileDatasetFactory = Dataset.File
+
+
+class DataType:
+    """Types of a table's columns, for ``set_column_types``.
+
+    Source: ``azureml.data.DataType``.
+    """
+
+    @staticmethod
+    def to_string() -> str:
+        """Return the type of texts."""
+        return "string"
+
+    @staticmethod
+    def to_long() -> str:
+        """Return the type of whole numbers."""
+        return "int"
+
+    @staticmethod
+    def to_float(decimal_mark: str = ".") -> str:
+        """Return the type of numbers."""
+        return "float"
+
+    @staticmethod
+    def to_bool() -> str:
+        """Return the type of truth values."""
+        return "bool"
+
+    @staticmethod
+    def to_datetime(formats: Any = None) -> str:
+        """Return the type of times."""
+        return "datetime"
+
+
+class ResourceConfiguration:
+    """What a model needs where it is served; kept with nothing, since rayjobs serves no models."""
+
+    def __init__(
+        self, cpu: float | None = None, memory_in_gb: float | None = None, gpu: int | None = None
+    ) -> None:
+        self.cpu = cpu
+        self.memory_in_gb = memory_in_gb
+        self.gpu = gpu
+
+
+def get_run(
+    experiment: Experiment, run_id: str, rehydrate: bool = True, clean_up: bool = True
+) -> JobRun:
+    """Return a run of the experiment by its id."""
+    return experiment.workspace.get_run(run_id)

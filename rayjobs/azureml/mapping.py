@@ -1,0 +1,71 @@
+"""Which target answers for a compute, and which path for a URL: read and changed by the user."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.paths import home as default_home
+from rayjobs.target.record import load_target
+from rayjobs.workspace.azure import AzureSettings
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+
+@dataclass(frozen=True)
+class Mappings:
+    """All mappings of a workspace."""
+
+    targets: dict[str, str]
+    urls: dict[str, str]
+    allow_cpu: bool
+
+
+def change(workspace: OpenWorkspace, given: Sequence[str], removed: Sequence[str]) -> Mappings:
+    """Add and remove mappings; return all that there are then. One that is wrong changes nothing.
+
+    Args:
+        given: ``NAME=TARGET`` or ``URL=PATH``.
+        removed: Names and URLs.
+
+    Raises:
+        UsageError: one is not written so.
+        NotFoundError: there is no such target, path or mapping.
+    """
+    settings = AzureSettings(workspace.store)
+    targets, urls = {}, {}
+    for text in given:
+        name, value = _parted(text)
+        if "://" in name:
+            path = Path(value).expanduser().absolute()
+            if not path.exists():
+                raise NotFoundError(f"{text!r}: there is no {path}")
+            urls[name] = str(path)
+        else:
+            load_target(value, home=default_home())
+            targets[name] = value
+    known = {*settings.targets(), *settings.urls()}
+    for name in removed:
+        if name not in known:
+            raise NotFoundError(
+                f"there is no mapping of {name!r}; `rayjobs azureml map` lists them"
+            )
+    for name, target in targets.items():
+        settings.map_target(name, target)
+    for url, file in urls.items():
+        settings.map_url(url, file)
+    for name in removed:
+        (settings.map_url if "://" in name else settings.map_target)(name, None)
+    return Mappings(settings.targets(), settings.urls(), settings.allow_cpu)
+
+
+def _parted(text: str) -> tuple[str, str]:
+    """Return both sides. The last ``=`` counts: a URL may have some of its own."""
+    name, sign, value = text.rpartition("=")
+    if not sign or not name or not value:
+        raise UsageError(f"{text!r} is not a mapping; write NAME=TARGET or URL=PATH")
+    return name, value

@@ -1,0 +1,313 @@
+"""Runs the code cells of a notebook in this process, one after the other, without Jupyter.
+
+What a cell shows is printed. Magics that only concern a notebook's display are left out;
+``%%writefile``, shell lines, ``%cd`` and ``%env`` do what they say; ``pip install`` is left out and
+named, since a driver does not change the environment it runs in.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import linecache
+import os
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import UsageError
+
+# Magics of which nothing is left when nothing is displayed.
+_DISPLAY = ("matplotlib", "config", "load_ext", "reload_ext", "autoreload", "pylab", "precision")
+_INSTALLS = (("pip", "install"), ("pip3", "install"), ("conda", "install"), ("conda", "env"))
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A code cell.
+
+    Attributes:
+        number: Counted from 1 over all cells of the notebook, text included, as a reader counts.
+        source: Its text.
+    """
+
+    number: int
+    source: str
+
+
+def code_cells(path: Path) -> list[Cell]:
+    """Return the code cells of a notebook.
+
+    Raises:
+        UsageError: the file is not a notebook of version 4.
+    """
+    try:
+        notebook = json.loads(path.read_text(encoding="utf-8"))
+        cells = notebook["cells"]
+        return [
+            Cell(number, "".join(cell["source"]))
+            for number, cell in enumerate(cells, 1)
+            if cell["cell_type"] == "code" and "".join(cell["source"]).strip()
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} cannot be read as a notebook: {error!r}") from error
+
+
+def run_notebook(path: Path) -> int:
+    """Run a notebook's code cells; stop at the first that fails, and say which it is.
+
+    Returns:
+        0, or 1 if a cell failed.
+
+    Raises:
+        UsageError: the file is not a notebook.
+    """
+    from rayjobs.azureml.running import exit_code, report
+
+    cells = code_cells(path)
+    module = types.ModuleType("__main__")
+    module.__dict__.update({"__builtins__": builtins, "display": _display, "get_ipython": _shell})
+    sys.modules["__main__"] = module
+    for done, cell in enumerate(cells, 1):
+        name = f"{path.name}[cell {cell.number}]"
+        _say(f"[{done}/{len(cells)}] cell {cell.number}")
+        try:
+            run_cell(cell.source, module.__dict__, name=name)
+        except SystemExit as end:
+            return exit_code(end)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            report(error, name)
+            left = len(cells) - done
+            _say(
+                f"cell {cell.number} of {path.name} failed; {left} later code cells were not run. "
+                f"Jobs that were submitted go on."
+            )
+            return 1
+    return 0
+
+
+def run_cell(source: str, names: dict[str, Any], *, name: str) -> None:
+    """Run one cell; the value of a last expression is shown.
+
+    Args:
+        names: The notebook's variables.
+        name: What tracebacks call the cell.
+    """
+    first, _, rest = source.lstrip().partition("\n")
+    if first.startswith("%%"):
+        if not _cell_magic(first[2:], rest, names, name):
+            return
+        source = "\n" + rest
+    code = python_of(source)
+    linecache.cache[name] = (len(code), None, code.splitlines(keepends=True), name)
+    tree = ast.parse(code, name)
+    last = None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body[-1]
+        del tree.body[-1]
+    names["_rayjobs_line"] = _run_line
+    exec(compile(tree, name, "exec"), names)  # noqa: S102 - that is what a notebook is
+    if last is not None and not source.rstrip().endswith(";"):
+        value = eval(compile(ast.Expression(last.value), name, "eval"), names)  # noqa: S307
+        if value is not None:
+            names["_"] = value
+            _display(value)
+    elif last is not None:
+        eval(compile(ast.Expression(last.value), name, "eval"), names)  # noqa: S307
+
+
+def python_of(source: str) -> str:
+    """Return a cell's text as Python: lines of magics and of the shell become calls.
+
+    Such a line inside a text or brackets stays as it is.
+    """
+    lines = source.split("\n")
+    inside = _continued(lines)
+    out = []
+    for number, line in enumerate(lines):
+        bare = line.lstrip()
+        indent = line[: len(line) - len(bare)]
+        if number in inside or not bare:
+            out.append(line)
+        elif bare.startswith(("!", "%")):
+            out.append(f"{indent}_rayjobs_line({bare!r}, globals())")
+        elif (assigned := _assigned(bare)) is not None:
+            target, command = assigned
+            out.append(f"{indent}{target} = _rayjobs_line({command!r}, globals())")
+        elif bare.endswith("?") and bare.rstrip("?").replace(".", "").isidentifier():
+            out.append(f"{indent}pass")
+        else:
+            out.append(line)
+    return "\n".join(out)
+
+
+def _assigned(line: str) -> tuple[str, str] | None:
+    """Return the name and the command of ``files = !ls``."""
+    target, sign, rest = line.partition("=")
+    rest = rest.strip()
+    if sign and target.strip().isidentifier() and rest.startswith(("!", "%")):
+        return target.strip(), rest
+    return None
+
+
+def _continued(lines: Sequence[str]) -> set[int]:
+    """Return the numbers of lines that begin inside a text or brackets of an earlier line."""
+    import io
+    import tokenize
+
+    plain = [
+        "pass" if one.lstrip().startswith(("!", "%")) or _assigned(one.lstrip()) else one
+        for one in lines
+    ]
+    inside: set[int] = set()
+    depth = 0
+    try:
+        for token in tokenize.generate_tokens(io.StringIO("\n".join(plain) + "\n").readline):
+            if depth > 0:
+                inside.add(token.start[0] - 1)
+            if token.type == tokenize.OP:
+                depth += {"(": 1, "[": 1, "{": 1, ")": -1, "]": -1, "}": -1}.get(token.string, 0)
+            inside.update(range(token.start[0], token.end[0]))
+    except (tokenize.TokenError, IndentationError, SyntaxError):
+        pass  # compiling the cell says what is wrong with it
+    return inside
+
+
+def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
+    """Do what a cell's ``%%magic`` says; True when its body is Python that is still to run.
+
+    Raises:
+        UsageError: a magic that is not known.
+    """
+    words = shlex.split(head)
+    magic, options = words[0] if words else "", words[1:]
+    if magic in ("time", "timeit", "capture", "prun"):
+        return True
+    if magic in ("writefile", "file"):
+        append = "-a" in options or "--append" in options
+        files = [os.path.expandvars(one) for one in options if not one.startswith("-")]
+        if len(files) != 1:
+            raise UsageError(f"%%{head}: name one file")
+        target = Path(_filled(files[0], names)).expanduser()
+        with target.open("a" if append else "w", encoding="utf-8") as out:
+            out.write(body)
+        _say(f"{'added to' if append else 'wrote'} {target}")
+        return False
+    if magic in ("bash", "sh", "script", "!"):
+        _shell_lines(body, names)
+        return False
+    if magic in ("html", "HTML", "javascript", "js", "latex", "markdown", "svg"):
+        return False
+    raise UsageError(
+        f"the cell magic %%{magic} is not known here; known are writefile, time, capture and bash"
+    )
+
+
+def _run_line(line: str, names: dict[str, Any]) -> Any:
+    """Do what a line with ``!`` or ``%`` says; the lines of a shell command are returned.
+
+    Raises:
+        UsageError: a magic that is not known.
+    """
+    if line.startswith("!"):
+        return _shell_lines(line[1:].lstrip("!"), names)
+    magic, _, rest = line[1:].strip().partition(" ")
+    rest = _filled(rest.strip(), names)
+    if magic in ("pip", "conda"):
+        return _shell_lines(f"{magic} {rest}", names)
+    if magic in ("cd",):
+        os.chdir(Path(shlex.split(rest)[0]).expanduser() if rest else Path.home())
+        return None
+    if magic in ("env", "set_env"):
+        key, _, value = rest.partition("=" if "=" in rest else " ")
+        if value:
+            os.environ[key.strip()] = value.strip()
+        return os.environ.get(key.strip())
+    if magic in ("time", "timeit"):
+        exec(compile(rest, "<%time>", "exec"), names)  # noqa: S102
+        return None
+    if magic == "pwd":
+        return os.getcwd()  # noqa: PTH109 - the magic gives a text
+    if magic in ("bash", "sh", "system", "sx"):
+        return _shell_lines(rest, names)
+    if magic.lstrip("%") in _DISPLAY:
+        return None
+    raise UsageError(
+        f"the magic %{magic} is not known here; known are cd, env, time, pip and those of display"
+    )
+
+
+def _shell_lines(command: str, names: Mapping[str, Any]) -> list[str]:
+    """Run a shell command, print what it prints, and return its lines."""
+    command = _filled(command.strip(), names)
+    if _installs(command):
+        _say(f"left out: {command.splitlines()[0]} (a driver does not change its environment)")
+        return []
+    done = subprocess.run(  # noqa: S602 - a notebook's own shell line
+        command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    sys.stdout.write(done.stdout)
+    return done.stdout.splitlines()
+
+
+def _installs(command: str) -> bool:
+    words = command.split()
+    while words and (words[0].endswith(("python", "python3")) or words[0] in ("-m", "sudo")):
+        words = words[1:]
+    return tuple(word.rpartition("/")[2] for word in words[:2]) in _INSTALLS
+
+
+def _filled(text: str, names: Mapping[str, Any]) -> str:
+    """Put variables into ``{name}`` and ``$name``, as notebooks do; what is not one stays."""
+    import re
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        return str(names[name]) if name in names else found[0]
+
+    return re.sub(r"\{([A-Za-z_]\w*)\}|\$([A-Za-z_]\w*)", value, text)
+
+
+def _display(*values: Any, **options: Any) -> None:
+    for value in values:
+        print(value if isinstance(value, str) else repr(value))  # noqa: T201 - shown values
+
+
+def _shell() -> Any:
+    """Stand for IPython's shell, for programs that ask for it to run a magic."""
+    return types.SimpleNamespace(
+        run_line_magic=lambda magic, line: _run_line(f"%{magic} {line}", _main()),
+        magic=lambda line: _run_line(f"%{line}", _main()),
+        system=lambda command: _shell_lines(command, _main()),
+    )
+
+
+def _main() -> dict[str, Any]:
+    return sys.modules["__main__"].__dict__
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - progress
+
+
+def cells_as_python(path: Path) -> Iterator[tuple[Cell, str]]:
+    """Yield each code cell with its text as Python, for reading; cells of other languages do not.
+
+    Raises:
+        UsageError: the file is not a notebook.
+    """
+    for cell in code_cells(path):
+        first, _, rest = cell.source.lstrip().partition("\n")
+        if first.startswith("%%"):
+            if first[2:].split()[:1] and first[2:].split()[0] in ("time", "timeit", "capture"):
+                yield cell, "\n" + python_of(rest)
+            continue
+        yield cell, python_of(cell.source)

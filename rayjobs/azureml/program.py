@@ -1,0 +1,17 @@
+"""What is different in a process that runs a program of Azure ML v1."""
+
+from __future__ import annotations
+
+from rayjobs.api import compute
+
+
+def become_azure_program(*, allow_cpu: bool = False) -> None:
+    """Let this process's jobs go where such a program means them to.
+
+    Computes that no target and no mapping answers for run on ``local``, and a job has its node's
+    CPUs and GPUs, as on Azure.
+
+    Args:
+        allow_cpu: Jobs that ask for GPUs run on CPUs where a target has no GPU.
+    """
+    compute.rules = compute.Rules(unknown_is_local=True, whole_node=True, allow_cpu=allow_cpu)

@@ -1,0 +1,92 @@
+"""`rayjobs azureml`: run programs written for the Azure ML SDK v1, and say what they need."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from rayjobs.cli.output import print_json
+from rayjobs.cli.settings import CommandList, Settings, common_options, json_option
+
+EPILOG = """\b
+Examples:
+  rayjobs azureml check driver.py
+  rayjobs azureml run driver.py --epochs 3
+  rayjobs azureml run --allow-cpu notebook.ipynb
+  rayjobs azureml map gpu-cluster=local
+"""
+
+
+@click.group(cls=CommandList, epilog=EPILOG)
+def azureml() -> None:
+    """Run programs written for the Azure ML SDK v1; say what they use and need."""
+
+
+@azureml.command(
+    epilog="\b\nExample:\n  rayjobs azureml run driver.py --epochs 3\n",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.option(
+    "--allow-cpu",
+    is_flag=True,
+    help="Run jobs that ask for GPUs on CPUs (nccl as gloo) where a target has no GPU.",
+)
+@click.argument("program", type=click.Path(path_type=Path), metavar="PROGRAM")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[ARGUMENTS]...")
+@common_options
+@click.pass_obj
+def run(settings: Settings, /, allow_cpu: bool, program: Path, arguments: tuple[str, ...]) -> None:
+    """Run a driver script or a notebook, unchanged: `import azureml` is answered by rayjobs.
+
+    Its compute targets run their jobs on targets of the same name, as `rayjobs azureml map` says,
+    or on this machine. Exits as the program does.
+    """
+    from rayjobs.azureml.running import run_program
+    from rayjobs.workspace.folder import ENVIRONMENT
+
+    if settings.workspace is not None:
+        os.environ[ENVIRONMENT] = settings.workspace
+    code = run_program(program, arguments, allow_cpu=allow_cpu)
+    sys.stdout.flush()
+    if code:
+        raise click.exceptions.Exit(code)
+
+
+@azureml.command(
+    "map", epilog="\b\nExamples:\n  rayjobs azureml map cpu-cluster=local\n  rayjobs azureml map\n"
+)
+@click.argument("mappings", nargs=-1, metavar="[NAME=TARGET | URL=PATH]...")
+@click.option("--remove", multiple=True, metavar="NAME|URL", help="Take a mapping back.")
+@json_option
+@common_options
+@click.pass_obj
+def map_(settings: Settings, /, mappings: tuple[str, ...], remove: tuple[str, ...]) -> None:
+    """Say which target runs a compute's jobs, or which local path answers for a URL.
+
+    Without arguments, list the mappings of this workspace.
+    """
+    from rayjobs.azureml import mapping
+
+    with settings.open(create=True) as workspace:
+        kept = mapping.change(workspace, mappings, remove)
+    if settings.as_json:
+        print_json({"targets": kept.targets, "urls": kept.urls, "allow_cpu": kept.allow_cpu})
+        return
+    for name, value in [*kept.targets.items(), *kept.urls.items()]:
+        click.echo(f"{name}={value}")
+
+
+@azureml.command("allow-cpu", epilog="\b\nExample:\n  rayjobs azureml allow-cpu\n")
+@click.option("--off", is_flag=True, help="Take it back.")
+@common_options
+@click.pass_obj
+def allow_cpu(settings: Settings, /, off: bool) -> None:
+    """Let jobs of this workspace that ask for GPUs run on CPUs where a target has no GPU."""
+    from rayjobs.workspace.azure import AzureSettings
+
+    with settings.open(create=True) as workspace:
+        AzureSettings(workspace.store).set_allow_cpu(not off)
+    settings.note("jobs that ask for GPUs " + ("need them" if off else "may run on CPUs"))

@@ -1,0 +1,168 @@
+"""The exceptions of Azure ML v1, from which ours inherit: ``except UserErrorException`` works.
+
+Source: ``azureml.exceptions`` of azureml-core 1.61 and ``azureml.train.hyperdrive.exceptions`` of
+azureml-train-core 1.62 (names, bases and constructor arguments).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+
+class AzureMLException(Exception):
+    """Base of all errors of Azure ML v1, and of rayjobs'.
+
+    Attributes:
+        message: What is wrong.
+        inner_exception: What caused it, if that is known.
+    """
+
+    def __init__(
+        self,
+        exception_message: str = "",
+        inner_exception: Optional[BaseException] = None,
+        target: Optional[str] = None,
+        details: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep the message; what else the original takes (codes, formats) is accepted."""
+        super().__init__(exception_message)
+        self.message = exception_message
+        self.inner_exception = inner_exception
+
+
+class AzureMLAggregatedException(AzureMLException):
+    """Several errors in one."""
+
+
+class TrainingException(AzureMLException):
+    """An estimator cannot be made of what was given."""
+
+
+class ExperimentExecutionException(AzureMLException):
+    """A run cannot be submitted."""
+
+
+class ProjectSystemException(AzureMLException):
+    """A project's folder cannot be used."""
+
+
+class SnapshotException(AzureMLException):
+    """A source directory cannot be packed."""
+
+
+class RunEnvironmentException(AzureMLException):
+    """``Run.get_context(allow_offline=False)`` outside of a job."""
+
+
+class WorkspaceException(AzureMLException):
+    """A workspace cannot be found, or used."""
+
+    def __init__(
+        self, exception_message: str = "", found_multiple: bool = False, **kwargs: Any
+    ) -> None:
+        """Keep the message, and whether several workspaces have the name."""
+        super().__init__(exception_message, **kwargs)
+        self.found_multiple = found_multiple
+
+
+class WorkspacePrivateEndpointException(AzureMLException):
+    """Never raised here: a workspace is a folder."""
+
+
+class ComputeTargetException(AzureMLException):
+    """A compute target does not exist, or cannot be used."""
+
+
+class UserErrorException(AzureMLException):
+    """A call, a name or an argument is wrong."""
+
+
+class AuthenticationException(UserErrorException):
+    """Never raised here: workspaces need no login."""
+
+
+class RunConfigurationException(AzureMLException):
+    """A run configuration cannot be used."""
+
+
+class WebserviceException(AzureMLException):
+    """A model cannot be found by its name; of web services there are none."""
+
+    def __init__(
+        self,
+        exception_message: str = "",
+        status_code: Optional[int] = None,
+        logger: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Keep the message and the status code."""
+        super().__init__(exception_message, **kwargs)
+        self.status_code = status_code
+
+
+class ModelNotFoundException(AzureMLException):
+    """No model has this name or id."""
+
+
+class ModelPathNotFoundException(AzureMLException):
+    """A model's files cannot be found."""
+
+
+class DiscoveryUrlNotFoundException(AzureMLException):
+    """Never raised here: there are no services to discover."""
+
+
+class ActivityFailedException(AzureMLException):
+    """A run has failed; raised by ``wait_for_completion``."""
+
+
+class ActivityCanceledException(AzureMLException):
+    """Never raised here: a canceled run is not an error of ``wait_for_completion``."""
+
+
+class DatasetTimestampMissingError(AzureMLException):
+    """A table has no column that was declared as its time."""
+
+
+class ParallelRunException(AzureMLException):
+    """A parallel run has failed."""
+
+
+class ServiceException(AzureMLException):
+    """Something outside this process does not answer."""
+
+
+class HyperDriveException(AzureMLException):
+    """A sweep cannot be read or asked for something."""
+
+
+class HyperDriveConfigException(HyperDriveException):
+    """A sweep's definition is wrong."""
+
+
+class HyperDriveScenarioNotSupportedException(HyperDriveConfigException):
+    """A sweep's definition asks for what sweeps do not do."""
+
+
+class HyperDriveNotImplementedException(HyperDriveScenarioNotSupportedException):
+    """A call that sweeps do not have."""
+
+
+class HyperDriveRehydrateException(HyperDriveException):
+    """A stored sweep cannot be read."""
+
+
+class HyperDriveServiceException(HyperDriveException):
+    """The driver of a sweep does not answer."""
+
+
+class NotProvidedError(ImportError, UserErrorException):
+    """A part of Azure ML that rayjobs does not have; the message names the closest alternative."""
+
+    def __init__(self, message: str, **kwargs: Any) -> None:
+        """Say what is missing and what to use."""
+        ImportError.__init__(self, message)
+        self.message = message
+        self.msg = message
+        self.inner_exception = None

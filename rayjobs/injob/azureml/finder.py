@@ -1,0 +1,191 @@
+"""Answers ``import azureml``: all of its modules, or none, so that the real one is never mixed in.
+
+A module is made from the table in `names`; what a name stands for is imported when it is first
+used. Standard library only: the same finder works in a job whose environment has nothing of ours.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, List, Optional, Sequence
+
+from rayjobs.injob.azureml import names
+from rayjobs.injob.azureml.exceptions import NotProvidedError
+
+TOP = "azureml"
+SAID_VARIABLE = "RAYJOBS_AZUREML_SAID"
+
+
+class AlreadyImportedError(ImportError):
+    """The real ``azureml`` is in use in this process."""
+
+
+class AzureMLFinder:
+    """A finder for ``sys.meta_path`` that answers for ``azureml`` and everything below it."""
+
+    @staticmethod
+    def find_spec(
+        fullname: str, path: Optional[Sequence[str]] = None, target: Optional[ModuleType] = None
+    ) -> Optional[ModuleSpec]:
+        """Return the spec of a module of ours; None for what is not azureml's.
+
+        Raises:
+            NotProvidedError: azureml may have such a module, and rayjobs has not. The next finder
+                is not asked: it would find a part of the real package.
+        """
+        if fullname != TOP and not fullname.startswith(TOP + "."):
+            return None
+        if names.is_module(fullname):
+            return ModuleSpec(fullname, _Loader(), origin="rayjobs", is_package=True)
+        parent, _, name = fullname.rpartition(".")
+        # `from azureml.core import X` looks for a module X before it says that there is none.
+        raise NotProvidedError(sentence_for(parent, name))
+
+
+class _Loader(Loader):
+    """Makes the modules that `AzureMLFinder` finds."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return _AzureMLModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__path__ = []
+
+
+class _AzureMLModule(ModuleType):
+    """A module whose names are looked up in the table."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, "rayjobs' answer to %s; see docs/guides/azure.md." % name)
+        public = [one for one in names.MODULES.get(name, {}) if not one.startswith("_")]
+        self.__all__ = sorted(public)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__version__":
+            raise AttributeError(name)
+        how, value = names.provided(self.__name__, name)
+        if how == "by":
+            found = load(value, "%s.%s" % (self.__name__, name))
+        elif how == "refused":
+            found = refused(self.__name__, name, value)
+        else:
+            raise AttributeError(sentence_for(self.__name__, name))
+        setattr(self, name, found)
+        return found
+
+    def __dir__(self) -> List[str]:
+        return sorted([*super().__dir__(), *self.__all__])
+
+
+class _Refused(type):
+    """The class of names that can be imported, and not used."""
+
+    sentence = ""
+
+    def _refuse(cls) -> NotProvidedError:
+        return NotProvidedError(cls.sentence)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        raise cls._refuse()
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise cls._refuse()
+
+
+def refused(module: str, name: str, why: str) -> type:
+    """Return a class of that name; making one, or asking it for anything, says why not.
+
+    A program imports all its names first: one that trains, and deploys at its end, trains.
+    """
+    sentence = "%s.%s is not part of rayjobs: %s." % (module, name, why)
+    return _Refused(name, (), {"__module__": module, "__doc__": sentence, "sentence": sentence})
+
+
+def load(target: str, wanted: str) -> Any:
+    """Return what ``module:attribute`` names.
+
+    Raises:
+        NotProvidedError: a package that it needs is not in this environment.
+    """
+    module, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "rayjobs":
+            raise
+        raise NotProvidedError(
+            "%s needs the package %r, which this job's environment (%s) does not have. "
+            "azureml.core.Run works in every environment; for %s run the job with the target's "
+            "own Python, or add rayjobs to its environment."
+            % (wanted, error.name, sys.executable, wanted.rpartition(".")[2])
+        ) from error
+
+
+def sentence_for(module: str, name: str) -> str:
+    """Return what to say of a name that a module does not have."""
+    how, why = names.provided(module, name)
+    if how == "refused":
+        return "%s.%s is not part of rayjobs: %s." % (module, name, why)
+    text = "%s has no %r that rayjobs knows" % (module, name)
+    near = difflib.get_close_matches(name, names.MODULES.get(module, {}), n=1)
+    if near:
+        return "%s. Did you mean %r?" % (text, near[0])
+    return "%s; `rayjobs azureml check` lists what a program uses and what is provided." % text
+
+
+def install() -> Optional[str]:
+    """Let this process's ``import azureml`` be answered by rayjobs; calling it again does nothing.
+
+    Returns:
+        Where a real ``azureml`` is installed that is not used; None: nowhere.
+
+    Raises:
+        AlreadyImportedError: the real one has been imported in this process.
+    """
+    if not any(isinstance(finder, AzureMLFinder) for finder in sys.meta_path):
+        present = sys.modules.get(TOP)
+        if present is not None and not isinstance(present, _AzureMLModule):
+            if any(name.startswith(TOP + ".") for name in sys.modules):
+                raise AlreadyImportedError(
+                    "the real azureml (%s) was imported in this process before rayjobs could "
+                    "answer for it; import rayjobs.azureml.install first, or use `rayjobs azureml "
+                    "run`" % ", ".join(getattr(present, "__path__", ["?"]))
+                )
+            del sys.modules[TOP]  # a namespace that a .pth file made; nothing of it is in use
+        sys.meta_path.insert(0, AzureMLFinder())
+    return real_package()
+
+
+def real_package(without: str = "") -> Optional[str]:
+    """Return the folder of an installed ``azureml`` that is not ours; None where there is none.
+
+    Args:
+        without: A folder on the module path that does not count.
+    """
+    path = [entry for entry in sys.path if not without or entry != without]
+    found = PathFinder.find_spec(TOP, path)
+    if found is None:
+        return None
+    # A folder that only happens to be called so, in the working directory, is not the package.
+    places = [
+        one
+        for one in found.submodule_search_locations or ()
+        if found.origin is not None or os.path.isdir(os.path.join(one, "core"))
+    ]
+    return next((one for one in places if "rayjobs" not in one.split(os.sep)[-4:]), None)
+
+
+def notice(folder: str) -> str:
+    """Return the sentence that says which ``azureml`` answers."""
+    return (
+        "rayjobs: `import azureml` is answered by rayjobs; the installed package in %s is not used"
+        % folder
+    )

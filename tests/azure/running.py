@@ -1,0 +1,37 @@
+"""Runs a program as a user does, by `rayjobs azureml run`, in a folder of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+TWINS = Path(__file__).parent / "twins"
+CONFIG = {
+    "subscription_id": "00000000-aaaa-bbbb-cccc-000000000001",
+    "resource_group": "group-1",
+    "workspace_name": "team-ws",
+}
+
+
+def copy_twin(name: str, folder: Path) -> Path:
+    """Copy a twin's files into a folder, with an Azure config above it; return its folder."""
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    return Path(shutil.copytree(TWINS / name, folder / name))
+
+
+def azureml_run(
+    *arguments: str, cwd: Path, limit_s: float = 200, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run ``rayjobs azureml run`` with these arguments to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "rayjobs", "azureml", "run", *arguments],
+        cwd=cwd,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
