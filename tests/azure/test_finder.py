@@ -163,7 +163,7 @@ from azureml.exceptions import UserErrorException
 set_diagnostics_collection(True)
 Run.get_context().log("loss", 1.0)
 try:
-    from azureml.core import Workspace
+    from azureml.core import ScriptRunConfig
 except UserErrorException as error:
     print(error)
 """
@@ -172,5 +172,5 @@ except UserErrorException as error:
         [sys.executable, "-S", "-c", source], env=env, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert "azureml.core.Workspace needs the package" in done.stdout
+    assert "azureml.core.ScriptRunConfig needs the package" in done.stdout
     assert "azureml.core.Run works in every environment" in done.stdout

@@ -235,7 +235,6 @@ MODULES: Dict[str, Dict[str, str]] = {
             "MpiConfiguration",
             "PyTorchConfiguration",
             "RunConfiguration",
-            "TensorflowConfiguration",
         ),
         **_same(_ENVIRONMENT, "CondaDependencies", "Environment"),
         **_DEFAULT_IMAGES,
@@ -287,13 +286,11 @@ MODULES: Dict[str, Dict[str, str]] = {
     "azureml.train": {},
     "azureml.train.dnn": _same(
         _ESTIMATORS,
-        "Chainer",
         "Gloo",
         "Mpi",
         "Nccl",
         "ParameterServer",
         "PyTorch",
-        "TensorFlow",
     ),
     "azureml.train.estimator": {
         "Estimator": _ESTIMATORS + "Estimator",
@@ -332,7 +329,6 @@ MODULES: Dict[str, Dict[str, str]] = {
         **_SAMPLINGS,
         "HyperParameterSampling": "rayjobs.tuning.samplers:Sampling",
     },
-    "azureml.train.sklearn": _same(_ESTIMATORS, "SKLearn"),
     "azureml.widgets": {"RunDetails": "rayjobs.api.widgets:RunDetails"},
 }
 
