@@ -57,7 +57,7 @@ def _refused(why: str, *names: str) -> Dict[str, str]:
     return dict.fromkeys(names, "-" + why)
 
 
-_DEFAULT_IMAGES = _same("rayjobs.api.images:", "DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE")
+_DEFAULT_IMAGES = _same("rayjobs.api.environment:", "DEFAULT_CPU_IMAGE", "DEFAULT_GPU_IMAGE")
 _EXPRESSIONS = _same(
     _TUNING,
     "choice",
@@ -148,7 +148,7 @@ _STORAGE = {
 MODULES: Dict[str, Dict[str, str]] = {
     "azureml": {},
     "azureml.core": {
-        "CondaDependencies": _ENVIRONMENT + "CondaDependencies",
+        "CondaDependencies": "rayjobs.api.conda_dependencies:CondaDependencies",
         "Dataset": _DATA + "Dataset",
         "Datastore": _DATA + "Datastore",
         "Environment": _ENVIRONMENT + "Environment",
@@ -193,7 +193,7 @@ MODULES: Dict[str, Dict[str, str]] = {
     },
     "azureml.core.conda_dependencies": _same(_ENVIRONMENT, "CondaDependencies"),
     "azureml.core.container_registry": {
-        "ContainerRegistry": "rayjobs.api.images:ContainerRegistry"
+        "ContainerRegistry": "rayjobs.api.environment:ContainerRegistry"
     },
     "azureml.core.databricks": _refused(
         "spark", "DatabricksCluster", "DatabricksSection", "PyPiLibrary", "MavenLibrary"
@@ -203,7 +203,7 @@ MODULES: Dict[str, Dict[str, str]] = {
     "azureml.core.environment": {
         **_same(_ENVIRONMENT, "CondaDependencies", "DockerSection", "Environment", "PythonSection"),
         **_DEFAULT_IMAGES,
-        "ContainerRegistry": "rayjobs.api.images:ContainerRegistry",
+        "ContainerRegistry": "rayjobs.api.environment:ContainerRegistry",
         **_refused("spark", "DatabricksSection", "SparkPackage", "SparkSection"),
     },
     "azureml.core.experiment": {"Experiment": "rayjobs.api.experiment:Experiment"},
@@ -238,7 +238,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         ),
         **_same(_ENVIRONMENT, "CondaDependencies", "Environment"),
         **_DEFAULT_IMAGES,
-        "ContainerRegistry": "rayjobs.api.images:ContainerRegistry",
+        "ContainerRegistry": "rayjobs.api.environment:ContainerRegistry",
         "DataReferenceConfiguration": "rayjobs.datastore.refs:DataReferenceConfiguration",
         **_refused("arrays", "ParallelTaskConfiguration"),
         **_refused("spark", "HdiConfiguration", "SparkConfiguration"),
