@@ -16,6 +16,7 @@ from rayjobs.api.conda_dependencies import CondaDependencies as CondaDependencie
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.spec import requirements
 from rayjobs.spec.curated import curated, curated_names, is_base_image
+from rayjobs.spec.model import JobSpec
 
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
@@ -341,6 +342,26 @@ class Environment:
             self.python.conda_dependencies.set_pip_requirements(lines)
         else:
             self.python.user_managed_dependencies = True
+
+    @staticmethod
+    def of_spec(spec: JobSpec) -> Environment:
+        """Return the environment that a job's spec asks for, the target's own Python included."""
+        asked = spec.environment
+        made = Environment(getattr(asked, "name", None) or "job")
+        if spec.container is not None:
+            made.docker.base_image = spec.container.image
+        if asked is None or isinstance(asked, str):
+            made.python.user_managed_dependencies = True
+            if asked is not None:
+                made.python.interpreter_path = asked
+            return made
+        packages = made.python.conda_dependencies = CondaDependencies()
+        packages.set_pip_requirements(asked.pip)
+        for one in asked.conda:
+            packages.add_conda_package(one)
+        if asked.python is not None:
+            packages.set_python_version(asked.python)
+        return made
 
     def clone(self, new_name: str) -> Environment:
         """Return a copy under another name, which is not registered.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +11,13 @@ from rayjobs.api.configs import ScriptRunConfig
 from rayjobs.api.estimators import Estimator
 from rayjobs.api.submitters import register, submitter_of
 from rayjobs.core.errors import UsageError
-from rayjobs.injob.offline import OfflineRun
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
+from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
+    from rayjobs.api.interactive import InteractiveRun
     from rayjobs.api.run import JobRun
     from rayjobs.api.workspace import Workspace
     from rayjobs.injob.run import Run
@@ -73,55 +73,61 @@ class Experiment:
 
     def start_logging(
         self,
-        outputs: Any = None,
-        snapshot_directory: str | None = ".",
+        name: str | None = None,
+        run_id: str | None = None,
+        outputs: str | Path | bool | None = None,
+        snapshot_directory: str | Path | None = ".",
         display_name: str | None = None,
-        **kwargs: Any,
-    ) -> OfflineRun:
-        """Return an interactive run: it prints what it logs and keeps it in memory.
+    ) -> InteractiveRun:
+        """Start an interactive run, which this process logs into; no target is needed.
 
-        It is not stored, and a warning says so: submit a script to keep what it logs.
+        It is stored from now on. End it with ``run.complete()`` or ``run.fail()``, or use it as a
+        context manager. If the process ends before that, the run is Failed.
+
+        Args:
+            name: Name of the run; None makes one.
+            run_id: Id of the run; None makes one.
+            outputs: Folder whose new and changed files ``run.complete()`` stores below
+                ``outputs/``; None and True take ``./outputs``, False takes none.
+            snapshot_directory: Folder whose code is stored with the run; None takes none.
+            display_name: As `name`.
+
+        Raises:
+            SnapshotError: the folder cannot be packed, for example because it is too large.
+            UsageError: the id is taken.
         """
-        warnings.warn(
-            f"start_logging() returns a run that is not stored: what it logs is printed and kept "
-            f"in memory only, and experiment {self.name!r} will not list it. Submit a script to "
-            f"keep metrics and files: experiment.submit(ScriptRunConfig(...))",
-            UserWarning,
-            stacklevel=2,
+        from rayjobs.api.interactive import start_logging
+
+        return start_logging(
+            self,
+            name=name,
+            run_id=run_id,
+            outputs=outputs,
+            snapshot_directory=snapshot_directory,
+            display_name=display_name,
         )
-        run = OfflineRun(name=display_name)
-        run.experiment.name = self.name
-        run.experiment.workspace.name = self.workspace.name
-        return run
 
     def get_runs(
         self,
         type: str | None = None,
         tags: Any = None,
-        properties: Mapping[str, str] | None = None,
+        properties: Any = None,
         include_children: bool = False,
     ) -> Iterator[JobRun]:
         """Yield the experiment's runs, newest first.
 
-        `type` is ``job`` or ``sweep``, or Azure ML's name of it (``azureml.scriptrun``,
-        ``hyperdrive``). `tags` is a key, or a mapping of keys to values that a run must have.
+        `type` is ``job``, ``sweep`` or ``interactive``, or Azure ML's name of it
+        (``azureml.scriptrun``, ``hyperdrive``). `tags` and `properties` are a key, or a mapping of
+        keys to values that a run must have.
         """
-        from rayjobs.api.kinds import class_of, run_of
+        from rayjobs.api.filters import RunFilter
+        from rayjobs.api.kinds import run_of
 
-        wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
+        wanted = RunFilter.of(type, tags, properties)
+        end_orphans(self.workspace.store)
         for job in self.workspace.store.jobs(JobFilter(experiment=self.name)):
-            if job.parent is not None and not include_children:
-                continue
-            if type is not None and type not in (job.kind, class_of(job.kind).type):
-                continue
-            if any(
-                key not in job.tags or (value is not None and job.tags[key] != value)
-                for key, value in wanted.items()
-            ):
-                continue
-            if any(job.properties.get(key) != value for key, value in (properties or {}).items()):
-                continue
-            yield run_of(self, job)
+            if (job.parent is None or include_children) and wanted.accepts(job):
+                yield run_of(self, job)
 
     @staticmethod
     def list(workspace: Workspace, experiment_name: str | None = None) -> list[Experiment]:
@@ -152,6 +158,7 @@ def _submit_job(
     from rayjobs.api.run import JobRun
 
     key = kwargs.pop("idempotency_key", None)
+    parent = kwargs.pop("_parent", None)  # see `Run.submit_child`
     _refuse_options(config, kwargs)
     if tags:
         config = config.model_copy(update={"tags": {**config.tags, **tags}})
@@ -162,6 +169,7 @@ def _submit_job(
         source=source,
         experiment=experiment.name,
         idempotency_key=key,
+        parent=parent,
         numbered=numbered,
     )
     run = JobRun(experiment, done.job.id)
@@ -197,6 +205,19 @@ def _submit_estimator(
     kwargs.pop("source_directory_data_store", None)
     script = config.to_script_run_config(params, inputs)
     return _submit_script(experiment, script, tags=tags, **kwargs)
+
+
+def refuse_as_child(config: Any) -> None:
+    """Refuse what cannot be submitted below a run.
+
+    Raises:
+        UsageError: it is a sweep, or nothing that can be submitted.
+    """
+    if not isinstance(config, JobSpec | ScriptRunConfig | Estimator):
+        raise UsageError(
+            f"a {type(config).__name__} cannot be submitted below a run; give a ScriptRunConfig, "
+            f"an estimator or a JobSpec, or use experiment.submit()"
+        )
 
 
 def _refuse_options(config: Any, options: Mapping[str, Any]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,7 +14,37 @@ if TYPE_CHECKING:
 
 # ``module:class``, imported when first needed: this package is below those that define the other
 # kinds, and a workspace is asked for its sweeps before anybody has imported them.
-_CLASSES: dict[str, str] = {"sweep": "rayjobs.tuning.runs:HyperDriveRun"}
+_CLASSES: dict[str, str] = {
+    "sweep": "rayjobs.tuning.runs:HyperDriveRun",
+    "interactive": "rayjobs.api.interactive:InteractiveRun",
+}
+
+
+@dataclass(frozen=True)
+class RunDto:
+    """What a run factory gets: the record of a run. Source: azureml-core 1.61, ``RunDto``."""
+
+    run_id: str
+    run_type: str
+    status: str
+    parent_run_id: str | None
+    tags: Mapping[str, str]
+    properties: Mapping[str, str]
+
+
+RunFactory = Callable[["Experiment", RunDto], "JobRun"]
+_factories: dict[str, RunFactory] = {}
+
+
+def add_factory(run_type: str, factory: RunFactory) -> None:
+    """Let a factory make the handles of all runs of a type.
+
+    Raises:
+        ValueError: the type has one already.
+    """
+    if run_type in _factories:
+        raise ValueError(f"the type {run_type!r} has a run factory already")
+    _factories[run_type] = factory
 
 
 def class_of(kind: str) -> type[JobRun]:
@@ -29,4 +61,16 @@ def class_of(kind: str) -> type[JobRun]:
 
 def run_of(experiment: Experiment, job: Job) -> JobRun:
     """Return the handle on a job."""
-    return class_of(job.kind)(experiment, job.id)
+    kind = class_of(job.kind)
+    factory = _factories.get(kind.type)
+    if factory is None:
+        return kind(experiment, job.id)
+    dto = RunDto(
+        run_id=job.id,
+        run_type=kind.type,
+        status=str(job.state),
+        parent_run_id=job.parent,
+        tags=job.tags,
+        properties=job.properties,
+    )
+    return factory(experiment, dto)

@@ -5,33 +5,39 @@ Source: ``azureml.core.Run`` and ``ScriptRun``.
 
 from __future__ import annotations
 
+import builtins
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import html
-from rayjobs.api.kinds import run_of
+from rayjobs.api.kinds import RunFactory, add_factory, run_of
 from rayjobs.api.run_files import RunFiles
 from rayjobs.core.clock import to_text
-from rayjobs.core.errors import UsageError
+from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import Shower
 from rayjobs.data import pins
 from rayjobs.injob.metricsfile import METRIC_KINDS
 from rayjobs.injob.run import LoggingRun
-from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.injob.secrets import secret_of
+from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from rayjobs.results import metrics
 from rayjobs.store.requests import JobChanges, JobFilter
 from rayjobs.submit import attaching
+from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
+    from rayjobs.api.environment import Environment
     from rayjobs.api.experiment import Experiment
+    from rayjobs.api.interactive import InteractiveRun
     from rayjobs.api.model import Model
     from rayjobs.api.workspace import Workspace
 
 # What is logged from outside is kept beside the ranks' points, after all of them.
 OUTSIDE_RANK = 1_000_000
+MOST_CHILDREN = 100  # of one call. Source: azureml-core 1.61, `Run.create_children`
 
 
 class JobRun(RunFiles, LoggingRun):
@@ -60,7 +66,14 @@ class JobRun(RunFiles, LoggingRun):
         self._job()  # so that a wrong id is told now
 
     def _job(self) -> Job:
-        return self._store.job(self.id)
+        job = self._store.job(self.id)
+        if job.kind != INTERACTIVE or job.state.is_final or self.id not in end_orphans(self._store):
+            return job
+        return self._store.job(self.id)  # its process is gone
+
+    @property
+    def _is_interactive(self) -> bool:
+        return self._store.job(self.id).kind == INTERACTIVE
 
     def __repr__(self) -> str:
         """Return id and state."""
@@ -82,6 +95,55 @@ class JobRun(RunFiles, LoggingRun):
         for run in experiment.get_runs(**filters):
             if status is None or run.status == status:
                 yield run
+
+    @staticmethod
+    def list_by_compute(
+        compute: Any,
+        type: str | None = None,
+        tags: Any = None,
+        properties: Any = None,
+        status: str | None = None,
+    ) -> Iterator[JobRun]:
+        """Yield the unfinished runs of a compute target, newest first.
+
+        Args:
+            compute: A target with a ``workspace`` and a ``name``.
+            type: See `Experiment.get_runs`, also for `tags` and `properties`.
+            status: ``Running`` or ``Queued``; None takes both.
+
+        Raises:
+            UsageError: `compute` has no workspace, or `status` is another one.
+        """
+        from rayjobs.api.experiment import Experiment
+        from rayjobs.api.filters import RunFilter
+
+        if status not in (None, "Running", "Queued"):
+            raise UsageError(f"status is {status!r}; give 'Running' or 'Queued'")
+        if getattr(compute, "workspace", None) is None:
+            raise UsageError(
+                "list_by_compute needs a compute target of a workspace: "
+                "ComputeTarget(workspace, name)"
+            )
+        wanted = RunFilter.of(type, tags, properties, status)
+        unfinished = [state for state in JobState if not state.is_final]
+        for job in compute.workspace.store.jobs(
+            JobFilter(target=str(compute.name), states=unfinished)
+        ):
+            if wanted.accepts(job):
+                yield run_of(Experiment(compute.workspace, job.experiment), job)
+
+    @staticmethod
+    def add_type_provider(runtype: str, run_factory: RunFactory) -> None:
+        """Let `run_factory` make the handles of all runs of a type.
+
+        Args:
+            runtype: A value of ``Run.type``, such as ``azureml.scriptrun``.
+            run_factory: Called with the experiment and a `RunDto`; returns a run.
+
+        Raises:
+            ValueError: the type has a factory already.
+        """
+        add_factory(runtype, run_factory)
 
     # -- identity ------------------------------------------------------------------------------
     @property
@@ -105,6 +167,15 @@ class JobRun(RunFiles, LoggingRun):
         self._store.update(self.id, JobChanges(display_name=name))
 
     @property
+    def description(self) -> str:
+        """What people say about the run."""
+        return self._job().description
+
+    @description.setter
+    def description(self, text: str) -> None:
+        self._store.update(self.id, JobChanges(description=str(text)))
+
+    @property
     def status(self) -> str:
         """The state's name, e.g. ``Running``."""
         return str(self._job().state)
@@ -123,13 +194,105 @@ class JobRun(RunFiles, LoggingRun):
         type: str | None = None,
         status: str | None = None,
     ) -> Iterator[JobRun]:
-        """Yield the runs that belong to this one, newest first."""
-        for job in self._store.jobs(JobFilter(parent=self.id)):
-            child = run_of(self.experiment, job)
-            if status in (None, str(job.state)):
-                yield child
-            if recursive:
-                yield from child.get_children(recursive=True, status=status)
+        """Yield the runs that belong to this one, newest first.
+
+        Args:
+            recursive: Their children too.
+            tags: A tag that they have, or a mapping of tags to values.
+            properties: The same of properties.
+            type: See `Experiment.get_runs`.
+            status: Their state.
+        """
+        from rayjobs.api.filters import RunFilter
+
+        wanted = RunFilter.of(type, tags, properties, status)
+        end_orphans(self._store)
+        parents = [self.id]
+        while parents:
+            for job in self._store.jobs(JobFilter(parent=parents.pop(0))):
+                if wanted.accepts(job):
+                    yield run_of(self.experiment, job)
+                if recursive:
+                    parents.append(job.id)
+
+    # -- children ------------------------------------------------------------------------------
+    def child_run(
+        self, name: str | None = None, run_id: str | None = None, outputs: Any = None
+    ) -> InteractiveRun:
+        """Start an interactive run below this one, which this process logs into.
+
+        Args:
+            name: Its name; None makes one.
+            run_id: Its id; None makes one.
+            outputs: Folder whose new and changed files are stored when it is completed; None
+                takes none.
+
+        Raises:
+            UsageError: the id is taken.
+        """
+        child = self._start_child(name=name, run_id=run_id)
+        child._watch(outputs)
+        return child
+
+    def create_children(
+        self,
+        count: int | None = None,
+        tag_key: str | None = None,
+        tag_values: Iterable[Any] | None = None,
+    ) -> builtins.list[InteractiveRun]:
+        """Start several runs below this one: `count`, or one for each of `tag_values`.
+
+        Args:
+            count: How many, at most 100. Each gets the tag ``azureml.batch_child_number``.
+            tag_key: A tag that each of them gets, with one of `tag_values`.
+            tag_values: The values, at most 100.
+
+        Raises:
+            UsageError: neither or both were given, or too many.
+        """
+        return [
+            self._start_child(tags={key: value})
+            for key, value in children_tags(count, tag_key, tag_values)
+        ]
+
+    def _start_child(
+        self,
+        *,
+        name: str | None = None,
+        run_id: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> InteractiveRun:
+        from rayjobs.api.interactive import start_run
+
+        return start_run(
+            self.experiment,
+            name=name,
+            run_id=run_id,
+            parent=self.id,
+            snapshot=self._store.job(self.id).snapshot,  # its code is this run's
+            tags=tags,
+        )
+
+    def submit_child(
+        self, config: Any, tags: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> JobRun:
+        """Submit a job below this run, in the same experiment; return its handle.
+
+        It is queued like any other job, and goes on when this run ends.
+
+        Args:
+            config: A ScriptRunConfig, an estimator or a JobSpec.
+            tags: Tags of the job.
+
+        Raises:
+            UsageError: it is something else, such as a sweep.
+            SpecError: something is wrong with it; all problems at once.
+        """
+        from rayjobs.api.experiment import refuse_as_child
+
+        refuse_as_child(config)
+        child: JobRun = self.experiment.submit(config, tags=tags, _parent=self.id, **kwargs)
+        return child
 
     # -- state and end -------------------------------------------------------------------------
     def get_status(self) -> str:
@@ -146,6 +309,11 @@ class JobRun(RunFiles, LoggingRun):
 
         With `show_output`, stages and the output of rank 0 are printed as they come. Ctrl-C
         ends the waiting and leaves the job.
+
+        Args:
+            show_output: Print its stages and output.
+            wait_post_processing: Both values wait for it: a run ends once its files are stored.
+            raise_on_error: Raise if it Failed.
 
         Raises:
             JobFailedError: it Failed, and `raise_on_error` is on.
@@ -217,7 +385,7 @@ class JobRun(RunFiles, LoggingRun):
             "endTimeUtc": None if job.ended_at is None else to_text(job.ended_at),
             "properties": {"ContentSnapshotId": job.snapshot or "", **job.properties},
             "inputDatasets": pins.input_datasets(self._store, job),
-            "outputDatasets": [],
+            "outputDatasets": pins.output_datasets(self._store, job),
             "runDefinition": {
                 "script": spec.script,
                 "command": spec.command,
@@ -265,6 +433,55 @@ class JobRun(RunFiles, LoggingRun):
                 return f"rayjobs://{self._opened.name}/{self.id}/{name}"
         return ""
 
+    def get_portal_url(self) -> str:
+        """Return the run's address: ``rayjobs://WORKSPACE/RUN``, which `rayjobs show` takes too."""
+        return f"rayjobs://{self._opened.name}/{self.id}"
+
+    def get_environment(self) -> Environment:
+        """Return the environment that the run's spec asks for.
+
+        Raises:
+            UsageError: an interactive run has none: its process had one already.
+        """
+        from rayjobs.api.environment import Environment
+
+        job = self._job()
+        if job.kind == INTERACTIVE:
+            raise UsageError(f"run {self.id} is interactive, and has no environment of its own")
+        return Environment.of_spec(job.spec)
+
+    def get_secret(self, name: str) -> str:
+        """Return a secret by its name: the variable that this process has.
+
+        Raises:
+            NotFoundError: there is no such variable.
+        """
+        try:
+            return secret_of(name)
+        except KeyError as error:
+            raise NotFoundError(str(error.args[0])) from error
+
+    def get_secrets(self, secrets: Iterable[str]) -> dict[str, str]:
+        """Return several secrets by name, see `get_secret`."""
+        return {name: self.get_secret(name) for name in secrets}
+
+    def clean(self) -> builtins.list[str]:
+        """Return the files of the run that were left on its target: none.
+
+        A target removes an attempt's folder once its files are stored.
+
+        Raises:
+            UsageError: the run has not ended.
+        """
+        job = self._job()
+        if not job.state.is_final:
+            raise UsageError(f"run {self.id} is {job.state}; its files are removed when it ends")
+        return []
+
+    def _get_outputs_datapath(self) -> JobRun:
+        """Return what `resume_from` takes to continue from this run's outputs."""
+        return self
+
     # -- metrics -------------------------------------------------------------------------------
     def get_metrics(
         self,
@@ -276,33 +493,55 @@ class JobRun(RunFiles, LoggingRun):
         """Return what was logged: a scalar if once, else a list; columns for rows and tables.
 
         With `recursive`, by run id, for this run and those that belong to it.
+
+        Args:
+            name: Only this metric.
+            recursive: Of the children too.
+            run_type: With `recursive`, only of runs of this type (see `Experiment.get_runs`).
+            populate: Give images as bytes; otherwise they are names of files.
         """
-        found = metrics.values_by_name(self._store.metrics(self.id, name=name))
+        from rayjobs.api.filters import RunFilter
+
+        wanted = RunFilter.of(run_type)
         if not recursive:
-            return found
-        by_run = {self.id: found}
-        for child in self.get_children(recursive=True):
-            by_run[child.id] = child.get_metrics(name)
+            return self._metrics(name, populate) if wanted.accepts(self._job()) else {}
+        by_run = {}
+        for run in (self, *self.get_children(recursive=True)):
+            if wanted.accepts(run._job()):
+                by_run[run.id] = run._metrics(name, populate)
         return by_run
+
+    def _metrics(self, name: str | None, populate: bool) -> dict[str, Any]:
+        points = self._store.metrics(self.id, name=name)
+        found = metrics.values_by_name(points)
+        if populate:
+            for one in {point.name for point in points if _is_image(point)}:
+                files = found[one] if isinstance(found[one], builtins.list) else [found[one]]
+                read = [self._bytes_of(file) for file in files]
+                found[one] = read if len(read) > 1 else read[0]
+        return found
 
     def _put(self, kind: str, name: str, value: Any, step: int | None = None) -> None:
         if kind not in METRIC_KINDS:
             return
         from rayjobs.core.clock import SystemClock
 
-        point = MetricPoint(
-            attempt=max(1, self._job().attempt),
-            rank=OUTSIDE_RANK,
-            sequence=time.time_ns(),
-            name=name,
-            value=value if kind == "metric" else {"kind": kind, "value": value},
-            step=step,
-            at=SystemClock().now(),
-        )
-        self._store.add_metrics(self.id, [point])
-
-    def _keep_image(self, name: str, path: str | None, plot: Any) -> str:
-        raise UsageError("images are logged by the script itself (Run.get_context())")
+        sequence = 0
+        while True:
+            sequence = max(sequence + 1, time.time_ns())
+            point = MetricPoint(
+                attempt=max(1, self._job().attempt),
+                # All that is logged into an interactive run comes from outside: one curve.
+                rank=0 if self._is_interactive else OUTSIDE_RANK,
+                sequence=sequence,
+                name=name,
+                value=value if kind == "metric" else {"kind": kind, "value": value},
+                step=step,
+                at=SystemClock().now(),
+            )
+            if self._store.add_metrics(self.id, [point]):
+                return
+            # Another thread or process has logged something in the same nanosecond.
 
     # -- models --------------------------------------------------------------------------------
     def register_model(  # type: ignore[override]  # inside a job the model is still to be
@@ -344,9 +583,9 @@ class JobRun(RunFiles, LoggingRun):
         )
 
     # -- tags and properties -------------------------------------------------------------------
-    def get_tags(self) -> dict[str, str]:
-        """Return the run's tags."""
-        return dict(self._job().tags)
+    def get_tags(self) -> dict[str, str | None]:
+        """Return the run's tags; one without a value is None."""
+        return {key: value or None for key, value in self._job().tags.items()}
 
     def get_properties(self) -> dict[str, str]:
         """Return the run's properties."""
@@ -367,10 +606,11 @@ class JobRun(RunFiles, LoggingRun):
             ),
         )
 
-    def remove_tags(self, tags: Iterable[str]) -> dict[str, str]:
+    def remove_tags(self, tags: Iterable[str]) -> dict[str, str | None]:
         """Remove tags by key; return those that are left."""
         keys = [tags] if isinstance(tags, str) else tags
-        return dict(self._store.update(self.id, JobChanges(tags=dict.fromkeys(keys))).tags)
+        self._store.update(self.id, JobChanges(tags=dict.fromkeys(keys)))
+        return self.get_tags()
 
     def add_properties(self, properties: Mapping[str, Any]) -> None:
         """Add properties. Raises UsageError when one has another value already."""
@@ -383,8 +623,51 @@ class JobRun(RunFiles, LoggingRun):
         """Do nothing: a submitted run ends with its script."""
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Note an error in the run's history; its end is decided by its exit code."""
-        self._store.add_event(self.id, "error_noted", str(error_details or error_code or ""))
+        """End the job, as `cancel` does, and have it Failed; a job that has ended stays as it is.
+
+        Args:
+            error_details: What went wrong: a text or an exception.
+            error_code: A short name of the error.
+
+        Raises:
+            UsageError: it is a sweep or an array, which ends as its jobs do.
+        """
+        from rayjobs.api.interactive import failure_of
+        from rayjobs.submit.submitting import user_name, wake_or_start
+
+        failure = failure_of(error_details, error_code)
+        state = self._store.request_fail(self.id, by=user_name(), failure=failure)
+        if not state.is_final:
+            wake_or_start(self._opened, self._job().target)
+
+
+def children_tags(
+    count: int | None, tag_key: str | None, tag_values: Iterable[Any] | None
+) -> Iterator[tuple[str, str]]:
+    """Yield the tag of each run that `create_children` starts.
+
+    Source: azureml-core 1.61, ``Run.create_children``.
+
+    Raises:
+        UsageError: neither `count` nor `tag_key` and `tag_values` were given, both were, or they
+            ask for too many runs.
+    """
+    if count is None and (tag_key is None or tag_values is None):
+        raise UsageError("give create_children either count, or tag_key and tag_values")
+    if count is not None and (tag_key is not None or tag_values is not None):
+        raise UsageError("give create_children either count, or tag_key and tag_values; not both")
+    values = builtins.list(range(count) if count is not None else tag_values or ())
+    if len(values) > MOST_CHILDREN:
+        raise UsageError(
+            f"create_children was asked for {len(values)} runs; {MOST_CHILDREN} are allowed per "
+            f"call"
+        )
+    key = "azureml.batch_child_number" if tag_key is None else str(tag_key)
+    return ((key, str(value)) for value in values)
+
+
+def _is_image(point: MetricPoint) -> bool:
+    return isinstance(point.value, Mapping) and point.value.get("kind") == "image"
 
 
 def _write(text: str) -> None:

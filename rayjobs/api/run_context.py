@@ -5,13 +5,18 @@ Inside a job nothing but the standard library is imported; the handle's modules 
 
 from __future__ import annotations
 
+from typing import Any
+
 from rayjobs.injob.run import Run
 
 
-def _handle() -> type[Run]:
+def _handle(experiment: Any = None, run_id: str = "", *args: Any, **kwargs: Any) -> type[Run]:
+    from rayjobs.api.kinds import class_of
     from rayjobs.api.run import JobRun
 
-    return JobRun
+    if experiment is None:
+        return JobRun
+    return class_of(experiment.workspace.store.job(run_id).kind)
 
 
 Run._handle = staticmethod(_handle)  # injob itself knows nothing of the rest

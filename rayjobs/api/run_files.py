@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.clock import SystemClock
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.files import replacing
+from rayjobs.injob.uploads import UploadArea, clean_name
 from rayjobs.jobs.records import StoredFile
 from rayjobs.results.logs import Logs, is_log, real_name
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
+
+
+# Azure ML's name of the place where runs keep their files.
+ARTIFACT_STORE = "workspaceartifactstore"
 
 
 class RunFiles:
@@ -60,14 +70,18 @@ class RunFiles:
         output_paths: Sequence[str | Path] | None = None,
         batch_size: int = 100,
         append_prefix: bool = True,
+        timeout_seconds: float | None = None,
     ) -> None:
         """Write the run's files whose names begin with `prefix` below a folder.
 
         Args:
             output_paths: One path for each file, in the order of `get_file_names`.
+            batch_size: Accepted; files are fetched one by one.
             append_prefix: Keep the prefix in the paths.
+            timeout_seconds: Start no further file after this time; None sets no limit.
 
         Raises:
+            TimeoutError: the time has passed; the files fetched so far are whole.
             NotFoundError: no file begins so.
             UsageError: `output_paths` are not as many as the files.
         """
@@ -85,8 +99,116 @@ class RunFiles:
         else:
             cut = 0 if append_prefix else len(wanted)
             targets = [_inside(folder, name[cut:].lstrip("/") or name) for name in names]
-        for name, target in zip(names, targets, strict=True):
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        for number, (name, target) in enumerate(zip(names, targets, strict=True)):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{number} of {len(names)} files were fetched in {timeout_seconds:g} s; call "
+                    f"download_files again for the rest, or give a longer timeout_seconds"
+                )
             self._fetch(name, target)
+
+    def upload_file(
+        self, name: str, path_or_stream: Any, datastore_name: str | None = None
+    ) -> StoredFile:
+        """Store a file (path or binary stream) with the run under `name`.
+
+        Raises:
+            UsageError: the run has a file of this name, or has ended; or the name leads out of it.
+            NotFoundError: there is no such file.
+        """
+        if not hasattr(path_or_stream, "read"):
+            return self.upload_files([name], [path_or_stream], datastore_name=datastore_name)[0]
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+            area = UploadArea(folder)
+            stored = _checked_name(name)
+            area.add(stored, path_or_stream)
+            return self.upload_files([stored], [Path(folder, *stored.split("/"))])[0]
+
+    def upload_files(
+        self,
+        names: Sequence[str],
+        paths: Sequence[str | Path],
+        return_artifacts: bool = False,
+        timeout_seconds: float | None = None,
+        datastore_name: str | None = None,
+    ) -> Sequence[StoredFile]:
+        """Store several files with the run: all of them, or none.
+
+        Args:
+            return_artifacts: Accepted; the stored files are returned in both cases.
+            timeout_seconds: Store none unless all bytes are kept after this time; None sets no
+                limit.
+            datastore_name: Refused, except for Azure ML's name of the place where runs keep files.
+
+        Raises:
+            UsageError: see `upload_file`; not as many names as paths.
+            NotFoundError: there is no such file.
+            TimeoutError: the time has passed.
+        """
+        if datastore_name not in (None, ARTIFACT_STORE):
+            raise UsageError(
+                f"files of a run are stored with the run, not in datastore {datastore_name!r}; "
+                f"leave datastore_name out, or use Datastore.upload_files"
+            )
+        if len(names) != len(paths):
+            raise UsageError(f"{len(names)} names for {len(paths)} paths; give one name per path")
+        stored = [_checked_name(name) for name in names]
+        store = self._opened.store
+        known = {one.name for one in store.files(self.id)}
+        for number, name in enumerate(stored):
+            if name in known or name in stored[:number]:
+                raise UsageError(
+                    f"run {self.id} already has a file {name!r}; uploads are never replaced, "
+                    f"choose another name"
+                )
+        for path in paths:
+            if not Path(path).is_file():
+                raise NotFoundError(f"there is no file {Path(path).absolute()} to upload")
+        job = store.job(self.id)
+        now = SystemClock().now()
+        files = []
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        for name, path in zip(stored, paths, strict=True):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeoutError(
+                    f"{len(stored)} files could not be stored in {timeout_seconds:g} s; none of "
+                    f"them was added. Give fewer files per call, or a longer timeout_seconds"
+                )
+            blob = self._opened.blobs.add_file(Path(path))
+            files.append(
+                StoredFile(
+                    name=name,
+                    attempt=job.attempt,
+                    size=blob.size,
+                    digest=blob.digest,
+                    blob=blob.key,
+                    stored_at=now,
+                )
+            )
+        if not store.publish_files(self.id, attempt=job.attempt, files=files):
+            state = store.job(self.id).state
+            raise UsageError(f"run {self.id} is {state}: files are added until a run ends")
+        return files
+
+    def upload_folder(
+        self, name: str, path: str | Path, datastore_name: str | None = None
+    ) -> Sequence[StoredFile]:
+        """Store all files below a folder under `name`/…; see `upload_files`."""
+        if not Path(path).is_dir():
+            raise NotFoundError(f"there is no folder {Path(path).absolute()} to upload")
+        below = list(UploadArea(str(path)).files_below(str(path)))
+        return self.upload_files(
+            [f"{name.rstrip('/')}/{relative}" for relative, _full in below],
+            [full for _relative, full in below],
+            datastore_name=datastore_name,
+        )
+
+    def _keep_image(self, name: str, path: str | None, plot: Any) -> str:
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+            stored = UploadArea(folder).add_image(name, path, plot)
+            self.upload_files([stored], [Path(folder, *stored.split("/"))])
+        return stored
 
     def _fetch(self, name: str, target: Path) -> None:
         stored = {one.name: one for one in self._opened.store.files(self.id)}
@@ -102,21 +224,74 @@ class RunFiles:
             known = ", ".join(list(self.get_file_names())[:20])
             raise NotFoundError(f"run {self.id} has no file {name!r}; it has: {known or 'none'}")
 
-    def restore_snapshot(self, snapshot_id: str | None = None, path: str | None = None) -> str:
-        """Unpack the run's snapshot below `path` (here); return the folder."""
+    def _bytes_of(self, name: str) -> bytes:
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+            target = Path(folder, "file")
+            self._fetch(name, target)
+            return target.read_bytes()
+
+    # -- code ----------------------------------------------------------------------------------
+    def get_snapshot_id(self) -> str | None:
+        """Return the id (the digest) of the run's snapshot; None if it has none."""
+        return self._opened.store.job(self.id).snapshot
+
+    def take_snapshot(self, file_or_folder_path: str | Path) -> str:
+        """Store a file or folder as the code of an interactive run; return the snapshot's id.
+
+        Raises:
+            UsageError: the run has a snapshot already, or is a job; there is no such path.
+            SnapshotError: it cannot be packed.
+        """
+        from rayjobs.api.interactive import pack_snapshot
+
+        path = Path(file_or_folder_path).expanduser()
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+            if path.is_file():
+                shutil.copy2(path, folder)
+                path = Path(folder)
+            digest = pack_snapshot(self._opened, path).digest
+        if not self._opened.store.set_run_snapshot(self.id, digest):
+            raise UsageError(
+                f"run {self.id} has a snapshot, or takes it from its job; a snapshot is never "
+                f"replaced. Start another run, or a child run"
+            )
+        return digest
+
+    def restore_snapshot(
+        self, snapshot_id: str | None = None, path: str | Path | None = None
+    ) -> str:
+        """Write the run's snapshot as a zip file; return its path.
+
+        Args:
+            snapshot_id: Another snapshot; None takes the run's.
+            path: The zip file, or an existing folder for it; None takes the working directory.
+
+        Raises:
+            NotFoundError: the run has no snapshot, or it was pruned.
+        """
         from rayjobs.snapshots import NodeSnapshots, blob_key
 
-        digest = snapshot_id or self._opened.store.job(self.id).snapshot
+        digest = snapshot_id or self.get_snapshot_id()
         if digest is None:
             raise NotFoundError(f"run {self.id} has no snapshot")
-        folder = Path(path) if path is not None else Path.cwd()
-        target = folder / digest.replace(":", "-")[:19]
-        if not target.exists():
-            cache = NodeSnapshots(self._opened.path / "cache" / "unpacked")
-            cache.ensure(digest, lambda: self._opened.blobs.open(blob_key(digest)))
-            target.mkdir(parents=True)
-            cache.copy_into(digest, target)
+        target = Path.cwd() if path is None else Path(path)
+        if path is None or target.is_dir():
+            target = target / f"{digest.replace(':', '-')[:19]}.zip"
+        cache = NodeSnapshots(self._opened.path / "cache" / "unpacked")
+        cache.ensure(digest, lambda: self._opened.blobs.open(blob_key(digest)))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder, replacing(target) as draft:
+            cache.copy_into(digest, Path(folder, "code"))
+            made = shutil.make_archive(str(Path(folder, "code")), "zip", Path(folder, "code"))
+            shutil.move(made, draft)
         return str(target)
+
+
+def _checked_name(name: str) -> str:
+    try:
+        return clean_name(name)
+    except (TypeError, ValueError) as error:
+        raise UsageError(str(error)) from error
 
 
 def _inside(folder: Path, name: str) -> Path:

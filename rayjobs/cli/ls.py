@@ -246,10 +246,10 @@ def _select(store: Store, chosen: dict[str, Any]) -> tuple[list[JobLine], list[V
     )
     if chosen["parent"]:
         parent = store.find(chosen["parent"])
-        if parent.kind == "job":
+        if parent.kind == "job" and not store.job_lines(JobFilter(parent=parent.id, limit=1)):
             raise UsageError(
-                f"{parent.id} is a single job, which has no children; --parent takes an array or "
-                "a sweep. `rayjobs ls -a` shows which jobs are arrays and sweeps."
+                f"{parent.id} has no children; --parent takes an array, a sweep, or a run with "
+                "child runs. `rayjobs ls -a` shows which jobs are arrays and sweeps."
             )
         which = replace(which, parent=parent.id, members=True, trials=True)
     if chosen["columns"] or chosen["sort"] or chosen["filters"]:

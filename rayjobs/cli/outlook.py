@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 from rayjobs.core.paths import TargetPaths, home
 from rayjobs.core.text import counted
-from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
     from rayjobs.target.revive import Condition
@@ -55,9 +56,13 @@ def outlooks(
         store: Where members of arrays and trials of sweeps are counted; without it they are not.
     """
     listed = list(jobs)
+    if store is not None and any(
+        job.kind == INTERACTIVE and not job.state.is_final for job in listed
+    ):
+        end_orphans(store)  # for a caller that looks again and again
     waiting: dict[str, list[str]] = {}
     for job in listed:
-        if not job.state.is_final:
+        if not job.state.is_final and job.kind != INTERACTIVE:  # no target knows of those
             keys = waiting.setdefault(job.target, [])
             if job.state is JobState.QUEUED:
                 keys.append(key_of(workspace, job))

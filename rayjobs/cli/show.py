@@ -29,7 +29,7 @@ from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import GIB, counted, duration_text, size_text
 from rayjobs.data.pins import inputs_read
-from rayjobs.jobs.records import Attempt, Job
+from rayjobs.jobs.records import INTERACTIVE, Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.node.facts import described
 from rayjobs.results.merged_logs import rank_set
@@ -162,6 +162,7 @@ def _head(
     return [
         ("Job", job.id),
         ("Name", name_of(job)),
+        ("Description", plain_text(job.description)),
         ("Script" if job.spec.script else "Command", _what(job)),
         ("State", f"{outlook.state}{place}"),
         ("Reason", _reason(job, outlook) if shows_reason else ""),
@@ -251,6 +252,8 @@ def _input_text(one: dict[str, Any]) -> str:
 
 def _what(job: Job) -> str:
     spec = job.spec
+    if job.kind == INTERACTIVE:
+        return "none: an interactive run, which a process logs into"
     return plain_text(spec.command or shlex.join([spec.script or "", *spec.arguments]))
 
 

@@ -33,6 +33,7 @@ DATASET = "dataset:"
 INPUT_EVENT = "input"
 CHANGED_EVENT = "input_changed"
 PROTECTED_EVENT = "input_protected"
+OUTPUT_EVENT = "output"
 MOST_NAMES = 8
 # Set by `resume_from`, not by an input.
 _OTHERS = frozenset({"MODEL_LOCATION"})
@@ -276,4 +277,28 @@ def input_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
             },
         }
         for one in inputs_read(store, job)
+    ]
+
+
+def output_datasets(store: Store, job: Job) -> list[dict[str, Any]]:
+    """Return `get_details()["outputDatasets"]`: Azure ML's keys, and what was stored."""
+    if not job.spec.outputs:
+        return []
+    stored = {
+        str(event.data.get("name")): event.data
+        for event in store.events(job.id)
+        if event.kind == OUTPUT_EVENT
+    }
+    return [
+        {
+            "identifier": {"savedId": one.get("dataset_id", "")},
+            "outputType": "RunOutput",
+            "outputDetails": {"outputName": name},
+            "dataset": {
+                "name": one.get("dataset", ""),
+                "version": one.get("version", ""),
+                "source": f"{one.get('datastore', '')}/{one.get('path', '')}",
+            },
+        }
+        for name, one in stored.items()
     ]

@@ -41,7 +41,7 @@ class Run:
                     "do not create a Run directly: inside a job call Run.get_context(); "
                     "elsewhere Run(experiment, run_id)"
                 )
-            return object.__new__(Run._handle())
+            return object.__new__(Run._handle(*args, **kwargs))
         return object.__new__(cls)
 
     # -- where am I ------------------------------------------------------------------------
@@ -89,6 +89,22 @@ class Run:
         """Yield the handles of an experiment's runs, newest first; not inside a job."""
         return _handle_class().list(experiment, **filters)
 
+    @staticmethod
+    def list_by_compute(
+        compute: Any,
+        type: Optional[str] = None,
+        tags: Any = None,
+        properties: Any = None,
+        status: Optional[str] = None,
+    ) -> Any:
+        """Yield the unfinished runs of a compute target; not inside a job."""
+        return _handle_class().list_by_compute(compute, type, tags, properties, status)
+
+    @staticmethod
+    def add_type_provider(runtype: str, run_factory: Callable[..., Any]) -> None:
+        """Let a factory make the handles of all runs of a type; not inside a job."""
+        _handle_class().add_type_provider(runtype, run_factory)
+
     @classmethod
     def get_submitted_run(cls, **kwargs: Any) -> "LoggingRun":
         """Return ``get_context(allow_offline=False)`` (the older name)."""
@@ -106,7 +122,7 @@ class LoggingRun(Run):
         self.id = run_id
         self.display_name = run_id
         self.description = ""
-        self._tags: Dict[str, str] = {}
+        self._tags: Dict[str, Optional[str]] = {}
         self._properties: Dict[str, str] = {}
 
     def _put(self, kind: str, name: str, value: Any, step: Optional[int] = None) -> None:
@@ -206,7 +222,7 @@ class LoggingRun(Run):
 
     # -- tags and properties -----------------------------------------------------------------
     @property
-    def tags(self) -> Dict[str, str]:
+    def tags(self) -> Dict[str, Optional[str]]:
         """The run's tags as far as this process knows them."""
         return self.get_tags()
 
@@ -215,8 +231,8 @@ class LoggingRun(Run):
         """The run's properties as far as this process knows them."""
         return self.get_properties()
 
-    def get_tags(self) -> Dict[str, str]:
-        """Return the tags that this process has set."""
+    def get_tags(self) -> Dict[str, Optional[str]]:
+        """Return the tags that this process has set; one without a value is None."""
         return dict(self._tags)
 
     def get_properties(self) -> Dict[str, str]:
@@ -228,16 +244,16 @@ class LoggingRun(Run):
         key = logvalues.name_of(key)
         text = "" if value is None else str(logvalues.scalar_of(value, "the tag's value"))
         self._put("tag", key, text)
-        self._tags[key] = text
+        self._tags[key] = text or None
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Set several tags."""
         for key, value in tags.items():
             self.tag(key, value)
 
-    def remove_tags(self, tags: Iterable[str]) -> Dict[str, str]:
+    def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
         """Remove tags by key; return those that are left."""
-        for key in tags:
+        for key in [tags] if isinstance(tags, str) else tags:
             self._put("tag", logvalues.name_of(key), None)
             self._tags.pop(key, None)
         return self.get_tags()

@@ -15,6 +15,17 @@ if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
     from rayjobs.spec.model import JobSpec
 
 
+# The kind of a job that a process outside of the queue logs into; no target starts it.
+INTERACTIVE = "interactive"
+
+
+def kind_text(kind: str) -> str:
+    """Return a kind of job with its article, e.g. ``an array``."""
+    if kind == INTERACTIVE:
+        return "an interactive run"
+    return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Job:
     """A spec with its place in the queue.
@@ -28,11 +39,13 @@ class Job:
         cancel_requested_at: When somebody asked for its end; a request, not a state.
         priority: The one in force; it may have been changed since the spec was written.
         display_name: What people see instead of the spec's name; may change, the spec does not.
-        kind: "job", or "sweep", "array" and others for parents that run nothing themselves.
+        kind: "job"; "sweep", "array" and others for parents that run nothing themselves;
+            "interactive" for a run that a process outside of the queue logs into.
         parent: Id of the sweep or array that it belongs to.
         array_index: Which member of its array it is; None for all that is none.
         placed_at: When it first got a place; of an array, its first member's.
         held: Why it is held back in the queue until somebody releases it; None when it is not.
+        description: What people say about it.
     """
 
     id: str
@@ -61,6 +74,7 @@ class Job:
     array_index: int | None = None
     placed_at: datetime | None = None
     held: str | None = None
+    description: str = ""
 
     @property
     def name(self) -> str:

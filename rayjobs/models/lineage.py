@@ -10,7 +10,7 @@ from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.version import __version__
 from rayjobs.data import pins
-from rayjobs.jobs.records import Job, MetricPoint
+from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint
 from rayjobs.jobs.states import JobState
 from rayjobs.models.files import ChosenFiles
 from rayjobs.results import metrics
@@ -72,7 +72,9 @@ def refuse_without(job: Job, *, at_its_end: bool = False) -> None:
             f"{job.id} is an array, which runs nothing itself; register one of its members, such "
             f"as '{job.id}[0]'"
         )
-    if job.state is not (JobState.FINALIZING if at_its_end else JobState.COMPLETED):
+    is_written = job.kind == INTERACTIVE and job.state is JobState.RUNNING
+    expected = JobState.FINALIZING if at_its_end else JobState.COMPLETED
+    if job.state is not expected and not is_written:
         ended = "has ended as" if job.state.is_final else "is"
         raise UsageError(
             f"run {job.id} {ended} {job.state}: only what a completed run left can become a model",

@@ -20,6 +20,7 @@ from rayjobs.node.folder_datastores import Reaches, check_folders
 from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest, Registration
 
 if TYPE_CHECKING:
+    from rayjobs.datastore.datasets import FileDataset
     from rayjobs.datastore.outputs import DataOutput
     from rayjobs.workspace.folder import OpenWorkspace
 
@@ -105,7 +106,7 @@ class Outputs:
             output = DataOutput.from_json(entry.output)
             try:
                 moved = store(output, _folder(entry))
-                said = _register(workspace, entry, output) if moved.files else ""
+                dataset = _register(workspace, entry, output) if moved.files else None
             except DataExists as error:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
@@ -113,6 +114,7 @@ class Outputs:
                 problems.append(f"output {name}: {data_record.sentence_of(error)}")
                 continue
             record.add_stored(name)
+            said = "" if dataset is None else f"; registered as {dataset.name}:{dataset.version}"
             kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
             note(
                 "output",
@@ -124,6 +126,15 @@ class Outputs:
                     "path": output.path,
                     "files": len(moved.files),
                     "bytes": sum(file.size for file in moved.files),
+                    **(
+                        {}
+                        if dataset is None
+                        else {
+                            "dataset": dataset.name,
+                            "version": dataset.version,
+                            "dataset_id": dataset.id,
+                        }
+                    ),
                 },
             )
         return problems
@@ -160,19 +171,20 @@ def _folder(entry: AttemptOutput) -> Path:
     return Path(entry.folder or entry.path)
 
 
-def _register(workspace: OpenWorkspace, entry: AttemptOutput, output: DataOutput) -> str:
+def _register(
+    workspace: OpenWorkspace, entry: AttemptOutput, output: DataOutput
+) -> FileDataset | None:
     if entry.register_as is None:
-        return ""
+        return None
     from rayjobs.datastore.dataset_factory import Dataset
     from rayjobs.datastore.stores import Datastore
 
     wanted = Registration.from_json(entry.register_as)
     place = (Datastore.from_record(output.record), output.path)
-    dataset = Dataset.File.from_files(place).register(
+    return Dataset.File.from_files(place).register(
         workspace.catalogue,
         wanted.name,
         wanted.description,
         wanted.tags,
         create_new_version=True,
     )
-    return f"; registered as {dataset.name}:{dataset.version}"

@@ -35,6 +35,7 @@ from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.results import log_times
 from rayjobs.results.driver_log import compact, first_gap, problem_of, read_tail
 from rayjobs.results.metrics import point_of
+from rayjobs.store.attempts import SCRIPT_ERROR
 from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges
 from rayjobs.workspace.blobs import Blob, BlobStore
@@ -521,7 +522,7 @@ class MetricFollower:
             elif kind == "property" and isinstance(name, str):
                 batch.properties.setdefault(name, str(value))
             elif kind == "fail":
-                batch.notes.append(("script_error", f"the script reported an error: {value}"))
+                batch.notes.append((SCRIPT_ERROR, f"the script reported an error: {value}"))
             elif kind == "dropped":
                 batch.notes.append(
                     ("metrics_dropped", f"{value} records could not be written (disk full)")

@@ -8,16 +8,24 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from rayjobs.core.errors import TransitionError
-from rayjobs.core.failures import Failure
+from rayjobs.core.errors import TransitionError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.injob.outcomes import Outcome
-from rayjobs.jobs.records import Attempt, Job, ModelDraft, ModelRefusal
+from rayjobs.jobs.records import (
+    INTERACTIVE,
+    Attempt,
+    Job,
+    ModelDraft,
+    ModelRefusal,
+    kind_text,
+)
 from rayjobs.jobs.states import FINAL, LIVE, JobState
 from rayjobs.store import transitions
 from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
+from rayjobs.store.interactive import RunEnds
 from rayjobs.store.models import refusals, register_all
-from rayjobs.store.rows import attempt_of, failure_text, job_of, time_text, to_json
+from rayjobs.store.rows import attempt_of, failure_of, failure_text, job_of, time_text, to_json
 
 LIVE_JOBS = f"""
 SELECT * FROM jobs
@@ -32,10 +40,16 @@ WHERE id = :job AND attempt = :attempt
     AND state IN ({", ".join(f"'{state}'" for state in sorted(LIVE))})
 """  # noqa: S608 - made of our own names
 
+SCRIPT_ERROR = "script_error"  # a script has called run.fail()
+STATED = """
+SELECT message FROM events WHERE job = :job AND attempt = :attempt AND kind = :kind
+ORDER BY serial LIMIT 1
+"""
+
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
-class AttemptsPart(ArrayEnds):
+class AttemptsPart(ArrayEnds, RunEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
     def start(
@@ -173,6 +187,10 @@ class AttemptsPart(ArrayEnds):
             old = JobState(row["state"])
             if row["attempt"] != attempt or old.is_final:
                 return False
+            stated = _stated_failure(connection, row, state)
+            if stated is not None:
+                state, failure, reason, models = JobState.FAILED, stated, stated.message, ()
+                outcome, statement = Outcome.FAILED, transitions.ENDS[JobState.FAILED]
             told = register_all(connection, row, models, now)
             reason = reason or refusals(told)
             if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
@@ -197,6 +215,9 @@ class AttemptsPart(ArrayEnds):
                 self._event(connection, job_id, kind, message, now=now, attempt=attempt, data=data)
             self._state_event(
                 connection, job_id, old, state, now=now, attempt=attempt, reason=reason
+            )
+            self._attempt_ended(
+                connection, job_id, attempt, outcome or Outcome(str(state).lower()), now
             )
             self._array_ended(connection, row, now)
         return True
@@ -240,10 +261,15 @@ class AttemptsPart(ArrayEnds):
                 new = JobState.CANCELED
                 by = self._canceled_by(connection, job_id)
                 reason = values["reason"] = f"{by} instead of queued again ({reason})"
-                connection.execute(transitions.CANCEL, values)
+                stated = _stated_failure(connection, row, new)
+                if stated is not None:
+                    new = JobState.FAILED
+                    values["failure"] = failure_text(stated)
+                connection.execute(transitions.ENDS[new], values)
             connection.execute(transitions.END_ATTEMPT, values)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
-            if new is JobState.CANCELED:
+            self._attempt_ended(connection, job_id, attempt, outcome, now)
+            if new.is_final:
                 self._array_ended(connection, row, now)
         return True
 
@@ -261,6 +287,58 @@ class AttemptsPart(ArrayEnds):
                 return JobState(self._row(connection, job_id)["state"])
             return self._request_cancel(connection, row, now, by)
 
+    def request_fail(self, job_id: str, *, by: str = "", failure: Failure) -> JobState:
+        """See `Store.request_fail`."""
+        now = self._now()
+        values = {"job": job_id, "failure": failure_text(failure)}
+        with self._database.write(durable=True) as connection:
+            row = self._row(connection, job_id)
+            if row["kind"] == INTERACTIVE:
+                self._end_run(
+                    connection,
+                    row,
+                    outcome=Outcome.FAILED,
+                    reason=failure.message,
+                    failure=failure,
+                    now=now,
+                )
+                return JobState(self._row(connection, job_id)["state"])
+            if row["kind"] != "job":
+                raise UsageError(
+                    f"{job_id} is {kind_text(row['kind'])}, which ends as its jobs do; fail one of "
+                    f"them, or cancel it",
+                    job=job_id,
+                )
+            if not JobState(row["state"]).is_final:
+                connection.execute("UPDATE jobs SET failure = :failure WHERE id = :job", values)
+            state = JobState(row["state"])
+            if state is JobState.QUEUED:
+                self._fail_queued(connection, row, failure, now)
+                return JobState.FAILED
+            return self._request_cancel(connection, row, now, by)
+
+    def _fail_queued(
+        self, connection: sqlite3.Connection, row: sqlite3.Row, failure: Failure, now: str
+    ) -> None:
+        values = {
+            "job": row["id"],
+            "attempt": row["attempt"],
+            "now": now,
+            "reason": failure.message,
+            "failure": failure_text(failure),
+        }
+        connection.execute(transitions.FAIL, values)
+        self._state_event(
+            connection,
+            row["id"],
+            JobState.QUEUED,
+            JobState.FAILED,
+            now=now,
+            attempt=row["attempt"],
+            reason=failure.message,
+        )
+        self._array_ended(connection, row, now)
+
     def _request_cancel(
         self, connection: sqlite3.Connection, row: sqlite3.Row, now: str, by: str
     ) -> JobState:
@@ -269,6 +347,12 @@ class AttemptsPart(ArrayEnds):
         values = {"job": job_id, "attempt": attempt, "now": now, "reason": reason}
         if state.is_final or row["cancel_requested_at"] is not None:
             return state
+        if row["kind"] == INTERACTIVE:
+            # No target ends its process: what that logs afterwards is kept, and changes no state.
+            self._end_run(
+                connection, row, outcome=Outcome.CANCELED, reason=reason, failure=None, now=now
+            )
+            return JobState.CANCELED
         if state is JobState.QUEUED:
             connection.execute(transitions.CANCEL_QUEUED, values)
             new = JobState.CANCELED
@@ -308,6 +392,22 @@ class AttemptsPart(ArrayEnds):
                 key = {"job": job["id"], "attempt": job["attempt"]}
                 found.append((job, connection.execute(NEWEST_ATTEMPT, key).fetchone()))
         return [(job_of(job), attempt_of(attempt)) for job, attempt in found]
+
+
+def _stated_failure(
+    connection: sqlite3.Connection, row: sqlite3.Row, state: JobState
+) -> Failure | None:
+    """Return the failure that somebody has stated of an attempt which ends otherwise.
+
+    Its user asked for the end with it (`request_fail`), or its script did (``run.fail()``).
+    """
+    if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
+        return failure_of(row["failure"])
+    if state is not JobState.COMPLETED:
+        return None
+    values = {"job": row["id"], "attempt": row["attempt"], "kind": SCRIPT_ERROR}
+    found = connection.execute(STATED, values).fetchone()
+    return None if found is None else Failure(FailureClass.USER, str(found["message"]))
 
 
 def _with_canceler(reason: str, by: str) -> str:

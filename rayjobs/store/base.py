@@ -53,6 +53,7 @@ from rayjobs.jobs.records import (
     TrialRow,
 )
 from rayjobs.jobs.states import JobState
+from rayjobs.store.interactive_base import InteractiveStore
 from rayjobs.store.requests import (
     EVERY_JOB,
     NO_CHANGES,
@@ -329,6 +330,15 @@ class AttemptStore(Protocol):
 
         A queued job is Canceled at once. A live job keeps its state and gets the request. A job
         that has ended stays as it is. Of an array, all members are asked.
+        """
+
+    def request_fail(self, job_id: str, *, by: str = "", failure: Failure) -> JobState:
+        """Ask durably for a job's end as Failed, and return its state; see `request_cancel`.
+
+        A queued job is Failed at once, a live one when its attempt has been ended.
+
+        Raises:
+            UsageError: it is a sweep or an array, which ends as its jobs do.
         """
 
     def attempts(self, job_id: str) -> list[Attempt]:
@@ -656,6 +666,7 @@ class Store(
     JobStore,
     ArrayStore,
     AttemptStore,
+    InteractiveStore,
     AllocationStore,
     RunStore,
     QueueStore,

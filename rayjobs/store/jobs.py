@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
-from rayjobs.jobs.records import Job, JobLine
+from rayjobs.jobs.records import Job, JobLine, kind_text
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.arrays import split_member
 from rayjobs.store.arrays import KIND as ARRAY
@@ -343,6 +343,8 @@ class JobsPart(Part):
             columns["properties"] = _add_only(job_id, row["properties"], changes.properties)
         if changes.display_name is not None:
             columns["display_name"] = changes.display_name
+        if changes.description is not None:
+            columns["description"] = changes.description
         if columns:
             assignments = ", ".join(f"{column} = :{column}" for column in columns)
             connection.execute(
@@ -362,7 +364,9 @@ class JobsPart(Part):
             )
         if row["kind"] not in ("job", ARRAY):
             raise UsageError(
-                f"{job_id!r} is a {row['kind']}: hold or release its jobs instead", job=job_id
+                f"{job_id!r} is {kind_text(row['kind'])}, which no target starts: hold or release "
+                f"jobs",
+                job=job_id,
             )
         chosen = [row]
         if row["kind"] == ARRAY:

@@ -9,7 +9,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.jobs.records import ModelDraft, ModelFile, ModelRefusal, ModelVersion, StoredFile
+from rayjobs.jobs.records import (
+    INTERACTIVE,
+    ModelDraft,
+    ModelFile,
+    ModelRefusal,
+    ModelVersion,
+    StoredFile,
+)
 from rayjobs.jobs.states import JobState
 from rayjobs.store import references
 from rayjobs.store.part import Part
@@ -73,7 +80,9 @@ class ModelsPart(Part):
                 row, is_new = _register(connection, NO_RUN, draft, self._now())
                 return _model_of(connection, row), is_new
             job = self._row(connection, run)
-            if job["state"] != JobState.COMPLETED:
+            # Who writes an interactive run says itself when its files are whole.
+            is_written = job["kind"] == INTERACTIVE and job["state"] == JobState.RUNNING
+            if job["state"] != JobState.COMPLETED and not is_written:
                 raise UsageError(
                     f"run {run} is {job['state']}: only what a completed run left can become a "
                     f"model",

@@ -86,6 +86,7 @@ class JobChanges:
         tags: Tags to set; a tag whose value is None is removed.
         properties: Properties to add.
         display_name: The name that people see.
+        description: What people say about it; an empty text removes it.
         hold: Why the job is to be held; not empty.
         release: Release the job; not together with `hold`.
 
@@ -97,6 +98,7 @@ class JobChanges:
     tags: Mapping[str, str | None] | None = None
     properties: Mapping[str, str] | None = None
     display_name: str | None = None
+    description: str | None = None
     hold: str | None = None
     release: bool = False
 
@@ -111,6 +113,36 @@ class JobChanges:
 
 
 NO_CHANGES = JobChanges()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """An interactive run to be written: one that a process logs into, and no target starts.
+
+    Attributes:
+        experiment: The experiment that it belongs to.
+        name: Its name, for people; empty: ``run-N`` with the next number.
+        user: Who starts it.
+        writer: Who logs into it: `ProcessWriter.to_json` or `AttemptWriter.to_json`
+            (`rayjobs.jobs.writers`). The run ends with its writer at the latest.
+        id: Its id; None lets the store make one.
+        parent: The run that it is a child of.
+        snapshot: Digest of its code; None if none was taken.
+        description: What people say about it.
+        tags: Its tags.
+        properties: Facts about the run, which can be added to but not changed.
+    """
+
+    experiment: str
+    name: str
+    user: str
+    writer: Mapping[str, Any]
+    id: str | None = None
+    parent: str | None = None
+    snapshot: str | None = None
+    description: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

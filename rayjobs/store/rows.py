@@ -99,6 +99,7 @@ def job_of(row: sqlite3.Row) -> Job:
         array_index=row["array_index"],
         placed_at=optional_time(row["placed_at"]),
         held=row["hold"],
+        description=row["description"],
     )
 
 

@@ -107,6 +107,7 @@ CREATE TABLE jobs (
 	array_index INTEGER,
 	placed_at TEXT,
 	hold TEXT,
+	description TEXT DEFAULT '' NOT NULL,
 	CONSTRAINT uq_jobs_id UNIQUE (id),
 	CONSTRAINT uq_jobs_idempotency_key UNIQUE (idempotency_key)
 );
@@ -235,9 +236,19 @@ CREATE TABLE trials (
 	PRIMARY KEY (sweep, number)
 );
 
+CREATE TABLE writers (
+	run TEXT NOT NULL,
+	job TEXT,
+	attempt INTEGER,
+	process TEXT,
+	PRIMARY KEY (run)
+);
+
+CREATE INDEX ix_writers_job ON writers (job, attempt);
+
 CREATE TABLE alembic_version (
 	version_num VARCHAR(32) NOT NULL,
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0007');
+INSERT INTO alembic_version (version_num) VALUES ('0008');

@@ -13,6 +13,7 @@ from rayjobs.store.attempts import AttemptsPart
 from rayjobs.store.catalogue import StoreCatalogue
 from rayjobs.store.connection import Database
 from rayjobs.store.filesystem import warn_if_shared
+from rayjobs.store.interactive import InteractivePart
 from rayjobs.store.jobs import JobsPart
 from rayjobs.store.models import ModelsPart
 from rayjobs.store.pruning import PruningPart
@@ -28,6 +29,7 @@ class SqlStore(
     JobsPart,
     ArraysPart,
     AttemptsPart,
+    InteractivePart,
     AllocationsPart,
     QueuePart,
     WaitingPart,

@@ -56,6 +56,7 @@ jobs = sa.Table(
     sa.Column("array_index", sa.Integer),  # the member's number in its array
     sa.Column("placed_at", sa.Text),  # when its first attempt started
     sa.Column("hold", sa.Text),  # why it is held; NULL if it is not
+    sa.Column("description", sa.Text, nullable=False, server_default=""),
     sa.UniqueConstraint("id", name="uq_jobs_id"),
     sa.UniqueConstraint("idempotency_key", name="uq_jobs_idempotency_key"),
     sqlite_autoincrement=True,  # a serial is never given twice, whatever is pruned
@@ -83,6 +84,17 @@ attempts = sa.Table(
     sa.Column("outcome", sa.Text, nullable=False),
     sa.Column("failure", sa.Text),
 )
+
+# Who logs into each interactive run that has not ended: an attempt of a job, or a process (JSON).
+writers = sa.Table(
+    "writers",
+    metadata,
+    sa.Column("run", sa.Text, primary_key=True),
+    sa.Column("job", sa.Text),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("process", sa.Text),
+)
+sa.Index("ix_writers_job", writers.c.job, writers.c.attempt)
 
 allocations = sa.Table(
     "allocations",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, SpecError, UsageError
+from rayjobs.jobs.records import INTERACTIVE
 
 if TYPE_CHECKING:
     from rayjobs.submit.submitting import Submitted
@@ -51,6 +52,11 @@ def rerun(
         raise UsageError(
             f"{job.id} is a sweep. Create it again from its file: rayjobs sweep create -f FILE; "
             f"or run one of its trials again"
+        )
+    if job.kind == INTERACTIVE:
+        raise UsageError(
+            f"{job.id} is an interactive run: its process is not known to rayjobs. Run that again, "
+            f"or submit a script"
         )
     if new_code and job.spec.source_directory is None:
         raise UsageError(f"{job.id} has no source directory, so there is no newer code to pack")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
-from rayjobs.jobs.records import Job
+from rayjobs.jobs.records import Job, kind_text
 from rayjobs.jobs.states import JobState
 from rayjobs.store.requests import NO_CHANGES, JobChanges
 
@@ -63,7 +63,10 @@ def _changed(job: Job, changes: Mapping[str, Any], tags: Mapping[str, str | None
     from rayjobs.submit import checks
 
     if job.kind not in ("job", "array"):
-        raise UsageError(f"{job.id} is a {job.kind}: change its jobs instead", job=job.id)
+        raise UsageError(
+            f"{job.id} is {kind_text(job.kind)}, which is not queued: change jobs instead",
+            job=job.id,
+        )
     if job.kind == "job" and job.state is not JobState.QUEUED:
         raise UsageError(
             f"{job.id} is {job.state}: only a job that waits in the queue can be changed; what "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
 from rayjobs.core.paths import home as default_home
-from rayjobs.jobs.records import Job
+from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob
 
@@ -128,7 +128,7 @@ def submit(
     ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
-            raise UsageError("a trial is not an array: take `array` out of its job")
+            raise UsageError("a child of a run is not an array: take `array` out of its job")
         job, created = workspace.store.submit_array(
             NewJob(
                 spec=ready,
@@ -214,6 +214,11 @@ def resume(
         raise UsageError(
             f"{job.id} is an array, which runs nothing itself; resume a member, such as "
             f"'{job.id}[{job.spec.array.expand()[0] if job.spec.array else 0}]'"
+        )
+    if job.kind == INTERACTIVE:
+        raise UsageError(
+            f"{job.id} is an interactive run: its process is not known to rayjobs. Submit a script "
+            f"with `--resume-from {job.id}`"
         )
     if not job.state.is_final:
         raise UsageError(

@@ -159,7 +159,7 @@ def open_workspace(
     """Open the workspace in the folder `path`; with `create`, make it first where it is missing.
 
     Many processes may create one at once: all get the same. The folder is 0700, and an older
-    store is upgraded.
+    store is upgraded. Interactive runs whose process is gone are ended.
 
     Raises:
         NotFoundError: there is no workspace, and `create` is off.
@@ -168,6 +168,7 @@ def open_workspace(
     """
     from rayjobs.store.sql import BUSY_TIMEOUT_S, SqlStore
     from rayjobs.workspace.blobs import FolderBlobs
+    from rayjobs.workspace.orphans import end_orphans
 
     # One path for one folder, however it was named: it is the workspace's name to its targets, and
     # a target that served a workspace under two names would run its jobs twice.
@@ -186,6 +187,7 @@ def open_workspace(
         busy_timeout_s=BUSY_TIMEOUT_S if busy_timeout_s is None else busy_timeout_s,
     )
     try:
+        end_orphans(store)
         return OpenWorkspace(
             path=files.root,
             id=str(record["id"]),

@@ -196,7 +196,7 @@ def test_tags_and_properties(in_job: InJob) -> None:
     run.add_properties({"author": "me"})
     with pytest.raises(ValueError, match="only added"):
         run.add_properties({"author": "you"})
-    assert run.get_tags() == {"quality": "good", "epochs": "3", "seen": ""}
+    assert run.get_tags() == {"quality": "good", "epochs": "3", "seen": None}
     assert run.remove_tags(["seen"]) == {"quality": "good", "epochs": "3"}
     kinds = [(record["k"], record["name"], record["value"]) for record in records(in_job)]
     assert kinds[:3] == [("tag", "quality", "good"), ("tag", "epochs", "3"), ("tag", "seen", "")]

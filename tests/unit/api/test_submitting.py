@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -264,15 +265,6 @@ def test_a_run_is_found_by_id_and_its_beginning(
         Run(experiment, "nothing_1_00000000")
 
 
-def test_interactive_logging_is_kept_in_memory(experiment: Experiment) -> None:
-    with pytest.warns(UserWarning, match="a run that is not stored") as warned:
-        interactive = experiment.start_logging(display_name="notes")
-    assert warned[0].filename == __file__  # it names the caller's line
-    interactive.log("m", 1)
-    assert interactive.get_metrics() == {"m": 1}
-    assert interactive.experiment.name == "mnist"
-
-
 # -- the handle -----------------------------------------------------------------------------------
 
 
@@ -379,14 +371,17 @@ def test_files_are_listed_and_downloaded(
 
 
 def test_the_snapshot_can_be_restored(run: JobRun, tmp_path: Path) -> None:
-    folder = Path(run.restore_snapshot(path=str(tmp_path / "restored")))
-    assert (folder / "train.py").read_text() == "print('hello')\n"
+    (tmp_path / "restored").mkdir()
+    path = Path(run.restore_snapshot(path=str(tmp_path / "restored")))
+    assert path.suffix == ".zip" and path.parent == tmp_path / "restored"
+    with zipfile.ZipFile(path) as file:
+        assert file.read("train.py") == b"print('hello')\n"
 
 
 def test_tags_metrics_and_properties_from_outside(run: JobRun) -> None:
     run.tag("best")
     run.set_tags({"lr": 0.5})
-    assert run.get_tags() == {"kind": "test", "best": "", "lr": "0.5"}
+    assert run.get_tags() == {"kind": "test", "best": None, "lr": "0.5"}
     assert run.remove_tags(["best"]) == {"kind": "test", "lr": "0.5"}
     run.add_properties({"author": "me"})
     assert run.properties["author"] == "me"

@@ -28,7 +28,7 @@ def _job(queue: Queue) -> None:
         (["--target", "locla"], "no target 'locla'. Did you mean local?"),
         (["--target", "nix"], "no target 'nix'. Known: local."),
         (["--tag", "sead=3"], "no tag 'sead'. Did you mean seed?"),
-        (["--parent", "mnist"], "is a single job, which has no children"),
+        (["--parent", "mnist"], "has no children; --parent takes an array"),
     ],
 )
 def test_ls_refuses_a_filter_that_names_something_unknown(

@@ -12,8 +12,9 @@ import pytest
 import sqlalchemy as sa
 
 from rayjobs.core.errors import StoreError, StoreVersionError
-from rayjobs.jobs.records import AllocationState
+from rayjobs.jobs.records import INTERACTIVE, AllocationState
 from rayjobs.jobs.states import JobState
+from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.spec.model import JobSpec
 from rayjobs.store import care, schema, tables
 from rayjobs.store.migrations.upgrade import upgrade
@@ -145,6 +146,10 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
         fresh, _ = store.submit(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))
         assert fresh.serial > retried.serial
         assert store.find(fresh.id.rpartition("_")[2]).id == fresh.id
+        if old.stem >= "version-8":
+            [(run, writer)] = store.run_writers()
+            assert isinstance(writer, ProcessWriter) and writer.host == "elsewhere"
+            assert (store.job(run).description, store.job(run).kind) == ("by hand", INTERACTIVE)
     finally:
         store.close()
     SqlStore(path).close()

@@ -1,0 +1,61 @@
+"""Which runs a listing returns: by type, tags, properties and state, as Azure ML filters them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rayjobs.api.kinds import class_of
+from rayjobs.jobs.records import Job
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFilter:
+    """A run must meet every condition.
+
+    Attributes:
+        type: ``job``, ``sweep`` or ``interactive``, or Azure ML's name of it
+            (``azureml.scriptrun``, ``hyperdrive``).
+        tags: Tags that it has; a value of None accepts every value.
+        properties: The same of properties.
+        status: Its state.
+    """
+
+    type: str | None = None
+    tags: Mapping[str, str | None] = field(default_factory=dict)
+    properties: Mapping[str, str | None] = field(default_factory=dict)
+    status: str | None = None
+
+    @classmethod
+    def of(
+        cls, type: str | None = None, tags: Any = None, properties: Any = None, status: Any = None
+    ) -> RunFilter:
+        """Return a filter of what users give: a key, or a mapping of keys to values."""
+        return cls(
+            type=type,
+            tags=_wanted(tags),
+            properties=_wanted(properties),
+            status=None if status is None else str(status),
+        )
+
+    def accepts(self, job: Job) -> bool:
+        """Whether a run meets all conditions."""
+        return (
+            self.type in (None, job.kind, class_of(job.kind).type)
+            and self.status in (None, str(job.state))
+            and _has(job.tags, self.tags)
+            and _has(job.properties, self.properties)
+        )
+
+
+def _wanted(given: Any) -> dict[str, str | None]:
+    if not given:
+        return {}
+    if isinstance(given, str):
+        return {given: None}
+    return {str(key): None if value is None else str(value) for key, value in given.items()}
+
+
+def _has(known: Mapping[str, str], wanted: Mapping[str, str | None]) -> bool:
+    return all(key in known and value in (None, known[key]) for key, value in wanted.items())

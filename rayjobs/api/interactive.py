@@ -1,0 +1,261 @@
+"""Interactive runs: what ``Experiment.start_logging`` and ``Run.child_run`` return.
+
+Source: ``azureml.core.Experiment.start_logging`` and ``azureml.core.Run.child_run``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api.run import JobRun
+from rayjobs.core.errors import RayjobsError, SnapshotError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.writers import ProcessWriter
+from rayjobs.store.requests import NewRun
+from rayjobs.submit.submitting import Checked, Packed, pack_source, user_name
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+
+if TYPE_CHECKING:
+    from rayjobs.api.experiment import Experiment
+
+OUTPUTS = "outputs"
+UNFINISHED = "its process ended without run.complete() or run.fail()"
+
+# The runs that this process writes and has not ended: run → (process, its workspace's folder).
+_written: dict[str, tuple[int, Path]] = {}
+_lock = threading.Lock()
+
+
+class InteractiveRun(JobRun):
+    """A run that this process, or another one outside of the queue, logs into.
+
+    It is stored from its start: ``rayjobs ls``, ``show``, ``metrics`` and ``download`` know it. It
+    ends with `complete`, `fail` or `cancel`, or by leaving its ``with`` block. A run whose process
+    ends before that is Failed: nothing says that its work is whole.
+    """
+
+    type = "azureml.interactive"
+    _folder: Path | None = None  # whose files are stored when the run is completed
+    _before: Mapping[str, tuple[int, int]] = {}
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.display_name
+
+    # -- life ----------------------------------------------------------------------------------
+    def complete(self, **kwargs: Any) -> None:
+        """End the run as Completed; files of its outputs folder are stored first.
+
+        A run that has ended stays as it is. One that has ended differently gives a warning.
+        """
+        if not self._is_final():
+            self._store_outputs()
+        self._end(Outcome.COMPLETED)
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """End the run as Failed.
+
+        Args:
+            error_details: What went wrong: a text or an exception.
+            error_code: A short name of the error.
+        """
+        self._end(Outcome.FAILED, failure=failure_of(error_details, error_code))
+
+    def cancel(self) -> None:
+        """End the run as Canceled. Its process is not stopped."""
+        self._store.request_cancel(self.id, by=user_name())
+        _forget(self.id)
+
+    def __exit__(
+        self,
+        kind: builtins.type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Complete the run, or fail it after an error; ``SystemExit(0)`` is not an error."""
+        is_exit = isinstance(error, SystemExit) and error.code in (None, 0)
+        if error is None or is_exit:
+            self.complete()
+        else:
+            self.fail(error_details=error)
+
+    def _is_final(self) -> bool:
+        return self._job().state.is_final
+
+    def _end(self, outcome: Outcome, failure: Failure | None = None) -> None:
+        reason = failure.message if failure is not None else ""
+        is_new = self._store.end_run(self.id, outcome=outcome, reason=reason, failure=failure)
+        _forget(self.id)
+        state = self._job().state
+        if not is_new and str(state).lower() != outcome:
+            warnings.warn(
+                f"run {self.id} has already ended as {state}, and stays so",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # -- outputs -------------------------------------------------------------------------------
+    def _watch(self, outputs: Any) -> None:
+        """Store what is new or changed in a folder when the run is completed."""
+        if outputs is None or outputs is False:
+            return
+        self._folder = Path(OUTPUTS if outputs is True else outputs).absolute()
+        self._before = dict(_signatures(self._folder))
+
+    def _store_outputs(self) -> None:
+        if self._folder is None:
+            return
+        now = _signatures(self._folder)
+        known = {one.name for one in self._store.files(self.id)}
+        new = {
+            f"{OUTPUTS}/{name}": str(self._folder / name)
+            for name, signature in now.items()
+            if self._before.get(name) != signature and f"{OUTPUTS}/{name}" not in known
+        }
+        if new:
+            self.upload_files(list(new), list(new.values()))
+
+
+def start_logging(
+    experiment: Experiment,
+    *,
+    name: str | None = None,
+    run_id: str | None = None,
+    outputs: Any = None,
+    snapshot_directory: str | Path | None = ".",
+    display_name: str | None = None,
+) -> InteractiveRun:
+    """Start an interactive run of an experiment, see `Experiment.start_logging`."""
+    opened = experiment.workspace.opened
+    packed = None if not snapshot_directory else _pack(opened, Path(snapshot_directory))
+    run = start_run(
+        experiment,
+        name=display_name or name,
+        run_id=run_id,
+        snapshot=None if packed is None else packed.digest,
+        properties={} if packed is None else packed.properties,
+    )
+    # None means the usual folder, as in Azure ML; False means none.
+    run._watch(True if outputs is None else outputs)
+    if packed is not None:
+        run.warnings = packed.warnings
+    return run
+
+
+def start_run(
+    experiment: Experiment,
+    *,
+    name: str | None = None,
+    run_id: str | None = None,
+    parent: str | None = None,
+    snapshot: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+) -> InteractiveRun:
+    """Write an interactive run that this process logs into; return its handle.
+
+    Raises:
+        UsageError: the id is taken.
+    """
+    opened = experiment.workspace.opened
+    job, _is_new = opened.store.start_run(
+        NewRun(
+            experiment=experiment.name,
+            name=name or "",
+            user=user_name(),
+            writer=ProcessWriter.own().to_json(),
+            id=run_id,
+            parent=parent,
+            snapshot=snapshot,
+            tags=dict(tags or {}),
+            properties=dict(properties or {}),
+        )
+    )
+    with _lock:
+        if not _written:
+            atexit.register(_end_written)
+        _written[job.id] = (os.getpid(), opened.path)
+    return InteractiveRun(experiment, job.id)
+
+
+def pack_snapshot(opened: OpenWorkspace, folder: Path) -> Packed:
+    """Store the snapshot of a folder, or of the folder of one file.
+
+    Raises:
+        SnapshotError: it cannot be packed.
+        UsageError: there is no such folder.
+    """
+    from rayjobs.spec.model import JobSpec
+
+    source = folder.expanduser().absolute()
+    if not source.is_dir():
+        raise UsageError(f"there is no folder {source} to take a snapshot of")
+    packed = pack_source(opened, Checked(JobSpec(command=""), source, (), ()))
+    assert packed is not None  # it has a source
+    return packed
+
+
+def _pack(opened: OpenWorkspace, folder: Path) -> Packed:
+    try:
+        return pack_snapshot(opened, folder)
+    except SnapshotError as error:
+        raise SnapshotError(
+            f"{error.message} To start the run without a snapshot, pass snapshot_directory=None."
+        ) from error
+
+
+def failure_of(details: Any, code: Any) -> Failure:
+    """Return the failure that a user states: a text or an exception, and a code."""
+    if isinstance(details, BaseException):
+        text = f"{type(details).__name__}: {details}".rstrip(": ")
+    else:
+        text = "" if details is None else str(details)
+    if code is not None:
+        text = f"{code}: {text}" if text else str(code)
+    lines = tuple(text.splitlines())
+    message = lines[0] if lines else "run.fail() was called"
+    return Failure(FailureClass.USER, message, lines=lines[1:])
+
+
+def _forget(run_id: str) -> None:
+    with _lock:
+        _written.pop(run_id, None)
+
+
+def _end_written() -> None:
+    """At the end of this process: end its runs that nobody has ended."""
+    with _lock:
+        left = {run: path for run, (pid, path) in _written.items() if pid == os.getpid()}
+        _written.clear()
+    for folder in dict.fromkeys(left.values()):
+        runs = [run for run, path in left.items() if path == folder]
+        try:
+            with open_workspace(folder, create=False) as opened:
+                opened.store.end_orphans(runs, reasons=dict.fromkeys(runs, UNFINISHED))
+        except RayjobsError as error:
+            # The next process that opens the workspace sees that this one is gone.
+            sys.stderr.write(f"rayjobs: the end of {', '.join(runs)} is not recorded: {error}\n")
+
+
+def _signatures(folder: Path) -> dict[str, tuple[int, int]]:
+    """Return size and time of change of each file below a folder, by relative name."""
+    found = {}
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        for file in sorted(files):
+            path = Path(parent, file)
+            if path.is_file():
+                info = path.stat()
+                found[path.relative_to(folder).as_posix()] = (info.st_size, info.st_mtime_ns)
+    return found

@@ -1,0 +1,85 @@
+"""Who logs into an interactive run: a process, or an attempt of a job. The run ends with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rayjobs.injob.identity import Identity, boot_id, is_alive, own_identity
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessWriter:
+    """A process outside of the queue, such as a notebook's kernel.
+
+    Attributes:
+        namespace: Its PID namespace: its pid means nothing in another one.
+        host: Name of its machine.
+    """
+
+    pid: int
+    start_time: int
+    boot_id: str
+    namespace: str
+    host: str
+
+    @classmethod
+    def own(cls) -> ProcessWriter:
+        """Return the calling process."""
+        own = own_identity()
+        return cls(
+            pid=own.pid,
+            start_time=own.start_time,
+            boot_id=own.boot_id,
+            namespace=_namespace(),
+            host=socket.gethostname(),
+        )
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it is known to have ended.
+
+        What cannot be seen from here (another machine, another container) is not known.
+        """
+        if self.boot_id != boot_id():
+            return self.host == socket.gethostname()  # this machine was started again
+        if self.namespace != _namespace():
+            return False
+        return not is_alive(Identity(self.pid, self.start_time, self.boot_id))
+
+    @property
+    def is_of_earlier_boot(self) -> bool:
+        """Whether its machine, this one, was started again since."""
+        return self.boot_id != boot_id() and self.host == socket.gethostname()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the store keeps it."""
+        return {"kind": "process", **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptWriter:
+    """An attempt of a job: its script made the run."""
+
+    job: str
+    attempt: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as the store keeps it."""
+        return {"kind": "attempt", **asdict(self)}
+
+
+Writer = ProcessWriter | AttemptWriter
+
+
+def writer_of(values: Mapping[str, Any]) -> Writer:
+    """Return the writer of `to_json`."""
+    given = {key: value for key, value in values.items() if key != "kind"}
+    return AttemptWriter(**given) if values["kind"] == "attempt" else ProcessWriter(**given)
+
+
+def _namespace() -> str:
+    return os.readlink("/proc/self/ns/pid")
