@@ -185,12 +185,12 @@ class AttemptsPart(ArrayEnds, RunEnds):
         with self._database.write(durable=True) as connection:
             row = self._row(connection, job_id)
             old = JobState(row["state"])
-            if row["attempt"] != attempt or old.is_final:
-                return False
             stated = _stated_failure(connection, row, state)
             if stated is not None:
                 state, failure, reason, models = JobState.FAILED, stated, stated.message, ()
                 outcome, statement = Outcome.FAILED, transitions.ENDS[JobState.FAILED]
+            if row["attempt"] != attempt or old.is_final:
+                return False
             told = register_all(connection, row, models, now)
             reason = reason or refusals(told)
             if state is JobState.CANCELED and row["cancel_requested_at"] is not None:
