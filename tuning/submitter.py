@@ -13,7 +13,7 @@ from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewSweep
-from rayjobs.submit import checks, submitting
+from rayjobs.submit import checks, copies, submitting
 from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.spec import SweepSpec
 
@@ -120,9 +120,15 @@ def submit_sweep(
         StoreError: it could not be written; nothing was submitted.
         SweepUsageError: the key was used for another sweep; nothing was submitted.
     """
+    notes = copies.become_own(workspace)
     checked = check_sweep(workspace, spec)
     packed = submitting.pack_source(workspace, checked, on_stage=on_stage)
-    warnings = [*spec.advice, *checked.warnings, *(packed.warnings if packed is not None else ())]
+    warnings = [
+        *notes,
+        *spec.advice,
+        *checked.warnings,
+        *(packed.warnings if packed is not None else ()),
+    ]
     warnings += submitting.hand_on_credentials(workspace, checked.spec)
     sweep, created = workspace.store.put_sweep(
         NewSweep(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from rayjobs.cli.output import print_json
 from rayjobs.cli.params import JobId
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
+from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.records import Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
@@ -71,6 +73,12 @@ def cancel(
                 require_experiment(store, experiment)
         results: list[dict[str, Any]] = []
         for job in {job.id: job for job in found}.values():
+            if workspace.original is not None and not job.state.is_final:
+                raise UsageError(
+                    f"{job.id} does not run here: this workspace is a copy of "
+                    f"{workspace.original}. Cancel it there: `rayjobs cancel {short_id(job)} "
+                    f"--workspace {shlex.quote(str(workspace.original))}`"
+                )
             state = store.request_cancel(job.id, by=getpass.getuser())
             results.append({"id": job.id, "state": state, "was": job.state})
             if state.is_final:

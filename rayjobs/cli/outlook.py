@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,9 +13,11 @@ from rayjobs.core.text import counted
 from rayjobs.jobs.records import INTERACTIVE, Job, JobLine
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
+from rayjobs.submit import copies
 from rayjobs.target.keeping import is_kept
 from rayjobs.target.requests import TargetRequest
 from rayjobs.target.wake_client import ask, socket_of
+from rayjobs.workspace.folder import original_of
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
@@ -70,7 +73,12 @@ def outlooks(
     parents = [job.id for job in listed if job.kind in ("array", "sweep")]
     counts = store.member_counts(parents) if store is not None and parents else {}
     found = {}
+    original = original_of(workspace) if waiting else None
     for job in listed:
+        if original is not None and not job.state.is_final:
+            state = str(job.state) if job.state is JobState.QUEUED else NOT_RESPONDING
+            found[job.id] = Outlook(state, copies.sentence(original))
+            continue
         outlook = _of(job, workspace, answers.get(job.target))
         members = counts.get(job.id)
         if members is not None:
@@ -130,12 +138,23 @@ class _Answer:
             self.is_late = True  # busy, or stopped by a debugger: nothing is known
             status = None
         self.status = status if status is not None and status.get("ok") else None
+        if self.status is not None and str(workspace) not in self.status.get("workspaces", ()):
+            _register(target, workspace)
         self.condition = _condition(target, workspace, status is not None or self.is_late)
 
     @property
     def is_absent(self) -> bool:
         """Whether no process listens there."""
         return self.status is None and not self.is_late
+
+
+def _register(target: str, workspace: Path) -> None:
+    """Let a target that runs serve a workspace that it does not know at this path: it was moved."""
+    from rayjobs.target.starting import register_workspace  # only where it is needed
+
+    if original_of(workspace) is None:
+        with contextlib.suppress(OSError):  # a full disk: the next command tries again
+            register_workspace(TargetPaths.of(target, under=home()), workspace)
 
 
 def _condition(target: str, workspace: Path, answers: bool) -> Condition | None:

@@ -43,7 +43,17 @@ class Settings:
         """
         from rayjobs.workspace.folder import locate, open_workspace
 
-        return open_workspace(locate(self.workspace), create=create)
+        opened = open_workspace(locate(self.workspace), create=create)
+        if create and opened.original is not None:
+            from rayjobs.submit import copies
+
+            try:
+                for note in copies.become_own(opened):
+                    self.note(note)
+            finally:
+                opened.close()
+            opened = open_workspace(locate(self.workspace))
+        return opened
 
     def note(self, text: str) -> None:
         """Print a note on stderr, wrapped at words; nothing with `--quiet`."""

@@ -122,6 +122,13 @@ class Allocations:
         self._growing.pop(held.name, None)
         self._touch()
 
+    def forget_all(self, *, of: Served) -> None:
+        """Stop counting the allocations of a workspace, which is taken over at another path."""
+        for held in [one for one in self.all if one.served is of]:
+            self.forget(held)
+        for name in [name for name, one in self._unreleased.items() if one.served is of]:
+            del self._unreleased[name]
+
     # -- what the policy sees ------------------------------------------------------------------
     def rooms(self, nodes: list[NodeInfo], may_start: Sequence[NodeRoom] = ()) -> list[NodeRoom]:
         """Return each node's room: its total, less what is in use, ours or foreign.

@@ -10,6 +10,7 @@ from typing import Any
 from rayjobs.core.errors import StoreError
 from rayjobs.engine.attempt.record import ReplacedError
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
+from rayjobs.engine.board import Served
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +56,17 @@ class AttemptsInProgress(Collection[str]):
         task.add_done_callback(lambda _: work.close())
         self._running[supervisor.key] = (supervisor, task)
 
-    def cancel(self) -> list[asyncio.Task[None]]:
-        """Stop supervising: cancel all tasks, and return them. The attempts' hosts go on."""
-        tasks = [task for _supervisor, task in self._running.values()]
+    def cancel(self, *, of: Served | None = None) -> list[asyncio.Task[None]]:
+        """Stop supervising: cancel tasks, and return them. The attempts' hosts go on.
+
+        Args:
+            of: Only those of this workspace; None: all.
+        """
+        tasks = [
+            task
+            for supervisor, task in self._running.values()
+            if of is None or supervisor.record.served is of
+        ]
         for task in tasks:
             task.cancel()
         return tasks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
@@ -17,11 +16,14 @@ from typing import Any, TypeVar
 
 from rayjobs.core.clock import Clock, SystemClock
 from rayjobs.core.errors import RayjobsError, StoreError, UnreadableSpecError
+from rayjobs.core.folder_handle import FolderHandle
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.store.base import Store
-from rayjobs.workspace.folder import WorkspaceFiles, id_of
+from rayjobs.workspace import registrations
+from rayjobs.workspace.folder import WorkspaceFiles, created_s, id_of, original_of
+from rayjobs.workspace.registrations import registered
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -205,7 +207,11 @@ class QueueView:
 
 
 class Board:
-    """Opens workspaces as clients name them and remembers them over restarts."""
+    """Opens workspaces as clients name them and remembers them over restarts.
+
+    A workspace is followed by its folder, and where that is gone by its id: moved to another path,
+    it is the same workspace.
+    """
 
     def __init__(
         self,
@@ -227,12 +233,22 @@ class Board:
         self._copies: dict[str, str] = {}
         self._aliases: dict[str, str] = {}  # other paths of workspaces that are served
         self._ids: dict[str, str | None] = {}
+        self._handles: dict[str, FolderHandle] = {}
+        # By id: workspaces in whose place another one is, and since when. They may have been moved.
+        self._displaced: dict[str, tuple[Served, float]] = {}
+        self._moves: list[tuple[Served, Served]] = []
         self._lock = asyncio.Lock()
 
     @property
     def served(self) -> list[Served]:
         """The workspaces that could be opened."""
         return list(self._served.values())
+
+    @property
+    def known(self) -> list[Served]:
+        """Those that are served, and those that may still be found at another path."""
+        moved = [old for old, _new in self._moves]
+        return [*self.served, *(one for one, _since_s in self._displaced.values()), *moved]
 
     @property
     def refused(self) -> dict[str, str]:
@@ -244,6 +260,11 @@ class Board:
         """Whether no registered workspace that is there is missing here."""
         return not any(Path(path).is_dir() for path in self._broken)
 
+    def take_moves(self) -> list[tuple[Served, Served]]:
+        """Return what was moved since the last call: a workspace as it was and as it is served."""
+        moves, self._moves = self._moves, []
+        return moves
+
     async def add(self, path: str) -> Served | None:
         """Serve a workspace; one that cannot be opened is tried again every round.
 
@@ -252,8 +273,8 @@ class Board:
         """
         path = os.path.realpath(path)
         async with self._lock:  # a wake and a round may both ask
+            await self._look_at_all()
             path = self._aliases.get(path, path)
-            self._forget_if_gone(path)
             return self._served.get(path) or await self._add(path)
 
     async def _add(self, path: str) -> Served | None:
@@ -262,10 +283,24 @@ class Board:
             self._aliases[path] = known.path
             return known
         number = id_of(path)
-        if (known := self._original_of(number)) is not None:
-            self._copies[path] = _copied(path, known.path)
+        known = self._with_id(number)
+        is_gone = known is not None and id_of(known.path) != number
+        if known is not None and is_gone and await self._follow(known.path, path):
+            return self._served[path]
+        original = None if known is None else known.path
+        if original is None and (copied := await asyncio.to_thread(original_of, path)) is not None:
+            original = str(copied)
+        if original is not None:
+            self._copies[path] = _copied(original)
             return None
         self._copies.pop(path, None)
+        served = await self._serve(path)
+        if served is not None and number is not None and number in self._displaced:
+            old, _since_s = self._displaced.pop(number)
+            self._note_move(old, served)
+        return served
+
+    async def _serve(self, path: str) -> Served | None:
         try:
             name, store = await asyncio.to_thread(self._open, path)
         except (RayjobsError, OSError) as error:
@@ -273,14 +308,16 @@ class Board:
                 log.warning("workspace %s cannot be opened: %s", path, error)
             self._broken[path] = str(error)
             return None
-        served = Served(path, name, store, await asyncio.to_thread(_made_s, path))
+        served = Served(path, name, store, await asyncio.to_thread(created_s, path))
         self._broken.pop(path, None)
+        self._copies.pop(path, None)
         self._served[path] = served
         self._views[path] = QueueView(served, self.target)
-        self._ids[path] = number
+        self._ids[path] = id_of(path)
+        self._take_hold(path)
         return served
 
-    def _original_of(self, number: str | None) -> Served | None:
+    def _with_id(self, number: str | None) -> Served | None:
         """Return the workspace of this id that is served: one copied with its unfinished jobs.
 
         The copy's records name hosts and allocations of the original's attempts. To serve both
@@ -300,35 +337,102 @@ class Board:
         return None
 
     async def refresh(self) -> None:
-        """Open what clients have registered, and forget what was removed."""
+        """Open what clients have registered, follow what was moved, forget what was removed."""
+        async with self._lock:
+            await self._look_at_all()
         for path in registered(self._folder):
             if path not in self._served and path not in self._aliases:
                 await self.add(path)
+        now_s = self._clock.monotonic_s()
+        for number, (served, since_s) in [*self._displaced.items()]:
+            if now_s - since_s >= GONE_S:
+                log.warning("workspace %s was removed", served.path)
+                del self._displaced[number]
+
+    async def _look_at_all(self) -> None:
         for path in [*self._served]:
-            self._forget_if_gone(path)
+            await self._look_at(path)
 
-    def _forget_if_gone(self, path: str) -> None:
-        """Close a workspace that was removed; a new one in its place is another workspace.
+    async def _look_at(self, path: str) -> None:
+        """Follow a workspace that was moved; close one that was removed.
 
-        One that cannot be seen is not removed until it has been absent for `GONE_S`.
+        One that cannot be seen, or in whose place another one is, is not removed until it has been
+        absent for `GONE_S`: until then it may be found at another path.
         """
-        if path not in self._served:
+        handle, known, number = self._handles.get(path), self._ids[path], id_of(path)
+        here = None if handle is None else handle.path()
+        if here == path and number not in (None, known):  # the very folder, with a new id
+            await self._follow(path, path)
             return
-        if Path(path).is_dir():
+        is_there = here == path or (here is None and (known is not None and number == known))
+        if is_there or (handle is None and number is None and Path(path).is_dir()):
             self._absent_since_s.pop(path, None)
-            if id_of(path) in (None, self._ids[path]):
-                return
+            if here is None and number is not None:  # mounted again, or put back from a copy
+                self._take_hold(path)
+            return
+        moved = here if here is not None and id_of(here) is not None else self._copy_of(known)
+        if moved is not None and await self._follow(path, moved):
+            return
+        now_s = self._clock.monotonic_s()
+        if number not in (None, known):
+            log.warning("another workspace is in the place of %s", path)
+            since_s = self._absent_since_s.get(path, now_s)
+            self._displaced[known or path] = self._close(path), since_s
+            return
+        if here is not None:  # it is somewhere, and cannot be opened now
+            return
+        if path not in self._absent_since_s:
+            log.warning("workspace %s cannot be read; its jobs keep running for now", path)
+        if now_s - self._absent_since_s.setdefault(path, now_s) >= GONE_S:
+            log.warning("workspace %s was removed", path)
+            self._close(path)
+
+    def _take_hold(self, path: str) -> None:
+        if (handle := self._handles.pop(path, None)) is not None:
+            handle.close()
+        with contextlib.suppress(OSError):  # then it is followed by its id alone
+            self._handles[path] = FolderHandle(path)
+
+    def _copy_of(self, number: str | None) -> str | None:
+        """Return where a workspace of this id is that is not served: it may have been copied."""
+        for path in [*self._copies]:
+            if number is not None and id_of(path) == number:
+                return path
+        return None
+
+    async def _follow(self, old: str, new: str) -> bool:
+        """Serve a workspace where it is now; False while that cannot be opened."""
+        before = self._served[old]
+        if new in self._served and new != old:
+            return False
+        if new == old:
+            self._close(old)
+            after = await self._serve(new)
         else:
-            now_s = self._clock.monotonic_s()
-            if path not in self._absent_since_s:
-                log.warning("workspace %s cannot be read; its jobs keep running for now", path)
-            if now_s - self._absent_since_s.setdefault(path, now_s) < GONE_S:
-                return
-        log.warning("workspace %s was removed", path)
+            after = await self._serve(new)
+            if after is not None:
+                self._close(old)
+                registrations.follow(self._folder, old, new)
+        if after is None:
+            return False
+        self._note_move(before, after)
+        return True
+
+    def _note_move(self, old: Served, new: Served) -> None:
+        log.warning("workspace %s was moved to %s: its jobs go on there", old.path, new.path)
+        # One that is moved twice between two rounds: its supervisors know the first path.
+        self._moves.append((old, new))
+
+    def _close(self, path: str) -> Served:
         self._absent_since_s.pop(path, None)
         self._aliases = {name: real for name, real in self._aliases.items() if real != path}
+        self._ids.pop(path, None)
+        if (handle := self._handles.pop(path, None)) is not None:
+            handle.close()
         del self._views[path]
-        self._served.pop(path).store.close()
+        served = self._served.pop(path)
+        served.store.close()
+        return served
 
     async def look(self, now: datetime | None = None) -> list[QueueView]:
         """Return each workspace's queue, read again where it has changed; see `QueueView.look`."""
@@ -342,11 +446,10 @@ class Board:
         return [key for view in await self.look() for key in view.queued]
 
 
-def _copied(path: str, original: str) -> str:
+def _copied(original: str) -> str:
     return (
-        f"it is a copy of the workspace {original}, with the same id, so its jobs do not run: they "
-        f"would run twice. Use the original. To make the copy a workspace of its own, remove "
-        f"{Path(path) / 'workspace.json'} once no job of the original is unfinished"
+        f"it is a copy of the workspace {original}, where its unfinished jobs run. The next job "
+        f"that you submit here makes it a workspace of its own, and ends their records here"
     )
 
 
@@ -357,24 +460,6 @@ def _file_number(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _made_s(path: str) -> float:
-    try:
-        return WorkspaceFiles(Path(path)).record.stat().st_mtime
-    except OSError:
-        return -math.inf
-
-
-def registered(folder: Path) -> list[str]:
-    """Return the workspace folders that clients have registered with the target."""
-    paths = []
-    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
-        try:
-            paths.append(os.path.realpath(str(json.loads(file.read_text())["path"])))
-        except (OSError, ValueError, KeyError):
-            log.warning("%s is not a workspace's registration", file)
-    return [*dict.fromkeys(paths)]
 
 
 def _marks_of(store: Store, target: str) -> frozenset[Mark]:

@@ -200,6 +200,7 @@ class Engine:
         await self.board.refresh()
         if await self._stop_if_replaced():
             return
+        await self._follow_moved_workspaces()
         self._leave_removed_workspaces()
         if self._recovery.is_due:
             self.nodes = await self.cluster.nodes()
@@ -365,9 +366,28 @@ class Engine:
                 return True
         return False
 
+    async def _follow_moved_workspaces(self) -> None:
+        """Let go of what is supervised at the old paths of workspaces that were moved.
+
+        It goes on meanwhile. The workspaces are taken over at their new paths next, as after a
+        death of this actor: whatever a supervisor was about to do is known from the store and the
+        nodes.
+        """
+        moves = self.board.take_moves()
+        if moves and self._tidying is not None:
+            # It must not take groups for unowned whose allocations are let go.
+            self._tidying.cancel()
+            await asyncio.gather(self._tidying, return_exceptions=True)
+        for old, new in moves:
+            log.info("what runs for %s is taken over at %s", old.path, new.path)
+            await asyncio.gather(*self.attempts.cancel(of=old), return_exceptions=True)
+            self.allocations.forget_all(of=old)
+            if self.drivers is not None:
+                self.drivers.forget(old)
+
     def _leave_removed_workspaces(self) -> None:
         """End the attempts of workspaces that were removed, or replaced by new ones."""
-        served = {id(one) for one in self.board.served}
+        served = {id(one) for one in self.board.known}
         for supervisor in self.attempts.supervisors:
             record = supervisor.record
             if id(record.served) not in served and not record.is_workspace_gone:

@@ -72,6 +72,15 @@ class Drivers:
         """How many drivers are at work."""
         return len(self._running)
 
+    def forget(self, served: Served) -> None:
+        """Follow the drivers of a workspace no more: it was moved, and gets new ones.
+
+        The old ones end by themselves: a driver that no longer has the newest claim is refused.
+        """
+        for key, task in [*self._running.items()]:
+            if key.startswith(served.key("")):
+                task.cancel()
+
     async def look(self, board: Board) -> None:
         """Start a driver for every parent of the target that has none."""
         for served in board.served:

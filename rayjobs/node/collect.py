@@ -46,14 +46,23 @@ class Collecting:
         self._metrics: dict[str, MetricFollower] = {}
         self._progress: dict[str, Progress] = {}
         self._noted: dict[str, set[str]] = {}
+        # By marker: where the workspace of an attempt is now, as the last call about it said.
+        self._places: dict[str, str] = {}
         self._collections = Collections()
 
     async def watch(self, on: AttemptOnNode) -> None:
-        """Bring metrics and whole files into the workspace while the attempt runs."""
+        """Bring metrics and whole files into the workspace while the attempt runs.
+
+        Returns once the workspace was moved: the call that names its new path begins again there,
+        since nothing tells what the old folder had lost by then.
+        """
+        self._places[on.marker] = on.workspace
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
         turn = 0
         while True:
             await asyncio.sleep(METRICS_EVERY_S)
+            if self._places.get(on.marker) != on.workspace:
+                return
             turn += 1
             try:
                 # On a thread of its own: one that hangs must not take a thread from the others.
@@ -70,6 +79,7 @@ class Collecting:
 
         See `Collections.collect` for ``stuck``.
         """
+        self._places[on.marker] = on.workspace
         work = partial(self._collect, on)
         return await self._collections.collect(_key(on), work, self._progress_of(on))
 
@@ -109,7 +119,9 @@ class Collecting:
         watch("the end of the logs", 0)
         if not problems:
             for one in (self._publishers, self._metrics, self._progress, self._noted):
-                one.pop(_key(on), None)
+                for key in [key for key in [*one] if key.startswith(f"{on.marker} ")]:
+                    one.pop(key, None)
+            self._places.pop(on.marker, None)
         facts = self._data.facts(root)
         if not problems and not facts.refused and root.is_dir():
             AttemptPaths(root).stored.touch()
@@ -141,7 +153,12 @@ class Collecting:
 
         note = partial(self._workspaces.note, on)
         try:
-            self._data.tell_changes(Path(on.root), note=note, looking=looking)
+            self._data.tell_changes(
+                Path(on.root),
+                note=note,
+                looking=looking,
+                where=partial(self._workspaces.where_now, on),
+            )
         except Exception as error:
             if not isinstance(error, _CanceledError):
                 log.warning("inputs of %s", on.job, exc_info=error)
@@ -211,4 +228,4 @@ def _bytes_below(folder: Path) -> int:
 
 
 def _key(on: AttemptOnNode) -> str:
-    return on.marker
+    return f"{on.marker} {on.workspace}"

@@ -346,14 +346,20 @@ class NodeData:
             self._changes.learn(Path(on.root), nodes, node_count=on.node_count)
 
     def tell_changes(
-        self, root: Path, *, note: Note, looking: Looking = lambda _path, _size_bytes: None
+        self,
+        root: Path,
+        *,
+        note: Note,
+        looking: Looking = lambda _path, _size_bytes: None,
+        where: Callable[[str], str] = str,
     ) -> None:
         """Note which files of the inputs changed since `bring`, once. Blocks while it looks.
 
         Args:
             looking: See `rayjobs.datastore.looks.Looking`.
+            where: Returns where a folder of the inputs is now.
         """
-        for sentence, facts in self._changes.compare(root, looking):
+        for sentence, facts in self._changes.compare(root, looking, where=where):
             note(pins.CHANGED_EVENT if facts["count"] else "data", sentence, facts)
         self._changes.forget(root)
 

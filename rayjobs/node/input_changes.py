@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,11 @@ class InputChanges:
         write_atomic(self._file_of(root), json.dumps(inputs))
 
     def compare(
-        self, root: Path, looking: Looking = lambda _path, _size_bytes: None
+        self,
+        root: Path,
+        looking: Looking = lambda _path, _size_bytes: None,
+        *,
+        where: Callable[[str], str] = str,
     ) -> list[tuple[str, dict[str, Any]]]:
         """Return a sentence and the facts for each input whose files changed since `keep`.
 
@@ -53,6 +58,8 @@ class InputChanges:
 
         Args:
             looking: See `Looking`.
+            where: Returns where a folder is now; one that was moved with its workspace did not
+                change.
 
         Raises:
             OSError, ValueError: what `keep` wrote cannot be read.
@@ -66,7 +73,7 @@ class InputChanges:
             found = [
                 change
                 for each in one["seen"]
-                for change in changes(Seen.from_json(each), looking=looking)
+                for change in changes(_at(Seen.from_json(each), where), looking=looking)
             ]
             if found:
                 told.append((_sentence(name, one, found), _facts(name, one, found)))
@@ -108,6 +115,10 @@ class InputChanges:
 
     def _file_of(self, root: Path) -> Path:
         return self._folder / f"{root.parent.name}@{root.name}.json"
+
+
+def _at(seen: Seen, where: Callable[[str], str]) -> Seen:
+    return replace(seen, root=where(seen.root))
 
 
 def _sentence(name: str, one: Mapping[str, Any], found: Sequence[Change]) -> str:

@@ -16,7 +16,7 @@ from rayjobs.datastore.errors import DataExists, DatastoreError
 from rayjobs.injob.datafile import AttemptOutput, DataFile
 from rayjobs.node import data_record
 from rayjobs.node.data_record import DataRecord
-from rayjobs.node.folder_datastores import Reaches, check_folders
+from rayjobs.node.folder_datastores import LOCAL, Reaches, check_folders
 from rayjobs.protocol.attempts import AttemptOnNode, OutputRequest, Registration
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Outputs:
         for name, entry in record.file.outputs.items():
             if name in record.file.stored or name in record.file.refused:
                 continue
-            output = DataOutput.from_json(entry.output)
+            output = _where_now(DataOutput.from_json(entry.output), workspace)
             try:
                 moved = store(output, _folder(entry))
                 dataset = _register(workspace, entry, output) if moved.files else None
@@ -169,6 +169,23 @@ def _is_over(ours: DataFile, folder: Path) -> bool:
 def _folder(entry: AttemptOutput) -> Path:
     # A release that made no links wrote no folder: the script's path was the folder itself.
     return Path(entry.folder or entry.path)
+
+
+def _where_now(output: DataOutput, workspace: OpenWorkspace) -> DataOutput:
+    """Return an output whose datastore is a folder that was moved with its workspace, as it is now.
+
+    To store it at the old path would create that again, where nothing looks for it.
+    """
+    from rayjobs.datastore.errors import DatastoreNotFound
+
+    root = output.record.settings.get("root")
+    if output.record.kind != LOCAL or root is None or Path(root).is_dir():
+        return output
+    try:
+        now = workspace.catalogue.datastore(output.record.name)
+    except DatastoreNotFound:
+        return output
+    return replace(output, record=now) if now.kind == LOCAL else output
 
 
 def _register(

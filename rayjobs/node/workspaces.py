@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from rayjobs.core.errors import StoreError
 from rayjobs.injob.identity import boot_id
 from rayjobs.protocol.attempts import AttemptOnNode
-from rayjobs.workspace.folder import OpenWorkspace, id_of, open_workspace
+from rayjobs.workspace.folder import OpenWorkspace, earlier_paths, id_of, open_workspace
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,20 @@ class Workspaces:
         On another machine a folder at the same path is taken for the same one: a network mount.
         """
         return not self.is_far(on) or (self._shares_disk and folder.is_dir())
+
+    def where_now(self, on: AttemptOnNode, folder: str) -> str:
+        """Return where a folder is that may have been moved with the workspace of an attempt."""
+        if self.is_far(on) or os.path.exists(folder):  # noqa: PTH110 - it may be one of many
+            return folder
+        now = Path(on.workspace)
+        for old in map(Path, earlier_paths(now)):
+            # Of a workspace in a project the whole project has most likely been moved.
+            for before, after in ((old, now), (old.parent, now.parent)):
+                if Path(folder).is_relative_to(before):
+                    found = after / Path(folder).relative_to(before)
+                    if found.exists():
+                        return str(found)
+        return folder
 
     def is_far(self, on: AttemptOnNode) -> bool:
         """Whether the workspace's folder is another machine's.

@@ -6,8 +6,10 @@ of what a command may take (docs/decisions/0002-store-statements.md).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import shlex
 import sqlite3
 import threading
 import time
@@ -19,6 +21,7 @@ from typing import NoReturn
 
 from rayjobs.core.durable import sync_folder
 from rayjobs.core.errors import StoreBusyError, StoreError, StoreFullError
+from rayjobs.core.folder_handle import FolderHandle
 from rayjobs.core.text import duration_text
 from rayjobs.store.schema import bring_up_to_date, check_version
 from rayjobs.store.witness import Witness, events_of
@@ -47,6 +50,7 @@ class Database:
         self.busy_timeout_s = busy_timeout_s
         self._witness = Witness(path) if path is not None else None
         self._file: tuple[int, int] | None = None  # device and inode of what was opened
+        self._folder: FolderHandle | None = None  # of that file
         self._closed = False
         self._broken_by_fork = False
         self._note_is_old = False  # the store that the open note tells of was replaced
@@ -214,9 +218,7 @@ class Database:
             found = self.path.stat()
         except FileNotFoundError as error:
             if not self.path.parent.is_dir():
-                raise StoreError(
-                    f"the folder {self.path.parent} of the store cannot be seen", path=self.where
-                ) from error
+                raise StoreError(self._folder_gone(), path=self.where) from error
             if self._witness is not None and self._witness.read() is not None:
                 self._witness.refuse_deleted()
             raise StoreError(f"the store {self.where} was deleted", path=self.where) from error
@@ -229,6 +231,16 @@ class Database:
                 self._note_is_old = False
             else:
                 self._close_note()
+
+    def _folder_gone(self) -> str:
+        folder = self.path.parent if self.path is not None else Path()
+        moved = None if self._folder is None else self._folder.path()
+        if moved is None or moved == str(folder):
+            return f"the folder {folder} of the store cannot be seen"
+        return (
+            f"the workspace {folder} was moved to {moved} in the meantime. Its jobs go on; repeat "
+            f"the command there, or with `--workspace {shlex.quote(moved)}`"
+        )
 
     def _close_note(self) -> None:
         """Close the note's file, or leave that to the writer that may be writing to it now.
@@ -297,6 +309,7 @@ class Database:
                 if self.path is not None and self._file is None:
                     found = self.path.stat()
                     self._file = found.st_dev, found.st_ino
+                    self._take_hold()
                 return connection
             except sqlite3.OperationalError as error:
                 connection.close()
@@ -308,9 +321,20 @@ class Database:
                 connection.close()
                 raise
 
+    def _take_hold(self) -> None:
+        """Remember the folder: where it is after a move is told by it alone."""
+        assert self.path is not None
+        with contextlib.suppress(OSError):
+            before, self._folder = self._folder, FolderHandle(self.path.parent)
+            if before is not None:
+                before.close()
+
     def close(self) -> None:
         """Close all connections that are not in use; the others are closed after their use."""
         self._closed = True
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.close()
         with self._guard:
             self._close_idle()
         self._close_note()

@@ -29,7 +29,9 @@ def why_gone(name: str, *, home: Path) -> str:
     return f"its cluster cannot be reached at {record.address}: {reason}" if reason else ""
 
 
-def end(store: Store, job_id: str, *, by: str, why: str) -> list[str]:
+def end(
+    store: Store, job_id: str, *, by: str, why: str = "", reason: str | None = None
+) -> list[str]:
     """End a job as Canceled without asking its target; return the ids of the records that ended.
 
     Members of an array and trials of a sweep end too. Processes that still run somewhere are not
@@ -38,6 +40,7 @@ def end(store: Store, job_id: str, *, by: str, why: str) -> list[str]:
     Args:
         by: The user or command that ends it.
         why: Why the target cannot do it.
+        reason: What is recorded; None: who ended it, and `why`.
 
     Raises:
         NotFoundError: no such job.
@@ -47,11 +50,12 @@ def end(store: Store, job_id: str, *, by: str, why: str) -> list[str]:
     if job.kind != "job":
         unfinished = [state for state in JobState if state not in FINAL]
         for line in store.job_lines(JobFilter(states=unfinished, parent=job_id, members=True)):
-            ended += end(store, line.id, by=by, why=why)
-    reason = f"canceled by {by}; {why}, so its processes were not seen to end"
+            ended += end(store, line.id, by=by, why=why, reason=reason)
+    is_asked = reason is None
+    reason = reason or f"canceled by {by}; {why}, so its processes were not seen to end"
     for _ in range(_TRIES):
         job = store.job(job_id)
-        if job.state.is_final or store.request_cancel(job_id, by=by).is_final:
+        if job.state.is_final or (is_asked and store.request_cancel(job_id, by=by).is_final):
             break
         if store.finish(job_id, attempt=job.attempt, state=JobState.CANCELED, reason=reason):
             break

@@ -76,6 +76,8 @@ def look_after(
         return Condition(Standing.UNKNOWN, missing.message)
     if answers is None:
         answers = wake_client.is_listening(place.socket)
+    # A workspace that was moved is registered at its new path by this question.
+    is_registered = starting.is_registered(place.paths, workspace)
     if answers:
         if record.is_local and starting.lost_its_keeper(place):
             _begin(place, workspace)
@@ -92,7 +94,7 @@ def look_after(
     if record.is_local and keeping.is_kept(place.paths):
         pause = keeping.pause_of(place.paths)
         return starts if pause is None else Condition(Standing.FAILING, pause.sentence(name))
-    if not starting.is_registered(place.paths, workspace):  # no job here was ever to start it
+    if not is_registered:  # no job here was ever to start it
         return Condition(
             Standing.ABSENT,
             f"target {name!r} does not run; start it by `rayjobs target start {name}`",

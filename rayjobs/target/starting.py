@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,8 @@ from rayjobs.target.requests import TargetRequest
 from rayjobs.target.starters import POLL_S, START_TIMEOUT_S, Follower, run_starter, spawn
 from rayjobs.target.stopping import Place
 from rayjobs.target.versions import check_client, must_replace
+from rayjobs.workspace import registrations
+from rayjobs.workspace.folder import earlier_paths
 
 STOPPING_POLL_S = 0.2
 ROOM_BYTES = 2**16
@@ -59,21 +59,18 @@ class TargetStatus:
 
 def register_workspace(paths: TargetPaths, workspace: Path | str) -> None:
     """Note that the target serves a workspace, so that a later actor finds it by itself."""
-    path = _registration(paths, workspace)
-    if not path.exists():
-        text = json.dumps({"path": os.path.realpath(workspace)}) + "\n"
-        local_head.write_private(path, text)
+    registrations.register(paths.workspaces, workspace)
 
 
 def is_registered(paths: TargetPaths, workspace: Path | str) -> bool:
-    """Whether the target was ever woken for a workspace."""
-    return _registration(paths, workspace).exists()
-
-
-def _registration(paths: TargetPaths, workspace: Path | str) -> Path:
-    real = os.path.realpath(workspace)  # one registration for one folder, however it was named
-    name = hashlib.sha256(os.fsencode(real)).hexdigest()[:16] + ".json"
-    return paths.workspaces / name
+    """Whether the target was ever woken for a workspace, which may have been moved since."""
+    if registrations.is_registered(paths.workspaces, workspace):
+        return True
+    for old in earlier_paths(workspace):
+        if registrations.is_registered(paths.workspaces, old):
+            registrations.follow(paths.workspaces, old, os.path.realpath(workspace))
+            return True
+    return False
 
 
 def wake(name: str, *, home: Path, workspace: Path | str, registers: bool = True) -> bool:

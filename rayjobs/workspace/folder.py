@@ -1,10 +1,13 @@
-"""The folder of a workspace: found, created, opened."""
+"""The folder of a workspace: found, created, opened, followed when it is moved."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.core import paths
 from rayjobs.core.durable import make_folders
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
+from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.ids import token
+from rayjobs.workspace import registrations
 
 if TYPE_CHECKING:
     from rayjobs.core.clock import Clock
@@ -23,6 +28,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 ENVIRONMENT = "RAYJOBS_WORKSPACE"
+MOST_EARLIER = 5
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,10 @@ class WorkspaceFiles:
 
     @property
     def record(self) -> Path:
-        """Which workspace it is: ``{"version", "id", "name"}`` (JSON)."""
+        """Which workspace it is (JSON): ``version``, ``id``, ``name``, ``path``, ``earlier``.
+
+        The path is where it was opened last: a copy is told by it.
+        """
         return self.root / "workspace.json"
 
     @property
@@ -60,6 +69,7 @@ class OpenWorkspace:
         path: Its folder without links and `..`, which also names it to targets of this machine.
         id: Random, given once.
         name: For people; the project folder's name.
+        original: The workspace of which this one is a copy, with the same id; None: it is none.
     """
 
     path: Path
@@ -67,6 +77,7 @@ class OpenWorkspace:
     name: str
     store: Store
     blobs: BlobStore
+    original: Path | None = None
 
     @property
     def catalogue(self) -> Catalogue:
@@ -135,6 +146,117 @@ def id_of(path: str | Path) -> str | None:
     return None if record is None else str(record["id"])
 
 
+def earlier_paths(path: str | Path) -> tuple[str, ...]:
+    """Return where the workspace in a folder was before it was moved there, newest first."""
+    try:
+        record = _read(WorkspaceFiles(Path(path)))
+    except StoreError:
+        return ()
+    return () if record is None else tuple(map(str, record.get("earlier", ())))
+
+
+def created_s(path: str | Path) -> float:
+    """Return when a workspace was created, in seconds since 1970; -inf where it cannot be read."""
+    files = WorkspaceFiles(Path(path))
+    try:
+        record = _read(files) or {}
+        return float(record.get("created_s", files.record.stat().st_mtime))
+    except (OSError, StoreError):
+        return -math.inf
+
+
+def original_of(path: str | Path) -> Path | None:
+    """Return the workspace of which the one in a folder is a copy; None: it is none.
+
+    A copy has the id of its original, which still exists. Where nothing has that id elsewhere,
+    the folder was moved.
+    """
+    files = WorkspaceFiles(Path(os.path.realpath(path)))
+    try:
+        record = _read(files)
+    except StoreError:
+        return None
+    return None if record is None else _original(files, record)
+
+
+def become_own(workspace: OpenWorkspace) -> None:
+    """Give a copy of a workspace an id of its own. Its unfinished jobs must have ended before.
+
+    Raises:
+        StoreError: its record cannot be written.
+    """
+    files = WorkspaceFiles(workspace.path)
+    with _record_lock(files):
+        record = _read(files)
+        if record is None or _original(files, record) is None:
+            return  # another process did it meanwhile
+        _move_datastores(workspace.store, str(record.get("path", "")), files.root)
+        _write(files, {**record, "id": token(), "path": str(files.root), "earlier": []})
+
+
+def _original(files: WorkspaceFiles, record: Mapping[str, Any]) -> Path | None:
+    """Return another folder that has this record's id, if the record was written elsewhere."""
+    known = record.get("path")
+    if known is None or known == str(files.root):
+        return None
+    for path in dict.fromkeys([str(known), *registrations.everywhere(paths.home())]):
+        if path != str(files.root) and id_of(path) == record["id"] and not _is_same(files, path):
+            return Path(path)
+    return None
+
+
+def _is_same(files: WorkspaceFiles, path: str) -> bool:
+    """Whether a folder is this one under another path: a bind mount, or a link."""
+    try:
+        return files.record.samefile(WorkspaceFiles(Path(path)).record)
+    except OSError:
+        return False
+
+
+def _note_place(files: WorkspaceFiles, store: Store) -> None:
+    """Record where the workspace is now, after what its records say of its own folder."""
+    with _record_lock(files):
+        record = _read(files)
+        if record is None or record.get("path") == str(files.root):
+            return
+        if _original(files, record) is not None:
+            return
+        old = record.get("path")
+        earlier = [*([] if old is None else [old]), *record.get("earlier", ())]
+        if old is not None:
+            _move_datastores(store, str(old), files.root)
+        _write(files, {**record, "path": str(files.root), "earlier": earlier[:MOST_EARLIER]})
+
+
+def _move_datastores(store: Store, old: str, new: Path) -> None:
+    """Point the datastores that are inside of the workspace's folder to where that is now."""
+    from rayjobs.datastore.catalogue import DatastoreRecord
+
+    for record in store.catalogue.datastores():
+        root = record.settings.get("root")
+        if record.kind == "local" and root is not None and Path(root).is_relative_to(old):
+            moved = str(new / Path(root).relative_to(old))
+            store.catalogue.add_datastore(
+                DatastoreRecord(record.name, record.kind, {**record.settings, "root": moved}),
+                overwrite=True,
+            )
+
+
+@contextlib.contextmanager
+def _record_lock(files: WorkspaceFiles) -> Iterator[None]:
+    try:
+        with locked(files.root / ".workspace-lock"):
+            yield
+    except OSError as error:
+        raise StoreError(f"{files.record} cannot be written: {error.strerror}") from error
+
+
+def _write(files: WorkspaceFiles, record: Mapping[str, Any]) -> None:
+    created_s = record.get("created_s", files.record.stat().st_mtime)
+    text = json.dumps({**record, "created_s": created_s}) + "\n"
+    write_atomic(files.record, text, durable=True, mode=0o600)
+
+
 def _named(text: str, source: str) -> Path:
     if not text.strip():
         raise UsageError(f"{source} is empty; give the path of a workspace's folder")
@@ -188,12 +310,18 @@ def open_workspace(
     )
     try:
         end_orphans(store)
+        original = None
+        if record.get("path") != str(files.root) and (original := _original(files, record)) is None:
+            # One that may only be read, or is busy, is opened all the same: the next call does it.
+            with contextlib.suppress(StoreError):
+                _note_place(files, store)
         return OpenWorkspace(
             path=files.root,
             id=str(record["id"]),
             name=str(record["name"]),
             store=store,
             blobs=FolderBlobs(files.blobs),
+            original=original,
         )
     except BaseException:
         store.close()
@@ -228,7 +356,8 @@ def _read(files: WorkspaceFiles) -> Mapping[str, Any] | None:
 def _create(files: WorkspaceFiles) -> Mapping[str, Any]:
     root = files.root
     name = (root.parent if root.name == paths.WORKSPACE_DIR else root).name or "workspace"
-    text = json.dumps({"version": VERSION, "id": token(), "name": name}) + "\n"
+    values = {"version": VERSION, "id": token(), "name": name, "path": str(root)}
+    text = json.dumps({**values, "created_s": time.time()}) + "\n"
     temporary = root / f".workspace-{token(4)}"
     try:
         make_folders(root)

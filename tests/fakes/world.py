@@ -43,12 +43,15 @@ class World:
         self.store = SqlStore(folder / "store.db")
         # What the engine opens; a test may put something between.
         self.open: Callable[[], Store] = lambda: self.store
+        # A workspace that is moved is opened where it is then.
+        self.open_at: Callable[[str], Store] = lambda _path: self.open()
+        self.registrations = folder / "none"
         self.epoch: str | None = None
         self.engine = self._engine()
         self._task: asyncio.Task[None] | None = None
 
     def _engine(self) -> Engine:
-        board = Board("local", self.folder / "none", lambda path: ("ws", self.open()))
+        board = Board("local", self.registrations, lambda path: ("ws", self.open_at(path)))
         return Engine(
             "local",
             cluster=self.cluster,

@@ -152,6 +152,7 @@ class AttemptEnding:
         if not requests:
             return ()
         served = self._record.served
+        await self._record.wait_for_workspace()  # FolderBlobs would create its folder again
         blobs = FolderBlobs(WorkspaceFiles(Path(served.path)).blobs)
         return await self._record.write(
             requested.prepare, served.store, blobs, self._record.job.id, requests

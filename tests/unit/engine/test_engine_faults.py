@@ -469,8 +469,7 @@ def named(folder: Path, number: str) -> None:
 def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
     tmp_path: Path, state: str, replaced: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not replaced:  # another id in its place needs no minute
-        monkeypatch.setattr(board, "GONE_S", 0.0)
+    monkeypatch.setattr(board, "GONE_S", 0.0)
 
     async def scene(here: World) -> None:
         await here.crash()
@@ -486,10 +485,10 @@ def test_a_workspace_removed_under_a_job_ends_it_and_frees_its_place(
         else:
             await here.state(job, JobState.PROVISIONING)
         here.agent.settled = Settled(Found.GONE, proven=True)
+        shutil.rmtree(here.folder)
         if replaced:
+            here.folder.mkdir()
             named(here.folder, "two")
-        else:
-            shutil.rmtree(here.folder)
         here.engine.wake()
         await here.until(lambda: not here.engine.attempts, "the attempt ends")
         here.cluster.hold_placement.set()
@@ -514,7 +513,8 @@ def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -
         goes_on, ends = here.submit(), here.submit()
         await here.launched(goes_on)
         await here.launched(ends)
-        here.folder.rename(away)
+        shutil.copytree(here.folder, away)  # and no handle finds it: as a mount that hangs
+        shutil.rmtree(here.folder)
         here.agent.end(ends.id, 1, exit_code=0)
         calls = len(here.agent.calls)
         looks, refresh = Counter[str](), here.engine.board.refresh
@@ -527,7 +527,7 @@ def test_a_workspace_that_disappears_for_a_moment_ends_nothing(tmp_path: Path) -
         here.engine.wake()
         await here.until(lambda: looks["done"] > 2, "some turns without the folder")
         assert not [call for call in here.agent.calls[calls:] if call[0] in ("stop", "settle-end")]
-        away.rename(here.folder)
+        shutil.copytree(away, here.folder)
         here.engine.wake()
         assert (await here.state(ends, JobState.COMPLETED)).attempt == 1
         here.agent.end(goes_on.id, 1, exit_code=0)

@@ -1,0 +1,69 @@
+"""Which workspaces a target serves: a small file each in the target's folder, named by its path."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+from pathlib import Path
+
+from rayjobs.core.files import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+def register(folder: Path, workspace: Path | str) -> None:
+    """Note in a target's `folder` of registrations that it serves a workspace.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = _file(folder, workspace)
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomic(path, json.dumps({"path": os.path.realpath(workspace)}) + "\n", mode=0o600)
+
+
+def is_registered(folder: Path, workspace: Path | str) -> bool:
+    """Whether the target was ever woken for a workspace."""
+    return _file(folder, workspace).exists()
+
+
+def follow(folder: Path, old: str, new: str) -> None:
+    """Register a workspace that was moved from `old` to `new` at its new path.
+
+    The old registration is removed, unless there is a workspace at the old path again.
+    """
+    try:
+        register(folder, new)
+        if not (Path(old) / "workspace.json").exists():
+            _file(folder, old).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("the move of workspace %s to %s is not noted: %s", old, new, error)
+
+
+def registered(folder: Path) -> list[str]:
+    """Return the workspace folders that clients have registered with the target."""
+    paths = []
+    for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+        try:
+            paths.append(os.path.realpath(str(json.loads(file.read_text())["path"])))
+        except (OSError, ValueError, KeyError):
+            log.warning("%s is not a workspace's registration", file)
+    return [*dict.fromkeys(paths)]
+
+
+def everywhere(home: Path) -> list[str]:
+    """Return the workspace folders that are registered with any target of a home."""
+    found: list[str] = []
+    with contextlib.suppress(OSError):
+        for target in sorted((home / "targets").iterdir()):
+            found += registered(target / "workspaces")
+    return [*dict.fromkeys(found)]
+
+
+def _file(folder: Path, workspace: Path | str) -> Path:
+    real = os.path.realpath(workspace)  # one registration for one folder, however it was named
+    return folder / (hashlib.sha256(os.fsencode(real)).hexdigest()[:16] + ".json")
