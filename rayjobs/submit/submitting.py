@@ -111,7 +111,7 @@ def submit(
     from rayjobs.snapshots import git
     from rayjobs.submit import copies
 
-    notes = copies.become_own(workspace)
+    warnings = copies.become_own(workspace)
     packed = None
     properties = {} if code_of is None else git.kept(code_of.properties)
     if snapshot is None:
@@ -125,7 +125,7 @@ def submit(
         checked = replace(bare, spec=named)
         digest = snapshot
         check_snapshot(workspace, snapshot)
-    warnings = [*notes, *checked.warnings, *(packed.warnings if packed is not None else ())]
+    warnings += [*checked.warnings, *(packed.warnings if packed is not None else ())]
     warnings += hand_on_credentials(workspace, checked.spec)
     ready = _with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
