@@ -1,4 +1,4 @@
-"""What a job writes: a local folder that is stored in a datastore when the job says so or ends.
+"""What a job writes: a folder that is stored in a datastore when the job ends, or that shows it.
 
 Source: Azure ML SDK v1, `azureml.data.OutputFileDatasetConfig` and `DataReference.as_upload`.
 """
@@ -44,7 +44,9 @@ _FIELD = re.compile(r"\{([^{}]*)\}")
 class DataOutput:
     """A job's output: which datastore, which path there, and when it is stored.
 
-    The job gets a local folder in both modes; its files are stored when the job ends.
+    In mode `upload` the job gets an empty folder, whose files are stored when its script has ended
+    well. In mode `mount` it sees the destination, and what it writes is there at once
+    (`rayjobs.datastore.write_through`).
     """
 
     name: str
@@ -53,6 +55,7 @@ class DataOutput:
     overwrite: bool = False
     source_globs: tuple[str, ...] = ()
     path_on_compute: str | None = None
+    mode: str = "upload"
 
     def to_json(self) -> dict[str, Any]:
         """Return the output as a JSON object."""
@@ -63,6 +66,7 @@ class DataOutput:
             "overwrite": self.overwrite,
             "source_globs": list(self.source_globs),
             "path_on_compute": self.path_on_compute,
+            "mode": self.mode,
         }
 
     @classmethod
@@ -321,4 +325,5 @@ class OutputFileDatasetConfig:
             overwrite=self.overwrite,
             source_globs=self.source_globs,
             path_on_compute=self.source,
+            mode=self.mode,
         )

@@ -59,6 +59,7 @@ class Collecting:
         self._places[on.marker] = on.workspace
         turns_per_files = max(1, round(FILES_EVERY_S / METRICS_EVERY_S))
         turn = 0
+        syncing: asyncio.Future[None] | None = None
         while True:
             await asyncio.sleep(METRICS_EVERY_S)
             if self._places.get(on.marker) != on.workspace:
@@ -68,11 +69,21 @@ class Collecting:
                 # On a thread of its own: one that hangs must not take a thread from the others.
                 await on_own_thread(self._bring_metrics, on)
                 if turn % turns_per_files == 0:
+                    if syncing is None or syncing.done():
+                        # Apart from the rest, which must not wait for the storage of an output.
+                        syncing = asyncio.ensure_future(on_own_thread(self._sync_outputs, on))
                     await on_own_thread(self._publisher(on).step)
             except RayjobsError as error:
                 log.info("%s: %s", on.job, error)
             except OSError as error:
                 log.warning("%s: %s", on.job, error)
+
+    def _sync_outputs(self, on: AttemptOnNode) -> None:
+        try:
+            if self._data.has_mounted_outputs(Path(on.root)) and self._is_current(on):
+                self._data.sync_outputs(Path(on.root), note=partial(self._workspaces.note, on))
+        except (RayjobsError, OSError, ValueError) as error:
+            log.warning("outputs of %s: %s", on.job, error)
 
     async def collect(self, on: AttemptOnNode) -> Collected:
         """Store the last metrics and every file; say what could not be, or where it stands still.
@@ -100,10 +111,14 @@ class Collecting:
         left_out += publisher.left_out
         # Before outputs are stored, which may change the same folder.
         left_out += self._compare_inputs(on)
-        if record is not None and record.outcome is Outcome.COMPLETED and self._is_current(on):
+        has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
+        if (has_ended_well or self._data.has_mounted_outputs(root)) and self._is_current(on):
             note = partial(self._workspaces.note, on)
             watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
-            problems += self._data.store_outputs(root, self._workspaces.of(on), note=note)
+            if has_ended_well:
+                problems += self._data.store_outputs(root, self._workspaces.of(on), note=note)
+            else:
+                problems += self._data.flush_outputs(root, note=note)
         watch("the models that the script registers", 0)
         requests: list[dict[str, Any]] = []
         try:

@@ -23,7 +23,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text, size_text
 from rayjobs.data import pins
 from rayjobs.datastore import credentials
-from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable
+from rayjobs.datastore.errors import DatastoreError, DatastoreUnavailable, InvalidReference
 from rayjobs.datastore.progress import Progress, line_of
 from rayjobs.datastore.protection import NONE as NO_PROTECTION
 from rayjobs.datastore.protection import Protection
@@ -104,7 +104,7 @@ class NodeData:
         looks: dict[str, dict[str, Any]] = {}
         try:
             for name, output in outputs.items():
-                shown = self._outputs.make(on, workspace, name, output, record, reaches)
+                shown = self._outputs.make(on, workspace, name, output, record, reaches, note)
                 variables |= output_variables(name, shown)
             for name, asked in inputs.items():
                 self._check_stopped(on)
@@ -167,6 +167,7 @@ class NodeData:
         given = AttemptInput(held.path, source.mode, held.how, definition)
         record.add_input(name, given, held.to_json())
         took_s = time.monotonic() - began_s
+        self._refuse_own_output(name, held, paths.root)
         why_open = _why_open(held, protection)
         node = on.node
         if node and held.seen:
@@ -204,6 +205,17 @@ class NodeData:
             note("data", sentence, {"name": name})
         return held.path
 
+    def _refuse_own_output(self, name: str, held: Materialised, root: Path) -> None:
+        """Refuse an input that would close the very folder that an output is written to."""
+        closed = {os.path.realpath(path) for path in held.read_only}
+        for folder in self._outputs.shared_folders(root):
+            if os.path.realpath(folder) in closed:
+                raise InvalidReference(
+                    f"input {name!r} reads {folder} in mount mode, and an output of the job is "
+                    "written to the same folder. Use download for the input, or leave it out: an "
+                    "output in mount mode shows what its destination holds."
+                )
+
     def _start(self) -> None:
         """Take away what dead processes left, once in this agent's life."""
         from rayjobs.datastore.materialise import start_node
@@ -223,8 +235,10 @@ class NodeData:
         shown = [one for each in held for one in each.shown]
         if not read_only and not overlays and not shown:
             return None
-        # The attempt's own files, its socket's folder, and what a script may tell the workspace.
-        writable = [on.root, str(Path(on.socket).parent), on.workspace]
+        # The attempt's own files, its socket's folder, what a script may tell the workspace, and
+        # outputs that are written in place.
+        shared = self._outputs.shared_folders(Path(on.root))
+        writable = [on.root, str(Path(on.socket).parent), on.workspace, *shared]
         return {
             "read_only": read_only,
             "overlays": overlays,
@@ -366,6 +380,18 @@ class NodeData:
     def store_outputs(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
         """Store what the script wrote to its outputs; see `Outputs.store`. Repeatable."""
         return self._outputs.store(root, workspace, note=note)
+
+    def has_mounted_outputs(self, root: Path) -> bool:
+        """Whether the attempt has outputs that `sync_outputs` stores."""
+        return self._outputs.has_synced(root)
+
+    def sync_outputs(self, root: Path, *, note: Note) -> None:
+        """Store what the script has written to outputs in mount mode; see `Outputs.sync`."""
+        self._outputs.sync(root, note=note)
+
+    def flush_outputs(self, root: Path, *, note: Note) -> list[str]:
+        """Store the rest of it after an end that was not good; see `Outputs.flush`."""
+        return self._outputs.flush(root, note=note)
 
     def release(self, root: Path) -> None:
         """Let an attempt's data go. Doing it twice is harmless."""

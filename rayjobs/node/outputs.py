@@ -1,4 +1,8 @@
-"""The outputs of attempts on one node: folders before the launch, stored and registered after."""
+"""The outputs of attempts on one node: folders before the launch, stored and registered after.
+
+An output in mount mode is stored while its script runs: it is the datastore's own folder, or a
+folder whose changes are stored every few seconds.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +39,8 @@ class Outputs:
     def __init__(self) -> None:
         # One attempt must not take away the link that the next has just put in its place.
         self._links = threading.Lock()
+        self._syncing: dict[str, threading.Lock] = {}
+        self._late: dict[str, str] = {}  # an output that is behind → why
 
     def make(
         self,
@@ -44,13 +50,14 @@ class Outputs:
         asked: OutputRequest,
         record: DataRecord,
         reaches: Reaches,
+        note: Note,
     ) -> str:
         """Make the folder of one output, note it in `record`, and return where the script finds it.
 
         Raises:
             DatastoreError: the node does not have the folder, or its place is taken.
         """
-        from rayjobs.datastore.outputs import DataOutput, prepare, show
+        from rayjobs.datastore.outputs import DataOutput, show
 
         paths = AttemptPaths(Path(on.root))
         store, _, template = asked.destination.partition("/")
@@ -66,12 +73,13 @@ class Outputs:
             overwrite=asked.overwrite or is_own,
             source_globs=asked.source_globs,
             path_on_compute=asked.path_on_compute,
+            mode=asked.mode,
         )
         try:
             check_folders((output.record,), reaches)
+            folder = self._folder_of(output, paths, note)
         except DatastoreError as error:
             raise type(error)(f"output {name!r}: {error}") from error
-        folder = prepare(output, paths.written)
         entry = AttemptOutput(
             path=str(folder),
             output=output.to_json(),
@@ -90,12 +98,87 @@ class Outputs:
         record.set_output(name, replace(entry, path=str(shown)))
         return str(shown)
 
+    def _folder_of(self, output: DataOutput, paths: AttemptPaths, note: Note) -> Path:
+        """Return the folder that the script writes to."""
+        from rayjobs.datastore.outputs import prepare
+        from rayjobs.datastore.write_through import WriteThrough, folder_of
+
+        if output.mode != "mount":
+            return prepare(output, paths.written)
+        there = folder_of(output)
+        if there is not None:
+            return there
+        folder = prepare(output, paths.written)
+        count = WriteThrough(output, folder, _synced(paths, output.name)).fill()
+        if count:
+            place = f"{output.record.name}/{output.path}"
+            note("data", f"output {output.name}: {counted(count, 'file')} of {place} brought", {})
+        return folder
+
+    def shared_folders(self, root: Path) -> list[str]:
+        """Return the folders of datastores that the attempt writes to in place."""
+        found = data_record.read_what_is_left(AttemptPaths(root).data).outputs.values()
+        return [str(_folder(entry)) for entry in found if _is_in_place(entry)]
+
+    def has_synced(self, root: Path) -> bool:
+        """Whether the attempt has outputs that `sync` stores."""
+        return bool(_synced_of(root))
+
+    def sync(self, root: Path, *, note: Note) -> None:
+        """Store what the script has written to outputs in mount mode since the last time.
+
+        A storage that fails is noted in the history once, and again when it works: the next call
+        tries again.
+        """
+        for name, entry in _synced_of(root).items():
+            key = f"{root}/{name}"
+            try:
+                self._sync_one(root, name, entry)
+            except (DatastoreError, OSError) as error:
+                if key not in self._late:
+                    said = data_record.sentence_of(error).rstrip(".")
+                    text = f"output {name} is not stored for the moment: {said}. The job goes on"
+                    note("output_late", text, {"name": name})
+                self._late[key] = str(error)
+            else:
+                if self._late.pop(key, None) is not None:
+                    note("output_late", f"output {name} is stored again", {"name": name})
+
+    def _sync_one(
+        self, root: Path, name: str, entry: AttemptOutput, *, final: bool = False
+    ) -> list[str]:
+        """Bring one output's destination up to date; return the files that it stored."""
+        from rayjobs.datastore.outputs import DataOutput
+        from rayjobs.datastore.write_through import WriteThrough
+
+        output = DataOutput.from_json(entry.output)
+        through = WriteThrough(output, _folder(entry), _synced(AttemptPaths(root), name))
+        # A sync that began while the script ran may still wait for a storage.
+        with self._syncing.setdefault(f"{root}/{name}", threading.Lock()):
+            return list(through.sync(final=final).stored)
+
+    def flush(self, root: Path, *, note: Note) -> list[str]:
+        """Store what an attempt that did not end well wrote to outputs in mount mode.
+
+        Returns the problems that may pass. Repeatable.
+        """
+        problems = []
+        for name, entry in _synced_of(root).items():
+            try:
+                self._sync_one(root, name, entry, final=True)
+            except (DatastoreError, OSError) as error:
+                said = data_record.sentence_of(error)
+                problems.append(f"output {name}: {said}")
+                text = f"the last files of output {name} are only in {_folder(entry)}: {said}"
+                note("output_late", text, {"name": name})
+        return problems
+
     def store(self, root: Path, workspace: OpenWorkspace, *, note: Note) -> list[str]:
         """Store what the script wrote; return the problems that may pass. Repeatable.
 
         What is refused for good, since other files are there, stands in the record as "refused".
         """
-        from rayjobs.datastore.outputs import DataOutput, store
+        from rayjobs.datastore.outputs import DataOutput
 
         path = AttemptPaths(root).data
         record = DataRecord(path, data_record.read(path))
@@ -105,8 +188,10 @@ class Outputs:
                 continue
             output = _where_now(DataOutput.from_json(entry.output), workspace)
             try:
-                moved = store(output, _folder(entry))
-                dataset = _register(workspace, entry, output) if moved.files else None
+                if entry.output.get("mode") == "mount":
+                    said, facts = self._finish_mounted(root, name, entry, output, workspace)
+                else:
+                    said, facts = self._store_one(entry, output, workspace)
             except DataExists as error:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
@@ -114,30 +199,51 @@ class Outputs:
                 problems.append(f"output {name}: {data_record.sentence_of(error)}")
                 continue
             record.add_stored(name)
-            said = "" if dataset is None else f"; registered as {dataset.name}:{dataset.version}"
-            kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
-            note(
-                "output",
-                f"output {name}: {counted(len(moved.files), 'file')} in "
-                f"{output.record.name}/{output.path}{kept}{said}",
-                {
-                    "name": name,
-                    "datastore": output.record.name,
-                    "path": output.path,
-                    "files": len(moved.files),
-                    "bytes": sum(file.size for file in moved.files),
-                    **(
-                        {}
-                        if dataset is None
-                        else {
-                            "dataset": dataset.name,
-                            "version": dataset.version,
-                            "dataset_id": dataset.id,
-                        }
-                    ),
-                },
-            )
+            note("output", f"output {name}: {said}", {"name": name, **facts})
         return problems
+
+    def _finish_mounted(
+        self,
+        root: Path,
+        name: str,
+        entry: AttemptOutput,
+        output: DataOutput,
+        workspace: OpenWorkspace,
+    ) -> tuple[str, dict[str, Any]]:
+        from rayjobs.datastore.backends import open_backend
+
+        place = f"{output.record.name}/{output.path}"
+        facts = {"datastore": output.record.name, "path": output.path}
+        if _is_in_place(entry):
+            said = f"written in {place}"
+        else:
+            stored = self._sync_one(root, name, entry, final=True)
+            said = f"{counted(len(stored), 'file')} stored at the end, all in {place}"
+        has_files = entry.register_as is not None and any(
+            True for _ in open_backend(output.record).walk(output.path)
+        )
+        return _with_dataset(
+            said, facts, _register(workspace, entry, output) if has_files else None
+        )
+
+    @staticmethod
+    def _store_one(
+        entry: AttemptOutput, output: DataOutput, workspace: OpenWorkspace
+    ) -> tuple[str, dict[str, Any]]:
+        from rayjobs.datastore.outputs import store
+
+        moved = store(output, _folder(entry))
+        dataset = _register(workspace, entry, output) if moved.files else None
+        kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
+        facts = {
+            "datastore": output.record.name,
+            "path": output.path,
+            "files": len(moved.files),
+            "bytes": sum(file.size for file in moved.files),
+        }
+        files = counted(len(moved.files), "file")
+        said = f"{files} in {output.record.name}/{output.path}{kept}"
+        return _with_dataset(said, facts, dataset)
 
     def release(self, root: Path) -> None:
         """Take away the links to an attempt's folders. Doing it twice is harmless."""
@@ -146,6 +252,9 @@ class Outputs:
         for entry in data_record.read_what_is_left(AttemptPaths(root).data).outputs.values():
             with self._links:
                 hide(Path(entry.path), _folder(entry))
+        for known in (self._syncing, self._late):
+            for key in [one for one in known if one.startswith(f"{root}/")]:
+                known.pop(key, None)
 
 
 def _is_over(ours: DataFile, folder: Path) -> bool:
@@ -186,6 +295,37 @@ def _where_now(output: DataOutput, workspace: OpenWorkspace) -> DataOutput:
     except DatastoreNotFound:
         return output
     return replace(output, record=now) if now.kind == LOCAL else output
+
+
+def _with_dataset(
+    said: str, facts: Mapping[str, Any], dataset: FileDataset | None
+) -> tuple[str, dict[str, Any]]:
+    """Return a sentence and facts with the version that the files became, if they did."""
+    if dataset is None:
+        return said, dict(facts)
+    named = {"dataset": dataset.name, "version": dataset.version, "dataset_id": dataset.id}
+    return f"{said}; registered as {dataset.name}:{dataset.version}", {**facts, **named}
+
+
+def _synced_of(root: Path) -> dict[str, AttemptOutput]:
+    """Return the outputs in mount mode that have a folder of the attempt's own."""
+    found = data_record.read_what_is_left(AttemptPaths(root).data).outputs
+    return {
+        name: entry
+        for name, entry in found.items()
+        if entry.output.get("mode") == "mount" and not _is_in_place(entry)
+    }
+
+
+def _is_in_place(entry: AttemptOutput) -> bool:
+    """Whether the script writes to the datastore's own folder."""
+    record: Any = entry.output.get("record")
+    return entry.output.get("mode") == "mount" and record["kind"] == "local"
+
+
+def _synced(paths: AttemptPaths, name: str) -> Path:
+    """Return the file that says what of an output is stored, out of the script's way."""
+    return paths.root / f"written-{name}.json"
 
 
 def _register(

@@ -129,11 +129,12 @@ class Registration(Model):
 
 
 class Output(Model):
-    """A named output that is stored in a datastore at the end.
+    """A named output that is stored in a datastore.
 
     Attributes:
         destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
-        mode: upload or mount; both store the files when the script has ended well.
+        mode: upload stores the files when the script has ended well; mount shows what the
+            destination holds and stores changes while the script runs.
         overwrite: Replace stored files that have other bytes, instead of failing the job.
         path_on_compute: Path of a link to the folder that the script writes to; None makes none.
         source_globs: Only files that match one of these are stored; empty: all.

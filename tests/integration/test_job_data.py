@@ -12,7 +12,7 @@ from rayjobs.data.pins import inputs_read
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.spec.model import Input, Output, Registration
+from rayjobs.spec.model import Input, Output, Registration, Retries
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
@@ -258,3 +258,39 @@ def test_no_job_changes_what_it_reads_and_what_others_change_is_named(
     jobs.wait(waiting, JobState.COMPLETED)
     (told,) = changes(waiting)
     assert str(stored) in told and "Something else did it" in told
+
+
+GOES_ON = """
+import os, sys
+from rayjobs import Run
+out = sys.argv[1]
+assert Run.get_context().output_datasets["out"] == out
+before = sorted(os.listdir(out))
+with open(os.path.join(out, "step-%d" % len(before)), "w") as file:
+    file.write("saved")
+print("found", before)
+sys.exit(0 if before else 3)
+"""
+
+
+def test_what_a_failed_attempt_wrote_to_a_mounted_output_is_there_for_the_next(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    workspace = Workspace(path=jobs.workspace.path)
+    store = workspace.get_default_datastore()
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(GOES_ON)
+    out = OutputFileDatasetConfig("out", (store, "kept/{run-id}")).register_on_complete("kept")
+    # Next to the output, the same folder is read: only the output may be written to.
+    (Path(store.record.settings["root"]) / "kept" / "old").mkdir(parents=True)
+    (Path(store.record.settings["root"]) / "kept" / "old" / "a").write_text("a")
+    config = ScriptRunConfig(tmp_path / "code", "train.py", [out, store.path("kept", "all")])
+    spec = config.to_spec().model_copy(update={"retries": Retries(user=1)})
+    run = Experiment(workspace, "test").submit(spec)
+    run.wait_for_completion()
+    log = run.get_details_with_logs()["logFiles"]
+    assert "found ['step-0']" in "".join(log.values())
+    files = sorted(file.path for file in store.files(f"kept/{run.id}"))
+    assert files == [f"kept/{run.id}/step-0", f"kept/{run.id}/step-1"]
+    assert Dataset.get_by_name(workspace, "kept").to_path() == ["/step-0", "/step-1"]
+    workspace.close()

@@ -12,6 +12,7 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatasetNotFound
+from rayjobs.datastore.protection import Protection
 from rayjobs.node.data import NodeData
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 from tests.attempts import data_request
@@ -135,3 +136,67 @@ def test_an_attempt_takes_the_place_of_the_one_before_and_a_job_that_of_an_ended
     node.release(late.root)
     assert not place.is_symlink()
     assert Attempt(node, workspace, tmp_path, "last").bring(path_on_compute=str(place)) == place
+
+
+MOUNTED = {"mode": "mount", "overwrite": False, "register_as": None}
+
+
+def test_a_mounted_output_is_the_folder_of_the_datastore(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    first = Attempt(node, workspace, tmp_path, "one")
+    Datastore.register_folder(workspace, "here", there, create_if_not_exists=True)
+    folder = first.bring("here/models/{output-name}", **MOUNTED)
+    assert folder == there / "models" / "feat"
+    (folder / "checkpoint.pt").write_text("1")
+    node.release(first.root)  # it failed, or was preempted: nothing was stored at its end
+    second = Attempt(node, workspace, tmp_path, "one", 2)
+    folder = second.bring("here/models/{output-name}", **MOUNTED)
+    assert (folder / "checkpoint.pt").read_text() == "1"
+    (folder / "checkpoint.pt").write_text("2")
+    assert second.store() == []
+    assert second.notes[-1] == "output feat: written in here/models/feat"
+    assert (there / "models" / "feat" / "checkpoint.pt").read_text() == "2"
+
+
+def test_a_mounted_output_is_registered_with_what_its_destination_holds(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    first = Attempt(node, workspace, tmp_path, "one")
+    (first.bring(mode="mount") / "a.txt").write_text("a")
+    assert first.store() == []
+    assert first.notes[-1].endswith("registered as features:1")
+    second = Attempt(node, workspace, tmp_path, "two")
+    (second.bring(mode="mount") / "b.txt").write_text("b")
+    second.store()
+    assert len(Dataset.get_by_name(workspace, "features", 2).manifest) == 2
+
+
+def test_a_mounted_output_appears_by_a_link_where_the_job_wants_it(
+    node: NodeData, workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    first = Attempt(node, workspace, tmp_path, "one")
+    wanted = tmp_path / "wanted"
+    shown = first.bring(path_on_compute=str(wanted), **MOUNTED)
+    assert shown == wanted and wanted.is_symlink()
+    (shown / "a.txt").write_text("a")
+    node.release(first.root)
+    assert not wanted.exists()
+    assert [one.path for one in Datastore(workspace, "st").files("features")] == ["features/a.txt"]
+
+
+def test_an_input_that_closes_the_folder_of_an_output_is_refused(
+    workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    node = NodeData(tmp_path / "cache", lambda: Protection(read_only=True))
+    root = tmp_path / "one" / "a1"
+    root.mkdir(parents=True)
+    Datastore(workspace, "st").backend.root.joinpath("both").mkdir()  # type: ignore[attr-defined]
+    output = {"destination": "st/both", "source_globs": (), "path_on_compute": None, **MOUNTED}
+    asked = {"source": "st/both", "mode": "mount", "path_on_compute": None}
+    request = data_request(root, outputs={"feat": output}, inputs={"x": asked})
+    with pytest.raises(PrepareError, match="written to the same folder"):
+        node.bring(request, workspace, note=lambda *_: None)
+    node.pool.shutdown()

@@ -1,0 +1,168 @@
+"""An output in mount mode whose datastore is not a folder: a folder that is kept equal to it.
+
+The folder begins with what the destination holds. From then on `sync` stores what the script has
+written since, and removes what it has removed. A file that is still being written is left for the
+next time, so the destination is at most one `sync` and `SETTLE_S` behind the script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.files import write_atomic
+from rayjobs.datastore.backends import Backend, open_backend
+from rayjobs.datastore.errors import DatastoreError, TransferFailed
+from rayjobs.datastore.outputs import DataOutput
+from rayjobs.datastore.progress import ProgressCallback
+from rayjobs.datastore.transfer import Download, download, files_below, for_each
+
+SETTLE_S = 1.0
+"""A file that was written to within so many seconds may not be whole."""
+Look = tuple[int, int]
+"""Size in bytes and time of the last change in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What one `sync` did. `waiting` are files that it left for the next one."""
+
+    stored: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+class WriteThrough:
+    """One output's folder on one node. `sync` and `fill` must not run at once for one output.
+
+    Args:
+        output: The output.
+        folder: What the script writes to.
+        record: A file of ours with how each stored file looked; it outlives the process.
+    """
+
+    def __init__(self, output: DataOutput, folder: Path, record: Path) -> None:
+        self._output = output
+        self._folder = folder
+        self._record = record
+
+    def fill(self, progress: ProgressCallback | None = None) -> int:
+        """Bring what the destination holds into the empty folder; return how many files it is.
+
+        Raises:
+            DatastoreError: the destination cannot be read.
+        """
+        backend = open_backend(self._output.record)
+        top = f"{self._output.path}/" if self._output.path else ""
+        wanted = [
+            Download(file, self._folder / file.path.removeprefix(top))
+            for file in backend.walk(self._output.path)
+        ]
+        if wanted:
+            download(backend, wanted, overwrite=True, progress=progress)
+        self._write(dict(self._looks()))
+        return len(wanted)
+
+    def sync(self, *, final: bool = False) -> Synced:
+        """Store what is new in the folder, and remove what is gone from it.
+
+        Args:
+            final: No process writes any more: nothing is left for later.
+
+        Raises:
+            DatastoreError: a file could not be stored or removed; the others were.
+        """
+        if not self._folder.is_dir():
+            return Synced()  # the attempt's folder is gone, which is not a removal by its script
+        known = self._read()
+        now = dict(self._looks())
+        changed = [path for path, look in now.items() if known.get(path) != look]
+        fresh_ns = time.time_ns() - round(SETTLE_S * 1e9)
+        waiting = [] if final else [path for path in changed if now[path][1] > fresh_ns]
+        due = [path for path in changed if path not in set(waiting)]
+        gone = [path for path in known if path not in now]
+        if not due and not gone:
+            return Synced(waiting=tuple(waiting))
+        backend = open_backend(self._output.record)
+        lock = threading.Lock()
+        stored: list[str] = []
+        removed: list[str] = []
+
+        def store(path: str, _stop: threading.Event) -> None:
+            try:
+                backend.put(self._folder / path, self._key(path))
+            except (DatastoreError, FileNotFoundError):
+                if (self._folder / path).is_file():
+                    raise
+                return  # the script has removed it just now: the next sync sees to it
+            with lock:
+                # As it was found: if it was written to since, it differs, and is stored again.
+                known[path] = now[path]
+                stored.append(path)
+
+        def remove(path: str, _stop: threading.Event) -> None:
+            backend.remove(self._key(path))
+            with lock:
+                known.pop(path, None)
+                removed.append(path)
+
+        try:
+            # What was renamed must be there under its new name before the old one goes.
+            for_each(due, store)
+            for_each(gone, remove)
+        finally:
+            self._write(known)
+        return Synced(tuple(sorted(stored)), tuple(sorted(removed)), tuple(waiting))
+
+    def _key(self, path: str) -> str:
+        return f"{self._output.path}/{path}".lstrip("/")
+
+    def _looks(self) -> Sequence[tuple[str, Look]]:
+        found = []
+        for file in files_below(self._folder):
+            try:
+                info = file.stat()
+            except OSError:
+                continue  # removed just now
+            found.append(
+                (file.relative_to(self._folder).as_posix(), (info.st_size, info.st_mtime_ns))
+            )
+        return found
+
+    def _read(self) -> dict[str, Look]:
+        try:
+            values = json.loads(self._record.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        return {path: (size, changed) for path, (size, changed) in values.items()}
+
+    def _write(self, known: dict[str, Look]) -> None:
+        try:
+            write_atomic(self._record, json.dumps(known), mode=0o600)
+        except OSError as error:
+            raise TransferFailed(f"cannot write {self._record}: {error.strerror}.") from error
+
+
+def folder_of(output: DataOutput, backend: Backend | None = None) -> Path | None:
+    """Return the folder that the destination is; None if its datastore is not a folder.
+
+    Raises:
+        DatastoreError: the datastore's folder is not there.
+    """
+    backend = backend or open_backend(output.record)
+    folder = backend.local_path(output.path)
+    if folder is None:
+        return None
+    backend.check()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TransferFailed(f"cannot make {folder}: {error.strerror or error}.") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise DatastoreError(f"{folder} cannot be written to; check its permissions.")
+    return folder

@@ -1,0 +1,140 @@
+"""Outputs that are stored while their script runs, while the storage is down, and at a bad end.
+
+Red with the handlers off: the retry of `Outputs.sync`, the note that an output is late, the final
+`Outputs.flush` of an attempt that failed, the check for an attempt that is not current any more.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.datastore import Datastore
+from rayjobs.node.data import NodeData
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.attempts import data_request
+from tests.storage.proxy import Proxy
+from tests.storage.server import S3Server, s3_server
+
+__all__ = ["s3_server"]
+
+pytestmark = pytest.mark.storage
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server) -> Iterator[Proxy]:
+    with Proxy(s3_server.port) as proxy:
+        yield proxy
+
+
+class Written:
+    """An attempt with one output in a bucket behind the proxy."""
+
+    def __init__(self, workspace: OpenWorkspace, top: Path) -> None:
+        self.node, self.workspace, self.top = NodeData(top / "cache"), workspace, top
+        self.number = 0
+        self.notes: list[str] = []
+
+    def note(self, _kind: str, text: str, _data: Mapping[str, Any]) -> None:
+        self.notes.append(text)
+
+    def attempt(self) -> Path:
+        """Begin the next attempt; return the folder that its script writes to."""
+        self.number += 1
+        self.root = self.top / f"a{self.number}"
+        self.root.mkdir()
+        output = {"destination": "photos/models", "mode": "mount"}
+        request = data_request(self.root, outputs={"out": output}, attempt=self.number)
+        variables = self.node.bring(request, self.workspace, note=self.note)
+        return Path(variables["AZUREML_DATAREFERENCE_out"])
+
+    def sync(self) -> None:
+        self.node.sync_outputs(self.root, note=self.note)
+
+
+@pytest.fixture
+def written(s3_server: S3Server, proxy: Proxy, short_path: Path) -> Iterator[Written]:
+    with open_workspace(short_path / "w") as workspace:
+        record = s3_server.record("photos", endpoint=proxy.endpoint, attempts="1")
+        workspace.catalogue.add_datastore(record)
+        made = Written(workspace, short_path)
+        yield made
+        made.node.pool.shutdown()
+
+
+def old(path: Path, text: str) -> None:
+    """Write a file that looks whole."""
+    path.write_text(text)
+    when = path.stat().st_mtime - 60
+    os.utime(path, (when, when))
+
+
+def stored(written: Written) -> dict[str, int]:
+    files = Datastore(written.workspace, "photos").files("models")
+    return {file.path.removeprefix("models/"): file.size for file in files}
+
+
+def test_what_was_written_is_stored_while_the_script_runs_and_seen_by_the_next_attempt(
+    written: Written,
+) -> None:
+    folder = written.attempt()
+    old(folder / "step-1.pt", "one")
+    written.sync()
+    assert stored(written) == {"step-1.pt": 3}
+    # The node is lost here: nothing more of the attempt is stored.
+    folder = written.attempt()
+    assert (folder / "step-1.pt").read_text() == "one"
+    (folder / "step-1.pt").unlink()
+    old(folder / "step-2.pt", "three")
+    written.sync()
+    assert stored(written) == {"step-2.pt": 5}
+
+
+def test_a_storage_that_is_down_is_noted_once_and_gets_everything_later(
+    written: Written, proxy: Proxy
+) -> None:
+    folder = written.attempt()
+    proxy.mode = "503"
+    old(folder / "a.pt", "one")
+    written.sync()
+    written.sync()
+    late = [note for note in written.notes if "not stored for the moment" in note]
+    assert len(late) == 1 and "The job goes on" in late[0]
+    old(folder / "b.pt", "two")
+    proxy.mode = "pass"
+    written.sync()
+    assert written.notes[-1] == "output out is stored again"
+    assert stored(written) == {"a.pt": 3, "b.pt": 3}
+
+
+def test_an_attempt_that_failed_has_its_last_files_stored(written: Written) -> None:
+    folder = written.attempt()
+    (folder / "last.pt").write_text("last")  # too new for a sync
+    written.sync()
+    assert stored(written) == {}
+    assert written.node.flush_outputs(written.root, note=written.note) == []
+    assert stored(written) == {"last.pt": 4}
+
+
+def test_files_that_a_failed_attempt_could_not_store_are_named_and_kept(
+    written: Written, proxy: Proxy
+) -> None:
+    folder = written.attempt()
+    (folder / "last.pt").write_text("last")
+    proxy.mode = "503"
+    (problem,) = written.node.flush_outputs(written.root, note=written.note)
+    assert problem.startswith("output out: ")
+    assert f"the last files of output out are only in {folder}" in written.notes[-1]
+    assert (folder / "last.pt").read_text() == "last"
+
+
+def test_a_good_end_stores_the_rest_and_says_where(written: Written) -> None:
+    folder = written.attempt()
+    (folder / "last.pt").write_text("last")
+    assert written.node.store_outputs(written.root, written.workspace, note=written.note) == []
+    assert written.notes[-1] == "output out: 1 file stored at the end, all in photos/models"
+    assert stored(written) == {"last.pt": 4}
