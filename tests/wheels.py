@@ -7,17 +7,25 @@ import hashlib
 import io
 import tarfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
-def make_wheel(folder: Path, name: str, version: str = "1.0", *, value: str = "tiny") -> Path:
+def make_wheel(
+    folder: Path,
+    name: str,
+    version: str = "1.0",
+    *,
+    value: str = "tiny",
+    needs: Sequence[str] = (),
+) -> Path:
     """Write a pure wheel: a module with ``VALUE``, and a program ``<name>-say`` that prints it."""
+    requires = "".join(f"Requires-Dist: {one}\n" for one in needs)
     module = name.replace("-", "_")
     info = f"{module}-{version}.dist-info"
     files = {
         f"{module}.py": f"VALUE = {value!r}\n\n\ndef main():\n    print(VALUE)\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\n"
         "Tag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{name}-say = {module}:main\n",

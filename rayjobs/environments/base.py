@@ -15,8 +15,9 @@ import re
 import shutil
 import sysconfig
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 
@@ -81,6 +82,18 @@ class Base:
 def installed() -> Base:
     """Return what this process's own Python has installed."""
     folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+    stamps = tuple(Path(folder).stat().st_mtime_ns for folder in folders)
+    return _installed(tuple(folders), stamps)
+
+
+@lru_cache(maxsize=2)
+def _installed(folders: tuple[str, ...], stamps: tuple[int, ...]) -> Base:
+    """Return what folders of packages have; `stamps` change with each package."""
+    return of(folders)
+
+
+def of(folders: Sequence[str]) -> Base:
+    """Return what folders of packages have installed."""
     return Base(tuple(folders), {name: one.version for name, one in _found(list(folders))})
 
 

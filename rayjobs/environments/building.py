@@ -29,6 +29,8 @@ _CHUNK = 65_536
 _LONGEST = 400  # characters of a cause in a message; the log has it all
 _PASSWORD = re.compile(r"(://)[^/@\s]+@")
 _NO_SOLUTION = "No solution found when resolving"
+# Of uv and of the solver of conda: another attempt gets the same answer.
+_FOR_GOOD = (_NO_SOLUTION, "error: SolverError", "error: InvalidMatchSpecError")
 _FULL = ("No space left on device", "os error 28", "Disk quota exceeded", "os error 122")
 _BEGIN = ("error:", "×", "  ×")
 
@@ -202,7 +204,7 @@ def _failed(code: int, lines: Sequence[str], doing: str) -> PrepareError:
         return PrepareError(message, failure_class="storage", lines=told)
     message = f"{doing}: {sentence(told) or f'exit code {code}'}. Full log: {BUILD_LOG}"
     # Packages that do not exist, or not together, will not the next time either.
-    is_permanent = any(_NO_SOLUTION in line for line in lines)
+    is_permanent = any(words in line for line in lines for words in _FOR_GOOD)
     return PrepareError(message, failure_class="environment", lines=told, is_permanent=is_permanent)
 
 

@@ -1,7 +1,8 @@
 """The environments of one node: a folder each, whole or not there, and who may use or remove them.
 
 ``environments/<key>/`` is a virtual environment with a record of what it is. It is made below
-``building/`` and renamed when it is whole, so what died half-way is never used. A lock of the
+``building/`` and renamed when it is whole, so what died half-way is never used; a prefix of conda,
+which cannot be moved, is made in its place and gets its record last. A lock of the
 kernel on ``<key>.lock`` says that a process builds or removes it: it ends with its holder's life.
 """
 
@@ -22,6 +23,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.injob import recordfiles
 
 RECORD = "rayjobs-environment.json"
+LOCK = "rayjobs-environment.lock.txt"
 KEY = re.compile(r"[0-9a-f]{32}")
 _BUILD = re.compile(r"([0-9a-f]{32})-.*")
 
@@ -46,6 +48,11 @@ class Cache:
     def requests(self) -> Path:
         """What requests were resolved to."""
         return self.root / "requests"
+
+    @property
+    def conda(self) -> Path:
+        """What conda has fetched: packages and indexes. Environments have hard links to them."""
+        return self.root / "conda"
 
     @property
     def base(self) -> Path:
@@ -89,14 +96,35 @@ class Cache:
         folder.mkdir(mode=0o700)
         return folder
 
-    def finish(self, key: str, venv: Path, record: dict[str, Any]) -> None:
+    def finish(self, key: str, venv: Path, lock: str, record: dict[str, Any]) -> None:
         """Make a whole environment visible under its name. Hold the lock."""
+        (venv / LOCK).write_text(lock)
         (venv / RECORD).write_text(json.dumps(record))
         sync_file_system(venv)
         place = self.folder(key)
         if place.exists():  # its interpreter has gone
             shutil.rmtree(place)
         venv.rename(place)
+
+    def begin_in_place(self, key: str) -> Path:
+        """Return the empty place of an environment that cannot be moved. Hold the lock."""
+        place = self.folder(key)
+        shutil.rmtree(place, ignore_errors=True)
+        return place
+
+    def finish_in_place(self, key: str, lock: str, record: dict[str, Any]) -> None:
+        """Make an environment whole that was made in its place. Hold the lock."""
+        place = self.folder(key)
+        (place / LOCK).write_text(lock)
+        sync_file_system(place)
+        write_atomic(place / RECORD, json.dumps(record), durable=True)
+
+    def lock_text(self, key: str) -> str | None:
+        """Return the lock of a whole environment."""
+        try:
+            return (self.folder(key) / LOCK).read_text()
+        except OSError:
+            return None
 
     def touch(self, key: str) -> None:
         """Note that an environment is used now."""

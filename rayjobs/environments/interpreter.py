@@ -69,6 +69,9 @@ def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
     own = {"PATH": search if str(folder) in search.split(":") else f"{folder}:{search}"}
     if (folder.parent / "pyvenv.cfg").exists():
         own["VIRTUAL_ENV"] = str(folder.parent)
+    if (folder.parent / "conda-meta").is_dir():
+        own.pop("VIRTUAL_ENV", None)
+        own |= {"CONDA_PREFIX": str(folder.parent), "CONDA_DEFAULT_ENV": str(folder.parent)}
     return {**environment, **own}
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import base as bases
+from rayjobs.environments import condas, settings
 from rayjobs.environments import interpreter as interpreters
-from rayjobs.environments import settings
 from rayjobs.environments.base import Base
 from rayjobs.environments.building import BuildLog, Control, run
 from rayjobs.environments.cache import Cache
@@ -32,6 +33,7 @@ from rayjobs.spec import requirements
 
 log = logging.getLogger(__name__)
 
+_RESOLVED = "# the pip part is resolved"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
 """Tells people how it goes: a sentence, and data."""
@@ -123,6 +125,8 @@ class Environments:
             pip_files=settings.pip_files(os.environ),
         )
         constraints = tuple(str(line) for line in asked.get("constraints") or ())
+        if asked.get("conda"):
+            return await self._realise_conda(asked, lines, constraints, work)
         base = None
         if asked.get("base") is not None:
             base = await asyncio.to_thread(bases.installed)
@@ -139,6 +143,105 @@ class Environments:
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
         return found
+
+    async def _realise_conda(
+        self,
+        asked: Mapping[str, Any],
+        lines: tuple[str, ...],
+        constraints: tuple[str, ...],
+        work: Work,
+    ) -> Realised:
+        own = await interpreters.ask(self._own_python)
+        wanted = condas.asked_of(asked, own.version)
+        request = Request(lines, own, constraints, conda=wanted.key())
+        conda = condas.Conda(
+            self._cache.conda,
+            work.paths.tmp,
+            partial(self._step, work),
+            settings.search_path(work.env),
+        )
+        digest = request.digest()
+        async with self._alone(digest, work):
+            lock = self._cache.resolved(digest)
+            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
+                lock = work.known_lock
+            if lock is None:
+                work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
+                solved = await conda.solve(wanted)
+                lock = request.head() + condas.joined(solved)
+            self._cache.keep_resolved(digest, lock)
+        # What a program of the node makes of a request is known when it has made it.
+        key = request.key_of_conda("" if wanted.command else condas.split(lock)[0])
+        async with self._alone(key, work):
+            built = not self._cache.is_whole(key)
+            if built:
+                lock = await self._build_conda(key, lock, wanted, conda, request, work)
+            else:
+                lock = self._cache.lock_text(key) or lock
+            self._cache.keep_resolved(digest, lock)
+            self._cache.touch(key)
+            found = Realised(str(self._cache.python(key)), key, lock, built)
+            _note_use(work.paths, found)
+        return found
+
+    async def _build_conda(
+        self,
+        key: str,
+        lock: str,
+        wanted: condas.Asked,
+        conda: condas.Conda,
+        request: Request,
+        work: Work,
+    ) -> str:
+        """Make a prefix of conda and install the pip part into it; return the whole lock."""
+        began_s = time.monotonic()
+        solved, of_pip = condas.split(lock)
+        is_resolved = _RESOLVED in of_pip
+        work.tell("building an environment of conda", {"step": "build", "key": key})
+        prefix = await asyncio.to_thread(self._cache.begin_in_place, key)
+        try:
+            installed = await conda.install(wanted, solved, prefix)
+            python = await _python_of(prefix)
+            if request.packages:
+                base = await asyncio.to_thread(_packages_of, prefix)
+                inside = Request(request.lines, python, request.constraints)
+                if not is_resolved:
+                    of_pip = request.head() + await self._resolve(inside, base, work)
+                await self._install_into(prefix, of_pip, base, work)
+            of_pip = of_pip if is_resolved else f"{of_pip}{_RESOLVED}\n"
+            head, body = request.head(), of_pip.removeprefix(request.head())
+            whole = head + condas.joined(installed) + body
+            took_s = round(time.monotonic() - began_s, 3)
+            record = {"key": key, "kind": "conda", "python": python.version_text, "took_s": took_s}
+            await asyncio.to_thread(self._cache.finish_in_place, key, whole, record)
+        except BaseException:
+            shutil.rmtree(prefix, ignore_errors=True)
+            raise
+        work.log().write(f"built in {duration_text(took_s)}: {prefix}")
+        work.tell(
+            f"built an environment of conda for Python {python.version_text} in "
+            f"{duration_text(took_s)}",
+            {"step": "built", "key": key, "took_s": took_s},
+        )
+        return whole
+
+    async def _install_into(self, prefix: Path, lock: str, base: Base, work: Work) -> None:
+        """Install the pip part of a lock next to the packages of conda."""
+        file = work.paths.tmp / "pip-lock.txt"
+        file.write_text(lock)
+        stand_ins = await asyncio.to_thread(bases.wheels, base, self._cache.base)
+        command = [
+            *(settings.find_uv(), "pip", "install", "--no-deps", "--compile-bytecode"),
+            *("--python", str(prefix / "bin" / "python"), "--find-links", str(stand_ins)),
+            *("--requirements", str(file)),
+        ]
+        try:
+            await self._step(work, command, "the pip packages cannot be installed")
+        finally:
+            file.unlink(missing_ok=True)
+
+    async def _step(self, work: Work, arguments: list[str], doing: str) -> None:
+        await self._run(arguments, work, doing)
 
     async def _interpreter(self, named: str | None, work: Work) -> Interpreter:
         if named is None:
@@ -157,12 +260,13 @@ class Environments:
                 lock = work.known_lock
                 self._cache.keep_resolved(digest, lock)
             if lock is None:
-                lock = await self._resolve(request, base, work)
+                lock = request.head() + await self._resolve(request, base, work)
                 self._cache.keep_resolved(digest, lock)
         return lock
 
     async def _resolve(self, request: Request, base: Base | None, work: Work) -> str:
-        head = "".join(f"{line}\n" for line in [request.head().rstrip("\n"), *request.options])
+        """Return the lines of a lock for a request's packages, without its head."""
+        head = "".join(f"{line}\n" for line in request.options)
         if not request.packages:
             return head
         work.tell(f"resolving {_listed(request.packages)}", {"step": "resolve"})
@@ -226,8 +330,13 @@ class Environments:
             if base is not None:
                 base.open_to(venv)
             took_s = round(time.monotonic() - began_s, 3)
-            record = {"key": key, "python": request.interpreter.version_text, "took_s": took_s}
-            await asyncio.to_thread(self._cache.finish, key, venv, record)
+            record = {
+                "key": key,
+                "kind": "pip",
+                "python": request.interpreter.version_text,
+                "took_s": took_s,
+            }
+            await asyncio.to_thread(self._cache.finish, key, venv, lock, record)
         work.log().write(f"built in {duration_text(took_s)}: {self._cache.folder(key)}")
         work.tell(
             f"built an environment of {count} for Python {request.interpreter.version_text} in "
@@ -259,6 +368,22 @@ class Environments:
                 work.has_waited = True
                 work.tell("waiting for another attempt that builds it", {"step": "wait"})
             await work.control.pause()
+
+
+async def _python_of(prefix: Path) -> Interpreter:
+    """Return the interpreter of a prefix of conda."""
+    path = prefix / "bin" / "python"
+    if not path.exists():
+        raise PrepareError(
+            "the conda packages bring no Python, which a job needs: name `python` among them",
+            failure_class="environment",
+            is_permanent=True,
+        )
+    return await interpreters.ask(str(path))
+
+
+def _packages_of(prefix: Path) -> Base:
+    return bases.of([str(one) for one in prefix.glob("lib/python*/site-packages")])
 
 
 async def _found_by_uv(version: str, work: Work) -> str:

@@ -24,12 +24,14 @@ class Request:
         lines: Of a requirements file, options among them.
         constraints: Requirements that limit versions alone.
         base: Digest of the packages that these are added to; None: of none.
+        conda: What is asked of conda, as `condas.Asked.key`; None: nothing.
     """
 
     lines: tuple[str, ...]
     interpreter: Interpreter
     constraints: tuple[str, ...] = ()
     base: str | None = None
+    conda: str | None = None
 
     @property
     def options(self) -> list[str]:
@@ -56,6 +58,7 @@ class Request:
                 [_stamp(path) for path in _local(self.lines)],
                 list(self.constraints),
                 self.base,
+                self.conda,
             ]
         )
 
@@ -76,6 +79,10 @@ class Request:
         body = lock.partition(_REQUEST)[2].partition("\n")[2]
         values = [FORMAT, body, real, self.interpreter.version_text, self.base]
         return _digest(values)[:32]
+
+    def key_of_conda(self, conda_lock: str) -> str:
+        """Return the name of the environment of conda that has what a lock says."""
+        return _digest([FORMAT, self.digest(), conda_lock])[:32]
 
 
 def _digest(values: object) -> str:

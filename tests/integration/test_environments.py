@@ -13,6 +13,7 @@ from rayjobs.jobs.states import JobState
 from rayjobs.node.environments import EVENT
 from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit.submitting import submit
+from tests.conda_channel import Channel
 from tests.jobs import Jobs
 from tests.wheels import make_wheel
 
@@ -92,3 +93,30 @@ def test_an_interpreter_of_the_users_is_warm_until_its_packages_change(
         # by the size and the second of its source.
         (packages / "numpy.new").write_text("VALUE = 1 + 1\n")
         (packages / "numpy.new").replace(packages / "numpy.py")
+
+
+def test_a_job_in_an_environment_of_conda(jobs: Jobs, tmp_path: Path) -> None:
+    channel = Channel(tmp_path / "channel")
+    channel.add_library("tiny-conda", value="of conda")
+    channel.index()
+    make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-conda"])
+    asked = Packages(
+        conda=("tiny-conda",),
+        channels=(channel.url,),
+        pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"),
+    )
+    script = """
+        import os, sys
+        import tiny_conda, tiny_pip
+        from rayjobs import Run
+        Run.get_context().log("value", 2.0)
+        print(tiny_conda.VALUE, tiny_pip.VALUE, os.environ["CONDA_PREFIX"] == sys.prefix)
+    """
+    for _ in range(2):
+        job = jobs.wait(jobs.submit(script, environment=asked), JobState.COMPLETED)
+        assert jobs.log(job) == b"of conda tiny True\n"
+    assert jobs.attempt(job).cold_reason is None
+    lock = jobs.file(job, ENVIRONMENT_LOCK)
+    assert b"tiny-conda-1.0-0.tar.bz2" in lock
+    assert b"tiny-pip==1.0" in lock
+    assert [point.value for point in jobs.store.metrics(job.id)] == [2.0]

@@ -1,0 +1,191 @@
+"""Environments of conda on a node: solved and installed by py-rattler, or by a program of the node.
+
+A prefix of conda cannot be moved, so it is made where it stays, and is whole once its record is
+there. The lock is what py-rattler or the program writes, in comments of the lock of the pip part.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.environments import conda_worker
+from rayjobs.spec.text import write_yaml
+
+_MARK = "# conda | "
+_EXPLICIT = "@EXPLICIT"
+COMMANDS = ("micromamba", "mamba", "conda")
+
+Run = Callable[[list[str], str], Awaitable[None]]
+"""Runs a program, its output in the build's log; the text says what it is for."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of conda.
+
+    Attributes:
+        specs: Match specifications, that of Python among them.
+        channels: Where packages come from, the one that wins first.
+        command: A program that does it; None: py-rattler.
+        link_scripts: Run the link scripts of the packages.
+    """
+
+    specs: tuple[str, ...]
+    channels: tuple[str, ...]
+    command: str | None = None
+    link_scripts: bool = False
+
+    def key(self) -> str:
+        """Return what tells this from others."""
+        values = json.dumps([self.specs, self.channels, self.command, self.link_scripts])
+        return hashlib.sha256(values.encode()).hexdigest()
+
+
+def asked_of(values: Mapping[str, Any], own_python: Sequence[int]) -> Asked:
+    """Return what a job's environment asks of conda.
+
+    Without a version of Python it gets the target's, which Ray and its results are tested with.
+    """
+    python = values.get("python")
+    if python is None:
+        spec = f"python {own_python[0]}.{own_python[1]}.*"
+    elif str(python)[0].isdigit():
+        spec = f"python {python}.*" if str(python).count(".") < 2 else f"python =={python}"
+    else:
+        spec = f"python {python}"
+    return Asked(
+        specs=(spec, *map(str, values["conda"])),
+        channels=tuple(map(str, values["channels"])),
+        command=values.get("conda_command"),
+        link_scripts=bool(values.get("link_scripts")),
+    )
+
+
+def split(lock: str) -> tuple[str, str]:
+    """Return the conda part of a lock as its own text, and the rest."""
+    own, rest = [], []
+    for line in lock.splitlines():
+        if line.startswith(_MARK.rstrip()):
+            own.append(line[len(_MARK) :])
+        else:
+            rest.append(line)
+    return "".join(f"{line}\n" for line in own), "".join(f"{line}\n" for line in rest)
+
+
+def joined(conda_lock: str) -> str:
+    """Return the conda part as lines of a lock."""
+    return "".join(f"{_MARK}{line}\n" for line in conda_lock.splitlines())
+
+
+class Conda:
+    """Solves and installs on one node, in the folder of one attempt's temporary files."""
+
+    def __init__(self, cache: Path, tmp: Path, run: Run, path: str) -> None:
+        """Keep packages and indexes in `cache`; programs are looked for on `path`."""
+        self._cache, self._tmp, self._run, self._path = cache, tmp, run, path
+
+    async def solve(self, asked: Asked) -> str:
+        """Return a lock of the packages, for the virtual packages of this node.
+
+        A program of the node has none before it has installed: what it is asked for stands there.
+
+        Raises:
+            PrepareError: class ``environment``, in the solver's words.
+        """
+        if asked.command is not None:
+            return f"{json.dumps([asked.command, asked.specs, asked.channels])}\n"
+        made = self._tmp / "conda.lock"
+        task = {"do": "solve", "channels": asked.channels, "specs": asked.specs, "lock": str(made)}
+        try:
+            await self._work(task, "the conda packages cannot be solved")
+            return made.read_text()
+        finally:
+            made.unlink(missing_ok=True)
+
+    async def install(self, asked: Asked, lock: str, prefix: Path) -> str:
+        """Install what a lock says into a new prefix; return the lock of what is there.
+
+        Raises:
+            PrepareError: class ``environment``, in the installer's words.
+        """
+        doing = "the conda packages cannot be installed"
+        if asked.command is not None:
+            return await self._by_command(asked, lock, prefix, doing)
+        kept = self._tmp / "conda.lock"
+        kept.write_text(lock)
+        task = {"do": "install", "lock": str(kept), "prefix": str(prefix)}
+        try:
+            await self._work({**task, "link_scripts": asked.link_scripts}, doing)
+        finally:
+            kept.unlink(missing_ok=True)
+        return lock
+
+    async def _work(self, task: dict[str, Any], doing: str) -> None:
+        file, answer = self._tmp / "conda-task.json", self._tmp / "conda-answer.json"
+        answer.unlink(missing_ok=True)
+        file.write_text(json.dumps({**task, "cache": str(self._cache), "answer": str(answer)}))
+        try:
+            await self._run([sys.executable, "-I", conda_worker.__file__, str(file)], doing)
+        except PrepareError as error:
+            if answer.exists():
+                return  # its work was done when the process ended badly
+            if any(conda_worker.NOT_INSTALLED in line for line in error.lines):
+                raise PrepareError(
+                    "packages of conda need py-rattler on the target's nodes: install "
+                    "rayjobs[conda] there, or name a program with `conda_command`",
+                    failure_class="environment",
+                    is_permanent=True,
+                ) from error
+            raise
+        finally:
+            file.unlink(missing_ok=True)
+        if not answer.exists():
+            raise PrepareError(f"{doing}: the program gave no answer", failure_class="system")
+
+    async def _by_command(self, asked: Asked, lock: str, prefix: Path, doing: str) -> str:
+        name = str(asked.command)
+        program = shutil.which(name, path=self._path)
+        if program is None:
+            found = [one for one in COMMANDS if shutil.which(one, path=self._path)]
+            has = f"; it has {', '.join(found)}" if found else ""
+            raise PrepareError(
+                f"this node has no program {name!r} for its conda packages{has}. Install it, or "
+                f"leave out conda_command, and rayjobs[conda] does it",
+                failure_class="environment",
+                is_permanent=True,
+            )
+        is_micro = Path(program).name.startswith("micromamba")
+        if lock.startswith(_EXPLICIT):
+            file = self._tmp / "conda-explicit.txt"
+            file.write_text(lock)
+            words = [program, "create", "--yes", "--prefix", str(prefix), "--file", str(file)]
+        else:
+            file = self._tmp / "conda-environment.yml"
+            content = {"channels": list(asked.channels), "dependencies": list(asked.specs)}
+            file.write_text(write_yaml(content))
+            create = ["create", "--yes"] if is_micro else ["env", "create"]
+            words = [program, *create, "--prefix", str(prefix), "--file", str(file)]
+        try:
+            await self._run(words, doing)
+        finally:
+            file.unlink(missing_ok=True)
+        return await asyncio.to_thread(explicit, prefix)
+
+
+def explicit(prefix: Path) -> str:
+    """Return what a prefix has as a list of addresses, which every conda installs as it is."""
+    lines = []
+    for file in sorted((prefix / "conda-meta").glob("*.json")):
+        values = json.loads(file.read_text())
+        digest = values.get("md5")
+        lines.append(values["url"] + (f"#{digest}" if digest else ""))
+    return "".join(f"{line}\n" for line in [_EXPLICIT, *lines])

@@ -1,0 +1,195 @@
+"""Environments of conda, made by the real py-rattler from a channel that the tests make."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.core.failures import FailureClass
+from rayjobs.environments import condas
+from rayjobs.environments.cache import RECORD, Cache
+from tests.conda_channel import VERSION, Channel
+from tests.unit.environments.conftest import Builder
+from tests.wheels import make_wheel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def channel(tmp_path_factory: pytest.TempPathFactory) -> Channel:
+    made = Channel(tmp_path_factory.mktemp("conda") / "channel")
+    made.add_library("tiny-tool")
+    made.add_library("tiny-tool", "2.0", value="two")
+    made.add("needs-cuda", "1.0", files={"share/a": "a"}, depends=["__cuda >=99"])
+    scripted = {"share/b": "b", "bin/.scripted-post-link.sh": "touch $PREFIX/share/linked\n"}
+    made.add("scripted", "1.0", files=scripted, subdir="linux-64")
+    made.add("no-python", "1.0", files={"share/c": "prefix /placeholder\n"})
+    return made.index()
+
+
+def said(python: str, code: str) -> str:
+    done = subprocess.run([python, "-c", code], check=True, capture_output=True, timeout=60)
+    return done.stdout.decode().strip()
+
+
+def test_packages_of_conda_and_of_pip_in_one_environment(
+    builder: Builder, channel: Channel, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-pip", needs=["tiny-tool>=1"])
+    make_wheel(tmp_path / "wheels", "tiny-tool", "1.0", value="of pip")
+    lines = ["--no-index", f"--find-links {tmp_path}/wheels", "tiny-pip"]
+    asked = {"conda": ["tiny-tool=1"], "channels": [channel.url]}
+    found, wish = builder.build(*lines, **asked)
+    assert wish.steps == ["resolve", "build", "resolve", "built"]
+    prefix = builder.node.environments / found.key
+    code = "import sys, tiny_tool, tiny_pip; print(sys.prefix, tiny_tool.VALUE, tiny_pip.VALUE)"
+    # What conda has installed is not installed again by pip.
+    assert said(found.python, code) == f"{prefix} conda tiny"
+    program = subprocess.run([prefix / "bin/tiny-tool-say"], capture_output=True, check=True)
+    assert program.stdout == b"conda\n"
+    assert "sha256" in condas.split(found.lock)[0]
+    assert "tiny-pip==1.0" in found.lock
+    again, other = builder.build(*lines, **asked)
+    assert (again.key, again.built, again.lock) == (found.key, False, found.lock)
+    assert other.steps == []
+    # Another node makes the same of the lock, whatever the channel has now.
+    elsewhere = Builder(tmp_path / "elsewhere")
+    wish = elsewhere.wish(known_lock=found.lock)
+    copy, wish = elsewhere.build(*lines, wish=wish, **asked)
+    assert (wish.steps, copy.lock) == (["build", "built"], found.lock)
+
+
+@pytest.mark.parametrize(
+    ("specs", "words"),
+    [
+        (["tiny-tool >=9"], "tiny-tool >=9"),
+        (["tiny-tool 3"], "missing range specifier"),
+        (["needs-cuda"], "__cuda >=99"),
+    ],
+)
+def test_what_cannot_be_solved_fails_in_the_solvers_words(
+    builder: Builder, channel: Channel, specs: list[str], words: str
+) -> None:
+    with pytest.raises(PrepareError) as told:
+        builder.build(conda=specs, channels=[channel.url])
+    assert words in told.value.message
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+    assert told.value.is_permanent
+
+
+def test_a_channel_that_is_gone_is_named(builder: Builder, tmp_path: Path) -> None:
+    with pytest.raises(PrepareError, match=r"gone/noarch/repodata\.json") as told:
+        builder.build(conda=["tiny-tool"], channels=[f"file://{tmp_path}/gone"])
+    assert told.value.failure_class == FailureClass.ENVIRONMENT
+
+
+def test_a_package_whose_bytes_have_changed_is_not_installed(
+    builder: Builder, tmp_path: Path
+) -> None:
+    own = Channel(tmp_path / "own")
+    package = own.add_library("changed")
+    own.index()
+    package.write_bytes(own.add_library("other").read_bytes())
+    with pytest.raises(PrepareError, match="cannot be installed") as told:
+        builder.build(conda=["changed"], channels=[own.url])
+    assert "changed-1.0-0.tar.bz2 has the SHA-256 hash" in told.value.message
+    assert not [one for one in builder.node.environments.iterdir() if len(one.name) == 32]
+
+
+def test_link_scripts_run_where_they_are_allowed(builder: Builder, channel: Channel) -> None:
+    asked = {"conda": ["scripted"], "channels": [channel.url]}
+    for allowed in (False, True):
+        found, _ = builder.build(**asked, link_scripts=allowed)
+        assert (Path(found.python).parents[1] / "share/linked").exists() is allowed
+
+
+def test_a_prefix_that_died_half_way_is_made_again(builder: Builder, channel: Channel) -> None:
+    asked = {"conda": ["tiny-tool"], "channels": [channel.url]}
+    first, _ = builder.build(**asked)
+    folder = Cache(builder.node.environments).folder(first.key)
+    (folder / RECORD).unlink()  # the record comes last
+    (folder / "bin" / "python").unlink()
+    again, _ = builder.build(**asked)
+    assert again.built
+    assert said(again.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+
+
+def test_a_worker_that_crashes_after_its_work_is_believed(
+    builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    crashing = tmp_path / "worker.py"
+    text = Path(condas.conda_worker.__file__).read_text()
+    assert "os._exit(code)" in text
+    crashing.write_text(text.replace("os._exit(code)", "os.abort()"))
+    monkeypatch.setattr(condas.conda_worker, "__file__", str(crashing))
+    found, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
+    assert said(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+
+
+COMMAND = """#!/bin/sh
+# Stands in for micromamba: notes its words, and copies a prefix that is there.
+echo "$@" >> {log}
+cat "${{6:-/dev/null}}" >> {log}
+cp -a {prefix} "$4"
+mkdir -p "$4/conda-meta"
+echo '{{"url": "file:///c/tiny-1.0-0.conda", "md5": "00"}}' > "$4/conda-meta/tiny.json"
+"""
+
+
+def test_a_program_of_the_node_makes_the_environment(
+    builder: Builder, channel: Channel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"conda": ["tiny-tool"], "channels": [channel.url], "conda_command": "micromamba"}
+    made, _ = builder.build(conda=["tiny-tool"], channels=[channel.url])
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    with pytest.raises(PrepareError, match="no program 'micromamba'"):
+        builder.build(**asked)
+    log = tmp_path / "log"
+    program = tmp_path / "micromamba"
+    program.write_text(COMMAND.format(log=log, prefix=Path(made.python).parents[1]))
+    program.chmod(0o755)
+    found, _ = builder.build(**asked)
+    assert said(found.python, "import tiny_tool; print(tiny_tool.VALUE)") == "two"
+    assert "create --yes --prefix" in log.read_text()
+    assert "tiny-tool" in log.read_text()
+    explicit = condas.split(found.lock)[0].splitlines()
+    assert (explicit[0], explicit[-1]) == ("@EXPLICIT", "file:///c/tiny-1.0-0.conda#00")
+    assert not builder.build(**asked)[0].built
+    # A retry elsewhere installs what the first attempt had.
+    elsewhere = Builder(tmp_path / "elsewhere")
+    log.unlink()
+    elsewhere.build(wish=elsewhere.wish(known_lock=found.lock), **asked)
+    assert "tiny-1.0-0.conda#00" in log.read_text()
+
+
+def test_without_py_rattler_the_remedy_is_named(
+    builder: Builder, channel: Channel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    absent = tmp_path / "worker.py"
+    text = Path(condas.conda_worker.__file__).read_text()
+    absent.write_text(
+        f"import sys\nsys.modules['rattler'] = None\n{text}".replace(
+            "from __future__ import annotations\n", ""
+        )
+    )
+    monkeypatch.setattr(condas.conda_worker, "__file__", str(absent))
+    with pytest.raises(PrepareError, match=r"rayjobs\[conda\]"):
+        builder.build(conda=["tiny-tool"], channels=[channel.url])
+
+
+def test_the_python_that_is_asked_for() -> None:
+    common = {"conda": ["a"], "channels": ["c"]}
+    for python, spec in (
+        (None, "python 3.11.*"),
+        ("3.10", "python 3.10.*"),
+        (">=3.9", "python >=3.9"),
+    ):
+        assert condas.asked_of({**common, "python": python}, (3, 11, 7)).specs == (spec, "a")
+    assert condas.asked_of({**common, "python": VERSION}, (3, 11)).specs[0] == f"python =={VERSION}"
+    assert json.dumps(condas.joined("a\nb\n")) == json.dumps("# conda | a\n# conda | b\n")
+    assert shutil.which("sh")
