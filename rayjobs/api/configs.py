@@ -272,6 +272,7 @@ class ScriptRunConfig:
             "name": name_from(PurePosixPath(self.script or "command").stem, default="job"),
             "source_directory": str(Path(self.source_directory).expanduser().absolute()),
             "environment": _environment_of(settings.environment),
+            "container": _container_of(settings),
             "environment_variables": {
                 str(key): str(value)
                 for variables in (
@@ -426,6 +427,20 @@ def _environment_of(environment: Any) -> str | dict[str, Any] | None:
         f"environment is a {type(environment).__name__}; give an Environment, the path of an "
         f"interpreter or virtual environment on the target, or None"
     )
+
+
+def _container_of(settings: RunConfiguration) -> dict[str, Any] | None:
+    """Return the image that an environment names, with what the run's Docker settings add."""
+    from rayjobs.api.environment import Environment
+
+    if not isinstance(settings.environment, Environment):
+        return None
+    made = settings.environment.container()
+    if made is not None:
+        made["arguments"] += list(settings.docker.arguments)
+        if settings.docker.shm_size is not None:
+            made["shm_size"] = settings.docker.shm_size
+    return made
 
 
 def _distribution_of(settings: RunConfiguration) -> dict[str, Any]:

@@ -13,7 +13,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api.conda_dependencies import CondaDependencies as CondaDependencies
-from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
+from rayjobs.api.environment_sections import DEFAULT_CPU_IMAGE as DEFAULT_CPU_IMAGE
+from rayjobs.api.environment_sections import DEFAULT_GPU_IMAGE as DEFAULT_GPU_IMAGE
+from rayjobs.api.environment_sections import DEFAULT_SHM_SIZE as DEFAULT_SHM_SIZE
+from rayjobs.api.environment_sections import SECTIONS, fill, plain
+from rayjobs.api.environment_sections import ContainerRegistry as ContainerRegistry
+from rayjobs.api.environment_sections import DatabricksSection as DatabricksSection
+from rayjobs.api.environment_sections import DockerBuildContext as DockerBuildContext
+from rayjobs.api.environment_sections import DockerImagePlatform as DockerImagePlatform
+from rayjobs.api.environment_sections import DockerSection as DockerSection
+from rayjobs.api.environment_sections import PythonSection as PythonSection
+from rayjobs.api.environment_sections import RegistryIdentity as RegistryIdentity
+from rayjobs.api.environment_sections import RSection as RSection
+from rayjobs.api.environment_sections import SparkSection as SparkSection
+from rayjobs.core.errors import UsageError
 from rayjobs.spec import requirements
 from rayjobs.spec.curated import curated, curated_names, is_base_image
 from rayjobs.spec.model import JobSpec
@@ -21,176 +34,11 @@ from rayjobs.spec.model import JobSpec
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
 
-DEFAULT_CPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu20.04"
-DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.1-cudnn8-ubuntu20.04"
-DEFAULT_SHM_SIZE = "2g"
 DEFAULT_NAME = "project"  # Source: the environment of a new RunConfiguration
 CURATED_PREFIX = "AzureML"
 _OWN = ("", "python")  # what Azure ML writes for the machine's own interpreter
 _DEFINITION = "azureml_environment.json"  # Source: files of Environment.save_to_directory
 _CONDA_FILE = "conda_dependencies.yml"
-
-
-class _Section:
-    """A part of an environment: equal to another one with the same values."""
-
-    def __eq__(self, other: object) -> bool:
-        return type(other) is type(self) and vars(other) == vars(self)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        """Return what differs from a new one; no address or name of a registry's user."""
-        usual = vars(type(self)())
-        given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
-        shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
-        return f"{type(self).__name__}({shown})"
-
-
-class PythonSection(_Section):
-    """``environment.python``: an interpreter that is there, or what to install.
-
-    Attributes:
-        user_managed_dependencies: Nothing is installed: the interpreter has what the script needs.
-        interpreter_path: That interpreter, or its virtual environment, on the target.
-        conda_dependencies: What to install.
-        conda_dependencies_file: Or a file that says so.
-        base_conda_environment: Accepted; the environment stands alone.
-    """
-
-    def __init__(self) -> None:
-        self.user_managed_dependencies = False
-        self.interpreter_path: str = "python"
-        self.conda_dependencies: CondaDependencies = CondaDependencies()
-        self.conda_dependencies_file: str | None = None
-        self.base_conda_environment: str | None = None
-
-    def wanted(self) -> CondaDependencies:
-        """Return what is to be installed, that of the file where one is named.
-
-        Raises:
-            NotFoundError, SpecError: see `CondaDependencies`.
-        """
-        if self.conda_dependencies_file is not None:
-            return CondaDependencies(self.conda_dependencies_file)
-        return self.conda_dependencies or CondaDependencies()
-
-
-class RegistryIdentity(_Section):
-    """A managed identity for a registry; accepted, nothing here has one."""
-
-    def __init__(self, resource_id: str | None = None, client_id: str | None = None) -> None:
-        self.resource_id = resource_id
-        self.client_id = client_id
-
-
-class ContainerRegistry(_Section):
-    """Where an image comes from, and who may have it.
-
-    Attributes:
-        username, password: Give a password by reference, as ``${RAYJOBS_SECRET_REGISTRY}``: a
-            definition is stored.
-    """
-
-    def __init__(self) -> None:
-        self.address: str | None = None
-        self.username: str | None = None
-        self.password: str | None = None
-        self.registry_identity: RegistryIdentity | None = None
-
-
-class DockerImagePlatform(_Section):
-    """Which machines an image is for."""
-
-    def __init__(self, os: str = "Linux", architecture: str = "amd64") -> None:
-        self.os = os
-        self.architecture = architecture
-
-
-class DockerBuildContext(_Section):
-    """A folder with a Dockerfile."""
-
-    def __init__(
-        self,
-        location_type: str = "localfile",
-        location: str = ".",
-        dockerfile_path: str = "Dockerfile",
-    ) -> None:
-        self.location_type = location_type
-        self.location = location
-        self.dockerfile_path = dockerfile_path
-
-    @staticmethod
-    def from_local_directory(
-        workspace: Any = None, path: str = ".", dockerfile_path: str = "Dockerfile"
-    ) -> DockerBuildContext:
-        """Return the context of a folder on this machine."""
-        return DockerBuildContext("localfile", str(Path(path).absolute()), dockerfile_path)
-
-
-class DockerSection(_Section):
-    """``environment.docker``: the image that a script runs in.
-
-    Attributes:
-        enabled: Accepted; an image that is named is used.
-        base_image: The image; the default one of Azure ML has no packages of its own, and stands
-            for the target's own environment.
-    """
-
-    def __init__(self) -> None:
-        self.enabled = False
-        self.base_image: str | None = DEFAULT_CPU_IMAGE
-        self.base_dockerfile: str | None = None
-        self.base_image_registry = ContainerRegistry()
-        self.build_context: DockerBuildContext | None = None
-        self.platform = DockerImagePlatform()
-        self.arguments: list[str] = []
-        self.shared_volumes = True
-        self.gpu_support = False
-        self.shm_size: str | None = DEFAULT_SHM_SIZE
-
-
-class SparkSection(_Section):
-    """``environment.spark``: kept; jobs of Spark are not run."""
-
-    def __init__(self) -> None:
-        self.repositories: list[str] = []
-        self.packages: list[Any] = []
-        self.precache_packages = True
-
-
-class RSection(_Section):
-    """``environment.r``: kept; jobs of R run through ``command``."""
-
-    def __init__(self) -> None:
-        self.r_version: str | None = None
-        self.user_managed = False
-        self.rscript_path: str | None = None
-        self.snapshot_date: str | None = None
-        self.cran_packages: list[Any] = []
-        self.github_packages: list[Any] = []
-        self.custom_url_packages: list[str] = []
-        self.bioconductor_packages: list[str] = []
-
-
-class DatabricksSection(_Section):
-    """``environment.databricks``: kept; jobs of Databricks are not run."""
-
-    def __init__(self) -> None:
-        self.maven_libraries: list[Any] = []
-        self.pypi_libraries: list[Any] = []
-        self.rcran_libraries: list[Any] = []
-        self.jar_libraries: list[Any] = []
-        self.egg_libraries: list[Any] = []
-
-
-_SECTIONS: Mapping[str, type[_Section]] = {
-    "python": PythonSection,
-    "docker": DockerSection,
-    "spark": SparkSection,
-    "r": RSection,
-    "databricks": DatabricksSection,
-}
 
 
 class Environment:
@@ -402,9 +250,78 @@ class Environment:
             )
             made.docker.base_image = DEFAULT_GPU_IMAGE if found.gpu else DEFAULT_CPU_IMAGE
             return made
-        raise NotFoundError(
-            f"there is no environment {name!r}; curated ones are {', '.join(curated_names())}"
-        )
+        from rayjobs.api import environment_registry as registry
+
+        return registry.get(workspace, name, version, label)
+
+    @staticmethod
+    def list(workspace: Workspace) -> dict[str, Environment]:
+        """Return the newest version of every registered environment, and the curated ones."""
+        from rayjobs.api import environment_registry as registry
+
+        found = {name: Environment.get(workspace, name) for name in curated_names()}
+        return {**found, **registry.newest(workspace)}
+
+    @staticmethod
+    def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
+        """Let labels point to a version of an environment, away from any other one.
+
+        Raises:
+            NotFoundError: there is no such version.
+        """
+        from rayjobs.api import environment_registry as registry
+
+        registry.label(workspace, name, version, labels)
+
+    def register(self, workspace: Workspace) -> Environment:
+        """Store the environment under its name; return it with its version.
+
+        The same definition keeps its version; another one gets the next.
+
+        Raises:
+            UsageError: the name is one of Azure ML's own.
+        """
+        _refuse_reserved(self.name)
+        from rayjobs.api import environment_registry as registry
+
+        return registry.register(workspace, self)
+
+    def build(self, workspace: Workspace, image_build_compute: Any = None) -> Any:
+        """Build the environment on this machine's node; return the finished build.
+
+        Args:
+            image_build_compute: Accepted; it is built where jobs of the local target run.
+
+        Raises:
+            PrepareError: it cannot be built, in the resolver's words.
+        """
+        from rayjobs.api import environment_registry as registry
+
+        return registry.build(workspace, self)
+
+    def build_local(self, workspace: Workspace, platform: Any = None, **kwargs: Any) -> Any:
+        """Build the environment on this machine, as `build` does."""
+        return self.build(workspace)
+
+    def get_image_details(self, workspace: Workspace) -> dict[str, Any]:
+        """Return what the environment consists of, and whether it is built on this machine."""
+        from rayjobs.api import environment_registry as registry
+
+        return registry.details(workspace, self)
+
+    @staticmethod
+    def add_private_pip_wheel(
+        workspace: Workspace, file_path: str | Path, exist_ok: bool = False
+    ) -> str:
+        """Keep a wheel in the workspace; return what to give `CondaDependencies.add_pip_package`.
+
+        Raises:
+            NotFoundError: no such file.
+            UsageError: it is there already, and `exist_ok` is not set.
+        """
+        from rayjobs.api import environment_registry as registry
+
+        return registry.add_wheel(workspace, Path(file_path), exist_ok=exist_ok)
 
     # -- files -------------------------------------------------------------------------------------
 
@@ -450,8 +367,8 @@ class Environment:
         values: dict[str, Any] = {"name": self.name, "version": self.version}
         values["environmentVariables"] = dict(self.environment_variables)
         values["inferencingStackVersion"] = self.inferencing_stack_version
-        for name in _SECTIONS:
-            values[name] = _plain(getattr(self, name))
+        for name in SECTIONS:
+            values[name] = plain(getattr(self, name))
         values["python"]["condaDependencies"] = self.python.wanted().as_dict()
         return values
 
@@ -466,8 +383,8 @@ class Environment:
         made.version = values.get("version")
         made.environment_variables = dict(values.get("environmentVariables") or {})
         made.inferencing_stack_version = values.get("inferencingStackVersion")
-        for name in _SECTIONS:
-            _fill(getattr(made, name), values.get(name) or {})
+        for name in SECTIONS:
+            fill(getattr(made, name), values.get(name) or {})
         return made
 
     # -- what a job asks for -----------------------------------------------------------------------
@@ -477,6 +394,37 @@ class Environment:
         """The image that a script runs in; None: none, or a base of Azure ML's without packages."""
         image = self.docker.base_image
         return None if image is None or is_base_image(image) else image
+
+    def container(self) -> dict[str, Any] | None:
+        """Return what a job's spec says under `container`; None: it runs without one.
+
+        Raises:
+            UsageError: an image is built from a folder, or a password is given in the open.
+        """
+        docker = self.docker
+        if docker.build_context is not None:
+            raise UsageError(
+                f"the environment {self.name!r} builds its image from a folder; give the text of "
+                f"its Dockerfile (Environment.from_dockerfile): its context is the source directory"
+            )
+        if docker.base_dockerfile is None and docker.base_image in (None, DEFAULT_CPU_IMAGE):
+            return None
+        made: dict[str, Any] = {"arguments": list(docker.arguments)}
+        if docker.base_dockerfile is not None:
+            made["dockerfile"] = docker.base_dockerfile
+        else:
+            made["image"] = docker.base_image
+        if docker.shm_size is not None and docker.shm_size != DEFAULT_SHM_SIZE:
+            made["shm_size"] = docker.shm_size
+        registry = docker.base_image_registry
+        asked: dict[str, Any] = {}
+        if registry.address:
+            asked["address"] = registry.address
+        if registry.username:
+            asked |= {"username": registry.username, "password": _secret(registry.password)}
+        if asked:
+            made["registry"] = asked
+        return made
 
     @property
     def is_default(self) -> bool:
@@ -496,23 +444,7 @@ class Environment:
         return not has_file and (wanted is None or wanted.is_empty)
 
     def to_spec(self) -> str | dict[str, Any] | None:
-        """Return what a job's spec says under `environment`.
-
-        Raises:
-            SpecError: it names an image.
-        """
-        image = self.image or self.docker.base_dockerfile or self.docker.build_context
-        if image is not None:
-            raise SpecError(
-                problems=[
-                    Problem(
-                        "environment.docker",
-                        f"names an image ({str(image)[:80]!r}); jobs run without containers.",
-                        "Set docker.base_image to None; what it has installed must be on the "
-                        "target, or among the packages.",
-                    )
-                ]
-            )
+        """Return what a job's spec says under `environment`."""
         if self.python.user_managed_dependencies:
             path = os.fspath(self.python.interpreter_path)
             return None if path in _OWN else path
@@ -573,6 +505,22 @@ class FrameworkEnvironment(Environment):
         }
 
 
+def _secret(password: str | None) -> str:
+    """Return the variable that holds a registry's password.
+
+    Raises:
+        UsageError: the password itself was given.
+    """
+    name = str(password or "").removeprefix("${").removesuffix("}")
+    if not name.startswith(requirements.SECRET_PREFIX):
+        raise UsageError(
+            f"a registry's password would be stored with the job: keep it on the target "
+            f"(`rayjobs target secret set {requirements.SECRET_PREFIX}REGISTRY`), and write "
+            f"base_image_registry.password = '${{{requirements.SECRET_PREFIX}REGISTRY}}'"
+        )
+    return name
+
+
 def _refuse_reserved(name: str) -> None:
     if name.lower().startswith(CURATED_PREFIX.lower()):
         raise UsageError(
@@ -604,40 +552,3 @@ def _conda_environment(name: str) -> Path | None:
         if name == "base" or folder.name == name:
             candidates.append(folder)
     return next((one for one in candidates if (one / "bin" / "python").exists()), None)
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(part.capitalize() for part in rest)
-
-
-def _plain(section: _Section) -> dict[str, Any]:
-    """Return a section as plain data; of a registry, no password that is not a reference."""
-    values: dict[str, Any] = {}
-    for name, value in vars(section).items():
-        if isinstance(value, CondaDependencies):
-            value = value.as_dict()
-        elif isinstance(value, _Section):
-            value = _plain(value)
-        elif name == "password" and value and not str(value).startswith("${"):
-            value = None
-        values[_camel(name)] = value
-    return values
-
-
-def _fill(section: _Section, values: Mapping[str, Any]) -> None:
-    for name, old in list(vars(section).items()):
-        key = _camel(name)
-        if key not in values:
-            continue
-        value = values[key]
-        if isinstance(old, CondaDependencies):
-            value = CondaDependencies.from_dict(value)
-        elif isinstance(old, _Section):
-            _fill(old, value or {})
-            continue
-        elif name == "build_context" and isinstance(value, Mapping):
-            made = DockerBuildContext()
-            _fill(made, value)
-            value = made
-        setattr(section, name, value)

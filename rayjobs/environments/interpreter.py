@@ -75,12 +75,33 @@ def variables(path: str, environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **own}
 
 
+_known: dict[tuple[str, int, int], Interpreter] = {}
+
+
 async def ask(path: str) -> Interpreter:
-    """Return what the interpreter at `path` says of itself.
+    """Return what the interpreter at `path` says of itself; asked once while its file is the same.
 
     Raises:
         PrepareError: class ``environment``: it is no Python that jobs can use.
     """
+    stamp = _stamp(path)
+    if stamp is not None and stamp in _known:
+        return _known[stamp]
+    found = await _ask(path)
+    if stamp is not None:
+        _known[stamp] = found
+    return found
+
+
+def _stamp(path: str) -> tuple[str, int, int] | None:
+    try:
+        info = Path(path).stat()
+    except OSError:
+        return None
+    return path, info.st_ino, info.st_mtime_ns
+
+
+async def _ask(path: str) -> Interpreter:
     if path == sys.executable:
         arguments = [path, "-I", "-S", "-c", _ASK]
     else:

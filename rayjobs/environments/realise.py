@@ -118,21 +118,9 @@ class Environments:
                 work.said.close()
 
     async def _realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
-        lines = tuple(str(line) for line in asked["pip"])
-        work.env = settings.variables(
-            credentials.environment(),
-            secrets=requirements.secrets_of(lines),
-            pip_files=settings.pip_files(os.environ),
-        )
-        constraints = tuple(str(line) for line in asked.get("constraints") or ())
-        if asked.get("conda"):
-            return await self._realise_conda(asked, lines, constraints, work)
-        base = None
-        if asked.get("base") is not None:
-            base = await asyncio.to_thread(bases.installed)
-        python = await self._interpreter(asked.get("python"), work)
-        digest = None if base is None else base.digest()
-        request = Request(lines, python, constraints, digest)
+        request, base, of_conda = await self._request(asked, work)
+        if of_conda is not None:
+            return await self._realise_conda(of_conda, request, work)
         lock = await self._resolved(request, base, work)
         key = request.key(lock)
         async with self._alone(key, work):
@@ -144,16 +132,39 @@ class Environments:
             _note_use(work.paths, found)
         return found
 
-    async def _realise_conda(
-        self,
-        asked: Mapping[str, Any],
-        lines: tuple[str, ...],
-        constraints: tuple[str, ...],
-        work: Work,
-    ) -> Realised:
-        own = await interpreters.ask(self._own_python)
-        wanted = condas.asked_of(asked, own.version)
-        request = Request(lines, own, constraints, conda=wanted.key())
+    async def known(self, asked: Mapping[str, Any], work: Work) -> str | None:
+        """Return the name of an environment that is whole on this node; None: it must be built."""
+        self._cache.make()
+        request, _, of_conda = await self._request(asked, work)
+        lock = self._cache.resolved(request.digest())
+        if lock is None:
+            return None
+        key = request.key(lock) if of_conda is None else _key_of_conda(request, of_conda, lock)
+        return key if self._cache.is_whole(key) else None
+
+    async def _request(
+        self, asked: Mapping[str, Any], work: Work
+    ) -> tuple[Request, Base | None, condas.Asked | None]:
+        """Return what is asked of pip, what it is added to, and what is asked of conda."""
+        lines = tuple(str(line) for line in asked["pip"])
+        work.env = settings.variables(
+            credentials.environment(),
+            secrets=requirements.secrets_of(lines),
+            pip_files=settings.pip_files(os.environ),
+        )
+        constraints = tuple(str(line) for line in asked.get("constraints") or ())
+        if asked.get("conda"):
+            own = await interpreters.ask(self._own_python)
+            of_conda = condas.asked_of(asked, own.version)
+            return Request(lines, own, constraints, conda=of_conda.key()), None, of_conda
+        base = None
+        if asked.get("base") is not None:
+            base = await asyncio.to_thread(bases.installed)
+        python = await self._interpreter(asked.get("python"), work)
+        digest = None if base is None else base.digest()
+        return Request(lines, python, constraints, digest), base, None
+
+    async def _realise_conda(self, wanted: condas.Asked, request: Request, work: Work) -> Realised:
         conda = condas.Conda(
             self._cache.conda,
             work.paths.tmp,
@@ -170,8 +181,7 @@ class Environments:
                 solved = await conda.solve(wanted)
                 lock = request.head() + condas.joined(solved)
             self._cache.keep_resolved(digest, lock)
-        # What a program of the node makes of a request is known when it has made it.
-        key = request.key_of_conda("" if wanted.command else condas.split(lock)[0])
+        key = _key_of_conda(request, wanted, lock)
         async with self._alone(key, work):
             built = not self._cache.is_whole(key)
             if built:
@@ -380,6 +390,11 @@ async def _python_of(prefix: Path) -> Interpreter:
             is_permanent=True,
         )
     return await interpreters.ask(str(path))
+
+
+def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
+    """Return an environment's name; a program of the node has made no lock before it installs."""
+    return request.key_of_conda("" if wanted.command else condas.split(lock)[0])
 
 
 def _packages_of(prefix: Path) -> Base:

@@ -351,6 +351,24 @@ class ModelRefusal:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EnvironmentVersion:
+    """One version of a registered environment.
+
+    Attributes:
+        version: From 1.
+        definition: JSON, as `rayjobs.api.environment` writes it.
+        labels: Names that point to this version now.
+    """
+
+    name: str
+    version: int
+    definition: str
+    created_by: str = ""
+    created_at: datetime
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelVersion:
     """One version of a model.
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rayjobs.spec import conda, requirements
+from rayjobs.spec.curated import is_base_image
 from rayjobs.spec.model import JobSpec, Packages, Substitute
 
 # The oldest release with wheels for each version of CPython on Linux x86-64. Source: the files of
@@ -128,6 +129,7 @@ def substitute(
     Args:
         mentions: Returns whether the job's code mentions a package of a framework.
     """
+    spec = _without_base_image(spec)
     asked = spec.environment
     if not isinstance(asked, Packages):
         return spec
@@ -155,6 +157,20 @@ def substitute(
             "substitutes": (*spec.substitutes, *made.substitutes),
         }
     )
+
+
+def _without_base_image(spec: JobSpec) -> JobSpec:
+    """Return a spec without a base image of Azure ML: it has nothing that a target lacks."""
+    image = None if spec.container is None else spec.container.image
+    if image is None or not is_base_image(image):
+        return spec
+    used = Substitute(
+        asked=f"image {image}",
+        used="the target's own environment",
+        reason="a base image of Azure ML: drivers, MPI and conda",
+    )
+    changes = {"container": None, "substitutes": (*spec.substitutes, used)}
+    return spec.model_copy(update=changes)
 
 
 def _python(asked: Packages, target: Target, made: _Made) -> tuple[str | None, bool]:

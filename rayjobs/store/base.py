@@ -54,6 +54,7 @@ from rayjobs.jobs.records import (
 )
 from rayjobs.jobs.states import JobState
 from rayjobs.store.interactive_base import InteractiveStore
+from rayjobs.store.environment_contract import EnvironmentStore
 from rayjobs.store.requests import (
     EVERY_JOB,
     NO_CHANGES,
@@ -672,6 +673,7 @@ class Store(
     QueueStore,
     SweepStore,
     ModelStore,
+    EnvironmentStore,
     DataStore,
     PruneStore,
     TargetStore,

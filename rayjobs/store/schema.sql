@@ -53,6 +53,23 @@ CREATE TABLE datastores (
 	PRIMARY KEY (name)
 );
 
+CREATE TABLE environment_labels (
+	name TEXT NOT NULL,
+	label TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	PRIMARY KEY (name, label)
+);
+
+CREATE TABLE environments (
+	name TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	definition TEXT NOT NULL,
+	digest TEXT NOT NULL,
+	created_by TEXT NOT NULL,
+	created_at TEXT NOT NULL,
+	PRIMARY KEY (name, version)
+);
+
 CREATE TABLE events (
 	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
 	job TEXT NOT NULL,
@@ -251,4 +268,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0008');
+INSERT INTO alembic_version (version_num) VALUES ('0009');

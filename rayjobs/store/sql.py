@@ -12,6 +12,7 @@ from rayjobs.store.arrays import ArraysPart
 from rayjobs.store.attempts import AttemptsPart
 from rayjobs.store.catalogue import StoreCatalogue
 from rayjobs.store.connection import Database
+from rayjobs.store.environments import EnvironmentsPart
 from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.interactive import InteractivePart
 from rayjobs.store.jobs import JobsPart
@@ -36,6 +37,7 @@ class SqlStore(
     RunsPart,
     SweepsPart,
     ModelsPart,
+    EnvironmentsPart,
     PruningPart,
 ):
     """A `Store` in a SQLite file, which is created, or upgraded, when it is opened.

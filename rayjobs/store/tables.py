@@ -237,6 +237,26 @@ model_aliases = sa.Table(
     sa.Column("version", sa.Integer, nullable=False),
 )
 
+# Versions of environments that users registered, and names for versions.
+environments = sa.Table(
+    "environments",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("definition", sa.Text, nullable=False),
+    sa.Column("digest", sa.Text, nullable=False),  # of the definition
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+)
+
+environment_labels = sa.Table(
+    "environment_labels",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("label", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, nullable=False),
+)
+
 # The catalogue of data. Rows of removed versions stay, so that their numbers are never used again.
 # Manifests are compressed, and kept by digest.
 datastores = sa.Table(

@@ -32,13 +32,12 @@ def substituted(
         source: The job's code, in which packages of a framework are looked for.
         is_here: The target runs on this machine, so its versions of Python are known.
     """
-    if not isinstance(spec.environment, Packages):
-        return spec, [], []
+    asked = spec.environment
     target = substitutes.Target(
         python=sys.version_info[:3],
         version_of=_installed,
         has_python=_has_python if is_here else lambda _version: True,
-        has_conda=not is_here or _has_conda(spec.environment),
+        has_conda=not is_here or not isinstance(asked, Packages) or _has_conda(asked),
     )
     mentioned = cache(lambda name: _mentions(spec, source, name))
     result = substitutes.substitute(spec, target, mentions=mentioned)
@@ -53,7 +52,7 @@ def substituted(
             )
             for one in new
         ]
-        return spec.model_copy(update={"environment": result.environment}), [], problems
+        return result.model_copy(update={"substitutes": spec.substitutes}), [], problems
     return result, list(substitutes.sentences(new)), []
 
 

@@ -78,15 +78,13 @@ def test_packages_of_conda_and_their_channels() -> None:
     assert environment_of(made) is None
 
 
-def test_an_image_is_refused_and_a_base_of_azure_ml_is_not() -> None:
-    made = Environment("mine")
-    made.docker.base_image = "mcr.microsoft.com/azureml/openmpi3.1.2-cuda10.1-cudnn7-ubuntu18.04"
-    assert environment_of(made) is None
-    made.docker.base_image = "pytorch/pytorch"
-    with pytest.raises(SpecError, match="without containers"):
-        environment_of(made)
+def test_a_name_is_needed() -> None:
     with pytest.raises(UsageError, match="name"):
         Environment("")
+    with pytest.raises(UsageError, match="AzureML are Azure ML's own"):
+        Environment("mine").clone("AzureML-mine")
+    with pytest.raises(UsageError, match="has no dokcer"):
+        Environment("mine", dokcer=None)
 
 
 def test_a_conda_environment_of_this_machine_is_found(
@@ -191,3 +189,26 @@ def test_definitions_go_to_a_folder_and_back(tmp_path: Path) -> None:
 def test_requirements_of_one_package_are_merged() -> None:
     lines = ["numpy>=1", "scipy", "Numpy<3", "numpy>=1"]
     assert CondaDependencies.merge_requirements(lines) == ["numpy>=1,<3", "scipy"]
+
+
+def test_an_image_and_its_registry_reach_the_spec(tmp_path: Path) -> None:
+    made = Environment.from_docker_image("mine", "registry.example/train:1")
+    made.docker.shm_size = "4g"
+    registry = made.docker.base_image_registry
+    registry.address, registry.username = "registry.example", "robot"
+    registry.password = "hunter2"
+    with pytest.raises(UsageError, match="RAYJOBS_SECRET_REGISTRY"):
+        ScriptRunConfig("src", "a.py", environment=made).to_spec()
+    registry.password = "${RAYJOBS_SECRET_REGISTRY}"
+    container = ScriptRunConfig("src", "a.py", environment=made).to_spec().container
+    assert container is not None
+    assert (container.image, container.shm_mib) == ("registry.example/train:1", 4096)
+    assert container.registry is not None
+    assert container.registry.password is not None
+    assert container.registry.password.env == "RAYJOBS_SECRET_REGISTRY"
+    (tmp_path / "Dockerfile").write_text("FROM scratch\n")
+    built = Environment.from_dockerfile("own", tmp_path / "Dockerfile")
+    container = ScriptRunConfig("src", "a.py", environment=built).to_spec().container
+    assert container is not None
+    assert container.dockerfile == "FROM scratch\n"
+    assert ScriptRunConfig("src", "a.py", environment=Environment("x")).to_spec().container is None

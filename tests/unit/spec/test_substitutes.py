@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rayjobs.spec.curated import PYTORCH_VERSIONS, curated, curated_names, is_base_image, pytorch
-from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.spec.model import Container, JobSpec, Packages
 from rayjobs.spec.substitutes import Target, sentences, substitute
 
 INSTALLED = {"torch": "2.15.0", "torchvision": "0.29.2"}
@@ -153,6 +153,16 @@ def test_every_curated_environment_becomes_one_that_can_be_had() -> None:
         assert used is None or used.base == "target"
     assert curated("AzureML-Nonsense") is None
     assert len(PYTORCH_VERSIONS) == 7
+
+
+def test_a_base_image_of_azure_ml_is_the_targets_own_environment() -> None:
+    base = "mcr.microsoft.com/azureml/openmpi3.1.2-cuda10.1-cudnn7-ubuntu18.04"
+    target = Target((3, 11, 7), INSTALLED.get, lambda _: False)
+    spec = substitute(JobSpec(script="a.py", container=Container(image=base)), target)
+    assert spec.container is None
+    assert [one.asked for one in spec.substitutes] == [f"image {base}"]
+    own = JobSpec(script="a.py", container=Container(image="pytorch/pytorch"))
+    assert substitute(own, target) == own
 
 
 def test_base_images_of_azure_ml() -> None:

@@ -1,0 +1,152 @@
+"""Registered environments of a workspace, and builds of environments on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayjobs.api.environment import Environment
+from rayjobs.api.workspace import Workspace
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import EnvironmentVersion
+from rayjobs.submit.submitting import user_name
+
+WHEELS = "wheels"  # below the workspace's folder
+
+
+def get(workspace: Workspace, name: str, version: str | None, label: str | None) -> Environment:
+    """Return a registered environment, the newest by default.
+
+    Raises:
+        NotFoundError: there is no such environment, version or label.
+    """
+    number = None if version is None else _number(name, version)
+    return _made(workspace.store.environment(name, version=number, label=label))
+
+
+def newest(workspace: Workspace) -> dict[str, Environment]:
+    """Return the newest version of every registered environment."""
+    return {one.name: _made(one) for one in workspace.store.environments()}
+
+
+def register(workspace: Workspace, environment: Environment) -> Environment:
+    """Store a definition; return it with its version."""
+    values = {**environment.to_dict(), "version": None}
+    text = json.dumps(values, sort_keys=True)
+    stored = workspace.store.put_environment(environment.name, text, user=user_name())
+    environment.version = str(stored.version)
+    environment.asset_id = f"{environment.name}:{stored.version}"
+    return _made(stored)
+
+
+def label(workspace: Workspace, name: str, version: str, labels: Sequence[str]) -> None:
+    """Let labels point to a version.
+
+    Raises:
+        NotFoundError: there is no such version.
+    """
+    number = _number(name, version)
+    for one in [labels] if isinstance(labels, str) else labels:
+        workspace.store.set_environment_label(name, one, number)
+
+
+def _made(stored: EnvironmentVersion) -> Environment:
+    made = Environment.from_dict(json.loads(stored.definition))
+    made.version = str(stored.version)
+    made.asset_id = f"{stored.name}:{stored.version}"
+    return made
+
+
+def _number(name: str, version: str) -> int:
+    if not str(version).isdecimal():
+        raise NotFoundError(f"the environment {name!r} has no version {version!r}: it is a number")
+    return int(version)
+
+
+def add_wheel(workspace: Workspace, file: Path, *, exist_ok: bool) -> str:
+    """Keep a wheel in the workspace; return its path there, which a job packs when it is submitted.
+
+    Raises:
+        NotFoundError: no such file.
+        UsageError: it is not a wheel, or is there already.
+    """
+    if not file.is_file():
+        raise NotFoundError(f"there is no file {file}. Check its name")
+    if file.suffix != ".whl":
+        raise UsageError(f"{file} is not a wheel; build one with `uv build --wheel`")
+    place = workspace.opened.path / WHEELS / file.name
+    if place.exists() and not exist_ok:
+        raise UsageError(f"{file.name} is kept in the workspace already; set exist_ok=True")
+    place.parent.mkdir(exist_ok=True)
+    fresh = place.with_suffix(".new")
+    shutil.copyfile(file, fresh)
+    fresh.replace(place)
+    return str(place)
+
+
+@dataclass(frozen=True)
+class ImageBuild:
+    """A build that has ended well. Source: ``azureml.core.environment.ImageBuildDetails``.
+
+    Attributes:
+        key: The environment's name on this machine's node.
+        lock: Its packages with their hashes.
+        log: What building said.
+    """
+
+    name: str
+    key: str
+    lock: str
+    log: str
+    status: str = "Succeeded"
+
+    def wait_for_completion(self, show_output: bool = False) -> str:
+        """Return how it ended; it has ended already."""
+        if show_output:
+            import sys
+
+            sys.stdout.write(self.log)
+        return self.status
+
+
+def build(workspace: Workspace, environment: Environment) -> ImageBuild:
+    """Build an environment on this machine's node, or find it built.
+
+    Raises:
+        UsageError: it names an interpreter or the target's own Python, so nothing is built.
+        PrepareError: it cannot be built.
+    """
+    from rayjobs.submit import environments
+
+    found, log = environments.build_here(_asked(environment))
+    return ImageBuild(environment.name, found.key, found.lock, log)
+
+
+def details(workspace: Workspace, environment: Environment) -> dict[str, Any]:
+    """Return what an environment consists of, and whether it is built on this machine."""
+    from rayjobs.submit import environments
+
+    asked = environment.to_spec()
+    key = environments.key_here(asked) if isinstance(asked, dict) else None
+    return {
+        "name": environment.name,
+        "version": environment.version,
+        "pythonEnvironment": asked if isinstance(asked, dict) else {"interpreter": asked},
+        "imageExistsInRegistry": key is not None,
+        "key": key,
+        "ingredients": environment.python.wanted().as_dict(),
+    }
+
+
+def _asked(environment: Environment) -> dict[str, Any]:
+    asked = environment.to_spec()
+    if not isinstance(asked, dict):
+        raise UsageError(
+            f"the environment {environment.name!r} uses "
+            f"{asked or 'the Python of the target'} as it is: there is nothing to build"
+        )
+    return asked

@@ -1,0 +1,216 @@
+"""The sections of an Azure ML v1 environment: Python, Docker, and those that are kept alone.
+
+Signatures: ``azureml.core.environment`` and ``azureml.core.container_registry`` 1.61.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rayjobs.api.conda_dependencies import CondaDependencies
+
+DEFAULT_CPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-ubuntu20.04"
+DEFAULT_GPU_IMAGE = "mcr.microsoft.com/azureml/openmpi4.1.0-cuda11.1-cudnn8-ubuntu20.04"
+DEFAULT_SHM_SIZE = "2g"
+
+
+class Section:
+    """A part of an environment: equal to another one with the same values."""
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return what differs from a new one; no address or name of a registry's user."""
+        usual = vars(type(self)())
+        given = {key: value for key, value in vars(self).items() if value != usual.get(key)}
+        shown = ", ".join(f"{key}={value!r:.80}" for key, value in given.items())
+        return f"{type(self).__name__}({shown})"
+
+
+class PythonSection(Section):
+    """``environment.python``: an interpreter that is there, or what to install.
+
+    Attributes:
+        user_managed_dependencies: Nothing is installed: the interpreter has what the script needs.
+        interpreter_path: That interpreter, or its virtual environment, on the target.
+        conda_dependencies: What to install.
+        conda_dependencies_file: Or a file that says so.
+        base_conda_environment: Accepted; the environment stands alone.
+    """
+
+    def __init__(self) -> None:
+        self.user_managed_dependencies = False
+        self.interpreter_path: str = "python"
+        self.conda_dependencies: CondaDependencies = CondaDependencies()
+        self.conda_dependencies_file: str | None = None
+        self.base_conda_environment: str | None = None
+
+    def wanted(self) -> CondaDependencies:
+        """Return what is to be installed, that of the file where one is named.
+
+        Raises:
+            NotFoundError, SpecError: see `CondaDependencies`.
+        """
+        if self.conda_dependencies_file is not None:
+            return CondaDependencies(self.conda_dependencies_file)
+        return self.conda_dependencies or CondaDependencies()
+
+
+class RegistryIdentity(Section):
+    """A managed identity for a registry; accepted, nothing here has one."""
+
+    def __init__(self, resource_id: str | None = None, client_id: str | None = None) -> None:
+        self.resource_id = resource_id
+        self.client_id = client_id
+
+
+class ContainerRegistry(Section):
+    """Where an image comes from, and who may have it.
+
+    Attributes:
+        username, password: Give a password by reference, as ``${RAYJOBS_SECRET_REGISTRY}``: a
+            definition is stored.
+    """
+
+    def __init__(self) -> None:
+        self.address: str | None = None
+        self.username: str | None = None
+        self.password: str | None = None
+        self.registry_identity: RegistryIdentity | None = None
+
+
+class DockerImagePlatform(Section):
+    """Which machines an image is for."""
+
+    def __init__(self, os: str = "Linux", architecture: str = "amd64") -> None:
+        self.os = os
+        self.architecture = architecture
+
+
+class DockerBuildContext(Section):
+    """A folder with a Dockerfile."""
+
+    def __init__(
+        self,
+        location_type: str = "localfile",
+        location: str = ".",
+        dockerfile_path: str = "Dockerfile",
+    ) -> None:
+        self.location_type = location_type
+        self.location = location
+        self.dockerfile_path = dockerfile_path
+
+    @staticmethod
+    def from_local_directory(
+        workspace: Any = None, path: str = ".", dockerfile_path: str = "Dockerfile"
+    ) -> DockerBuildContext:
+        """Return the context of a folder on this machine."""
+        return DockerBuildContext("localfile", str(Path(path).absolute()), dockerfile_path)
+
+
+class DockerSection(Section):
+    """``environment.docker``: the image that a script runs in.
+
+    Attributes:
+        enabled: Accepted; an image that is named is used.
+        base_image: The image; the default one of Azure ML has no packages of its own, and stands
+            for the target's own environment.
+    """
+
+    def __init__(self) -> None:
+        self.enabled = False
+        self.base_image: str | None = DEFAULT_CPU_IMAGE
+        self.base_dockerfile: str | None = None
+        self.base_image_registry = ContainerRegistry()
+        self.build_context: DockerBuildContext | None = None
+        self.platform = DockerImagePlatform()
+        self.arguments: list[str] = []
+        self.shared_volumes = True
+        self.gpu_support = False
+        self.shm_size: str | None = DEFAULT_SHM_SIZE
+
+
+class SparkSection(Section):
+    """``environment.spark``: kept; jobs of Spark are not run."""
+
+    def __init__(self) -> None:
+        self.repositories: list[str] = []
+        self.packages: list[Any] = []
+        self.precache_packages = True
+
+
+class RSection(Section):
+    """``environment.r``: kept; jobs of R run through ``command``."""
+
+    def __init__(self) -> None:
+        self.r_version: str | None = None
+        self.user_managed = False
+        self.rscript_path: str | None = None
+        self.snapshot_date: str | None = None
+        self.cran_packages: list[Any] = []
+        self.github_packages: list[Any] = []
+        self.custom_url_packages: list[str] = []
+        self.bioconductor_packages: list[str] = []
+
+
+class DatabricksSection(Section):
+    """``environment.databricks``: kept; jobs of Databricks are not run."""
+
+    def __init__(self) -> None:
+        self.maven_libraries: list[Any] = []
+        self.pypi_libraries: list[Any] = []
+        self.rcran_libraries: list[Any] = []
+        self.jar_libraries: list[Any] = []
+        self.egg_libraries: list[Any] = []
+
+
+SECTIONS: Mapping[str, type[Section]] = {
+    "python": PythonSection,
+    "docker": DockerSection,
+    "spark": SparkSection,
+    "r": RSection,
+    "databricks": DatabricksSection,
+}
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def plain(section: Section) -> dict[str, Any]:
+    """Return a section as plain data; of a registry, no password that is not a reference."""
+    values: dict[str, Any] = {}
+    for name, value in vars(section).items():
+        if isinstance(value, CondaDependencies):
+            value = value.as_dict()
+        elif isinstance(value, Section):
+            value = plain(value)
+        elif name == "password" and value and not str(value).startswith("${"):
+            value = None
+        values[_camel(name)] = value
+    return values
+
+
+def fill(section: Section, values: Mapping[str, Any]) -> None:
+    """Set what plain data says of a section; what it does not name stays."""
+    for name, old in list(vars(section).items()):
+        key = _camel(name)
+        if key not in values:
+            continue
+        value = values[key]
+        if isinstance(old, CondaDependencies):
+            value = CondaDependencies.from_dict(value)
+        elif isinstance(old, Section):
+            fill(old, value or {})
+            continue
+        elif name == "build_context" and isinstance(value, Mapping):
+            made = DockerBuildContext()
+            fill(made, value)
+            value = made
+        setattr(section, name, value)

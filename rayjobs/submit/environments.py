@@ -1,0 +1,96 @@
+"""Builds environments on this machine's node without a job, and finds those that are built."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core import paths
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.core.ids import token
+from rayjobs.environments.building import Control
+from rayjobs.environments.realise import Environments, Realised, Work
+from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.submit import checks
+from rayjobs.submit.substituting import substituted
+
+ANY = "environment"  # a script that is never run
+
+
+def packages_of(asked: Packages | Mapping[str, Any], *, strict: bool = False) -> JobSpec:
+    """Return a spec with packages that can be had here; its `substitutes` say what was replaced.
+
+    Raises:
+        SpecError: something is wrong with it.
+        UsageError: nothing is left to install: the target's own Python has it all.
+    """
+    packages = asked if isinstance(asked, Packages) else Packages.model_validate(dict(asked))
+    spec = JobSpec(script=ANY, environment=packages, strict=strict)
+    spec, _, problems = substituted(spec, source=None, is_here=True)
+    problems += [one for one in checks.check(spec) if one.path.startswith("environment")]
+    if problems:
+        raise SpecError(problems=problems)
+    if not isinstance(spec.environment, Packages):
+        raise UsageError("the target's own Python has all of it: there is nothing to build")
+    return spec
+
+
+def build_here(
+    asked: Packages | Mapping[str, Any],
+    *,
+    strict: bool = False,
+    tell: Callable[[str], None] = lambda _text: None,
+) -> tuple[Realised, str]:
+    """Build an environment, or find it built; return it and what building said.
+
+    Args:
+        tell: Called with each stage.
+
+    Raises:
+        SpecError, UsageError: see `packages_of`.
+        PrepareError: it cannot be built, in the words of the resolver.
+    """
+    spec = packages_of(asked, strict=strict)
+    for one in spec.substitutes:
+        tell(str(one))
+    assert isinstance(spec.environment, Packages)
+    values = spec.environment.model_dump()
+    with _work(tell) as (environments, work):
+        found = asyncio.run(environments.realise(values, work))
+        log = work.paths.build_log
+        return found, log.read_text() if log.exists() else ""
+
+
+def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
+    """Return the name of an environment that is built on this machine's node, or None."""
+    try:
+        spec = packages_of(asked)
+    except (SpecError, UsageError):
+        return None
+    assert isinstance(spec.environment, Packages)
+    with _work() as (environments, work):
+        return asyncio.run(environments.known(spec.environment.model_dump(), work))
+
+
+@contextmanager
+def _work(
+    tell: Callable[[str], None] = lambda _text: None,
+) -> Iterator[tuple[Environments, Work]]:
+    """Yield this machine's environments, and the work of no job, with a folder of its own."""
+    node = paths.NodePaths(paths.home() / "node")
+    node.root.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))
+    try:
+        attempt = paths.AttemptPaths(folder)
+        attempt.tmp.mkdir()
+        control = Control(marker=f"rj-environment-{token()}")
+        work = Work(attempt, control, lambda text, _data: tell(text))
+        yield Environments(node.environments, sys.executable), work
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

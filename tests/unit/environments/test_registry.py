@@ -1,0 +1,96 @@
+"""Environments of a workspace: registered, found again by version and label, and built here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs import CondaDependencies, Environment, Workspace
+from rayjobs.core.errors import NotFoundError, UsageError
+from tests.wheels import make_wheel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace.create("own", location=None, path=tmp_path / "workspace")
+
+
+def environment(*packages: str) -> Environment:
+    made = Environment("vision")
+    made.python.conda_dependencies = CondaDependencies.create(pip_packages=packages)
+    return made
+
+
+def test_each_definition_is_a_version(workspace: Workspace) -> None:
+    first = environment("numpy").register(workspace)
+    assert (first.name, first.version) == ("vision", "1")
+    assert environment("numpy", "scipy").register(workspace).version == "2"
+    assert environment("numpy").register(workspace).version == "1"  # it is there already
+    assert Environment.get(workspace, "vision").version == "2"
+    old = Environment.get(workspace, "vision", "1")
+    assert old.python.conda_dependencies.pip_packages == ["numpy"]
+    Environment.label(workspace, "vision", "1", ["stable"])
+    assert Environment.get(workspace, "vision", label="stable").version == "1"
+    listed = Environment.list(workspace)
+    assert listed["vision"].version == "2"
+    assert "azureml-pytorch-1.6" in listed
+    clone = old.clone("other").register(workspace)
+    assert (clone.name, clone.version) == ("other", "1")
+
+
+def test_what_is_not_registered_is_said(workspace: Workspace) -> None:
+    with pytest.raises(NotFoundError, match="no environment 'absent'"):
+        Environment.get(workspace, "absent")
+    environment("numpy").register(workspace)
+    for version in ("7", "x"):
+        with pytest.raises(NotFoundError, match="no version"):
+            Environment.get(workspace, "vision", version)
+    with pytest.raises(NotFoundError, match="no label"):
+        Environment.get(workspace, "vision", label="gone")
+    with pytest.raises(UsageError, match="not both"):
+        Environment.get(workspace, "vision", "1", "stable")
+    with pytest.raises(UsageError, match="Azure ML's own"):
+        Environment("AzureML-mine").register(workspace)
+
+
+def test_a_curated_name_gives_what_it_asked_for(workspace: Workspace) -> None:
+    found = Environment.get(workspace=workspace, name="AzureML-PyTorch-1.6-GPU")
+    packages = found.python.conda_dependencies
+    assert packages.get_python_version() == "3.6.2"
+    assert {"azureml-defaults", "torch==1.6.0"} <= set(packages.pip_packages)
+    assert found.clone("mine").register(workspace).version == "1"
+
+
+def test_an_environment_is_built_here_once(
+    workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-tool")
+    made = environment("tiny-tool")
+    for option in ("--no-index", f"--find-links {tmp_path}/wheels"):
+        made.python.conda_dependencies.set_pip_option(option)
+    assert made.get_image_details(workspace)["imageExistsInRegistry"] is False
+    build = made.build(workspace)
+    assert build.wait_for_completion() == "Succeeded"
+    assert "tiny-tool==1.0" in build.lock
+    assert "uv pip" in build.log
+    details = made.get_image_details(workspace)
+    assert (details["imageExistsInRegistry"], details["key"]) == (True, build.key)
+    assert made.build_local(workspace).log == ""
+    with pytest.raises(UsageError, match="nothing to build"):
+        Environment("own").build(workspace)
+
+
+def test_a_wheel_is_kept_in_the_workspace(workspace: Workspace, tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path, "tiny-tool")
+    kept = Environment.add_private_pip_wheel(workspace, wheel)
+    assert Path(kept).read_bytes() == wheel.read_bytes()
+    with pytest.raises(UsageError, match="exist_ok"):
+        Environment.add_private_pip_wheel(workspace, wheel)
+    assert Environment.add_private_pip_wheel(workspace, wheel, exist_ok=True) == kept
+    with pytest.raises(UsageError, match="not a wheel"):
+        Environment.add_private_pip_wheel(workspace, Path(__file__))
+    with pytest.raises(NotFoundError, match="no file"):
+        Environment.add_private_pip_wheel(workspace, tmp_path / "absent.whl")
