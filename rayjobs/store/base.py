@@ -53,8 +53,8 @@ from rayjobs.jobs.records import (
     TrialRow,
 )
 from rayjobs.jobs.states import JobState
-from rayjobs.store.interactive_base import InteractiveStore
 from rayjobs.store.environment_contract import EnvironmentStore
+from rayjobs.store.interactive_base import InteractiveStore
 from rayjobs.store.requests import (
     EVERY_JOB,
     NO_CHANGES,
