@@ -21,7 +21,8 @@ class DataInput:
     `manifest` holds its exact files. It is None for a path in a local folder, which a job sees as
     it is then; `live` says which. `dataset` is `name:version` and `dataset_id` the id where the
     files are a registered version, and `registered_at` says when it became one; `definition`
-    rebuilds the dataset object in the job.
+    rebuilds the dataset object in the job. With `may_be_empty`, a manifest without files is an
+    empty folder instead of an error.
     """
 
     name: str
@@ -35,6 +36,7 @@ class DataInput:
     dataset_id: str = ""
     definition: str = ""
     registered_at: str = ""
+    may_be_empty: bool = False
 
     @property
     def version(self) -> str:
@@ -67,6 +69,7 @@ class DataInput:
             "dataset_id": self.dataset_id,
             "definition": self.definition,
             "registered_at": self.registered_at,
+            "may_be_empty": self.may_be_empty,
         }
 
     @classmethod

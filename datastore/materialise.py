@@ -263,7 +263,10 @@ class _Job:
 
     def run(self, manifest: Manifest, mode: str) -> Materialised:
         if not manifest.files:
-            raise DataNotFound(f"input {self.source.name!r} holds no files.")
+            if not self.source.may_be_empty:
+                raise DataNotFound(f"input {self.source.name!r} holds no files.")
+            self.place.mkdir()
+            return replace(self._done(self.place, "copied"), bytes=0, files=0)
         backends = {name: self.backend(name) for name in manifest.datastores}
         is_local = all(backend.local_path("") is not None for backend in backends.values())
         looks = _Looks(manifest, backends, self._version(), self.place)

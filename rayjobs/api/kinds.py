@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 _CLASSES: dict[str, str] = {
     "sweep": "rayjobs.tuning.runs:HyperDriveRun",
     "interactive": "rayjobs.api.interactive:InteractiveRun",
+    "pipeline": "rayjobs.pipelines.runs:PipelineRun",
 }
+STEP = "rayjobs.pipelines.runs:StepRun"
+# A property of the jobs that are steps of a pipeline run.
+STEP_OF = "azureml.pipelinerunid"
 
 
 @dataclass(frozen=True)
@@ -52,8 +56,10 @@ def class_of(kind: str) -> type[JobRun]:
     from rayjobs.api.run import JobRun
 
     where = _CLASSES.get(kind)
-    if where is None:
-        return JobRun
+    return JobRun if where is None else _found(where)
+
+
+def _found(where: str) -> type[JobRun]:
     module, _, name = where.partition(":")
     found: type[JobRun] = getattr(importlib.import_module(module), name)
     return found
@@ -61,7 +67,8 @@ def class_of(kind: str) -> type[JobRun]:
 
 def run_of(experiment: Experiment, job: Job) -> JobRun:
     """Return the handle on a job."""
-    kind = class_of(job.kind)
+    is_step = job.kind == "job" and STEP_OF in job.properties
+    kind = _found(STEP) if is_step else class_of(job.kind)
     factory = _factories.get(kind.type)
     if factory is None:
         return kind(experiment, job.id)

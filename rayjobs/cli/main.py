@@ -50,6 +50,9 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Sweeps": {
         "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),
     },
+    "Pipelines": {
+        "pipeline": ("pipeline:pipeline", "Run steps that pass data to each other."),
+    },
     "Data": {
         "datastore": ("datastore:datastore", "Manage datastores (named storage locations)."),
         "data": ("data:data", "Upload, download and register versioned data."),

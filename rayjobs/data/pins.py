@@ -6,10 +6,10 @@ import difflib
 import json
 import posixpath
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rayjobs.core.errors import Problem
+from rayjobs.core.errors import NotFoundError, Problem
 from rayjobs.data.arguments import SAVED
 from rayjobs.datastore.errors import (
     AccessDenied,
@@ -21,7 +21,9 @@ from rayjobs.datastore.errors import (
 )
 from rayjobs.datastore.refs import check_dataset_name
 from rayjobs.jobs.records import Job
+from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import Input, JobSpec
+from rayjobs.spec.sources import OUTPUT, output_of
 
 if TYPE_CHECKING:
     from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
@@ -43,13 +45,18 @@ _VARIABLE = re.compile(r"\$\{?AZUREML_DATAREFERENCE_(\w+)")
 # -- at submit -----------------------------------------------------------------------------------
 
 
-def pin(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Problem], list[str]]:
+def pin(
+    workspace: OpenWorkspace, spec: JobSpec, *, planned: Container[str] = ()
+) -> tuple[JobSpec, list[Problem], list[str]]:
     """Return a spec that names exact versions, with what is wrong and what could not be checked.
+
+    Args:
+        planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
 
     A path is looked for, and a dataset without a version gets its newest one of now: a retry, or
     a job that waited for a week, reads the same files.
     """
-    problems = list(_unknown_variables(spec))
+    problems = [*_unknown_variables(spec), *_unknown_outputs(workspace, spec, planned)]
     warnings: list[str] = []
     if not spec.inputs and not spec.outputs:
         return spec, problems, warnings
@@ -93,11 +100,45 @@ def pin(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Problem]
     return spec.model_copy(update={"inputs": pinned}), problems, warnings
 
 
+def _unknown_outputs(
+    workspace: OpenWorkspace, spec: JobSpec, planned: Container[str]
+) -> Iterator[Problem]:
+    """Find inputs that name an output which no job has, or whose job is not waited for."""
+    waited_for = {one.job for one in spec.depends_on if one.when == "ok"}
+    for name, one in spec.inputs.items():
+        if not one.source.startswith(OUTPUT):
+            continue
+        path = f"inputs.{name}.source"
+        try:
+            job_id, output = output_of(one.source)
+        except ValueError as error:
+            yield Problem(path, f"{error}.", "Write output:JOB/NAME.")
+            continue
+        if job_id in planned:
+            continue
+        try:
+            job = workspace.store.job(job_id)
+        except NotFoundError:
+            yield Problem(path, f"there is no job {job_id!r}.", "`rayjobs ls -a` lists the jobs.")
+            continue
+        if output not in job.spec.outputs:
+            names = ", ".join(job.spec.outputs) or "none"
+            yield Problem(path, f"{job_id} has no output {output!r} (it has {names}).", "")
+        elif job.state is not JobState.COMPLETED and job_id not in waited_for:
+            yield Problem(
+                path,
+                f"{job_id} is {job.state}, and this job does not wait for it.",
+                f"Add --after {job_id} (in a job file: depends_on).",
+            )
+
+
 def _pinned(catalogue: Catalogue, one: Input) -> str:
     from rayjobs.datastore.catalogue import parse_version
 
     if one.source.startswith(SAVED):
         catalogue.manifest(one.source.removeprefix(SAVED))
+        return one.source
+    if one.source.startswith(OUTPUT):
         return one.source
     if one.source.startswith(DATASET):
         name, _, version = one.source.removeprefix(DATASET).partition(":")
@@ -175,7 +216,7 @@ def datastore_of(workspace: OpenWorkspace, source: str) -> tuple[DatastoreRecord
     Raises:
         DatastoreError: it does not exist.
     """
-    if source.startswith((SAVED, DATASET)):
+    if source.startswith((SAVED, DATASET, OUTPUT)):
         return ()
     return (workspace.catalogue.datastore(source.partition("/")[0]),)
 
@@ -221,6 +262,12 @@ def resolve(
         values = json.loads(catalogue.manifest(source.removeprefix(SAVED)))
         saved = DataInput.from_json(values)
         return replace(saved, name=name, mode=mode, path_on_compute=path_on_compute)
+    if source.startswith(OUTPUT):
+        from rayjobs.data import made
+
+        return made.with_name(
+            made.input_of(workspace, *output_of(source)), name, mode, path_on_compute
+        )
     if source.startswith(DATASET):
         return resolve_input(
             source, catalogue, name=name, mode=mode, path_on_compute=path_on_compute

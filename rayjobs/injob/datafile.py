@@ -58,6 +58,7 @@ class DataFile(Message):
 
     job: str = ""
     attempt: int = 0
+    node: int = 0
     inputs: Mapping[str, AttemptInput] = field(default_factory=dict)
     outputs: Mapping[str, AttemptOutput] = field(default_factory=dict)
     held: Tuple[Mapping[str, object], ...] = ()

@@ -278,6 +278,52 @@ class TrialRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """A pipeline run: its row in the queue, and what is kept with it.
+
+    Attributes:
+        job: Of kind "pipeline". Its `spec` runs nothing.
+        spec: The pipeline's own definition as plain data.
+        parameters: The values that this run was submitted with.
+        continues: Whether steps that need nothing of a failed step run on after the failure.
+        published: Id of the published pipeline that this is a run of; None: of none.
+    """
+
+    job: Job
+    spec: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    continues: bool = False
+    published: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRow:
+    """A step of a pipeline run, as it is stored.
+
+    Attributes:
+        pipeline: Id of the pipeline run.
+        number: From 0, in the order of the definition.
+        name: Unique in its pipeline.
+        job: Id of its job. A reused step's job is Completed and has no attempt.
+        after: Names of the steps that it waits for.
+        reuse_key: Digest of `parts`; None: its results are never reused.
+        parts: All that decides about its results, by name.
+        original: The job whose results it reuses; None: it ran itself.
+        decision: Why it was reused or not, see `rayjobs.pipelines.reuse`.
+    """
+
+    pipeline: str
+    number: int
+    name: str
+    job: str
+    after: tuple[str, ...] = ()
+    reuse_key: str | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    original: str | None = None
+    decision: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChildNews:
     """How a child of a sweep stands, and what it logged since it was last looked at.
 

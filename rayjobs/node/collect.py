@@ -113,7 +113,7 @@ class Collecting:
         left_out += self._compare_inputs(on)
         has_ended_well = record is not None and record.outcome is Outcome.COMPLETED
         if (has_ended_well or self._data.has_mounted_outputs(root)) and self._is_current(on):
-            note = partial(self._workspaces.note, on)
+            note = partial(self._workspaces.record, on)
             watch("the job's outputs", _bytes_below(AttemptPaths(root).written))
             if has_ended_well:
                 problems += self._data.store_outputs(root, self._workspaces.of(on), note=note)

@@ -30,7 +30,7 @@ class DataRecord:
     @classmethod
     def new(cls, path: Path, on: AttemptOnNode) -> DataRecord:
         """Return the record of an attempt that has nothing yet."""
-        return cls(path, DataFile(on.job, on.attempt))
+        return cls(path, DataFile(on.job, on.attempt, on.node))
 
     def add_input(self, name: str, given: AttemptInput, held: dict[str, object]) -> None:
         """Note an input, and what is held for it."""

@@ -14,8 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayjobs.core.errors import StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import counted
+from rayjobs.data import made
 from rayjobs.datastore.errors import DataExists, DatastoreError
 from rayjobs.injob.datafile import AttemptOutput, DataFile
 from rayjobs.node import data_record
@@ -66,6 +68,10 @@ class Outputs:
         is_alone = on.node_count == 1
         is_own = _OWN in template and is_alone and on.attempt > 1
         path = template.replace(_OWN, on.job).replace("{output-name}", name)
+        # The script makes a file or a folder of this name in the folder that is stored.
+        base = ""
+        if not (asked.is_folder or asked.path_on_compute):
+            path, _, base = path.rpartition("/")
         output = DataOutput(
             name,
             workspace.catalogue.datastore(store),
@@ -88,6 +94,9 @@ class Outputs:
         )
         # Before the link: any agent that finds the link must be able to tell whose it is.
         record.set_output(name, entry)
+        if base:
+            record.set_output(name, replace(entry, path=str(folder / base)))
+            return str(folder / base)
         with self._links:
             shown = show(
                 output,
@@ -191,15 +200,18 @@ class Outputs:
                 if entry.output.get("mode") == "mount":
                     said, facts = self._finish_mounted(root, name, entry, output, workspace)
                 else:
-                    said, facts = self._store_one(entry, output, workspace)
+                    said, facts = self._store_one(name, entry, output, workspace)
+                note(
+                    made.OUTPUT_EVENT, f"output {name}: {said}", {"node": record.file.node, **facts}
+                )
             except DataExists as error:
                 record.add_refused(name, f"output {name}: {error}")
                 continue
-            except (DatastoreError, OSError) as error:
+            except (DatastoreError, StoreError, OSError) as error:
                 problems.append(f"output {name}: {data_record.sentence_of(error)}")
                 continue
+            # After the note: a consumer reads the pin in it, so it must never be missing.
             record.add_stored(name)
-            note("output", f"output {name}: {said}", {"name": name, **facts})
         return problems
 
     def _finish_mounted(
@@ -212,37 +224,33 @@ class Outputs:
     ) -> tuple[str, dict[str, Any]]:
         from rayjobs.datastore.backends import open_backend
 
-        place = f"{output.record.name}/{output.path}"
-        facts = {"datastore": output.record.name, "path": output.path}
+        path = _stored_at(entry, output)
+        place = f"{output.record.name}/{path}"
         if _is_in_place(entry):
             said = f"written in {place}"
         else:
             stored = self._sync_one(root, name, entry, final=True)
             said = f"{counted(len(stored), 'file')} stored at the end, all in {place}"
-        has_files = entry.register_as is not None and any(
-            True for _ in open_backend(output.record).walk(output.path)
-        )
-        return _with_dataset(
-            said, facts, _register(workspace, entry, output) if has_files else None
-        )
+        backend = open_backend(output.record)
+        alone = backend.stat(path)
+        files = [*backend.walk(path)] if alone is None else [alone]
+        found = made.manifest_of(output.record, path, files)
+        facts = made.pin(workspace.catalogue, name, output.record, path, found)
+        return _with_dataset(said, facts, _register(workspace, entry, output) if files else None)
 
     @staticmethod
     def _store_one(
-        entry: AttemptOutput, output: DataOutput, workspace: OpenWorkspace
+        name: str, entry: AttemptOutput, output: DataOutput, workspace: OpenWorkspace
     ) -> tuple[str, dict[str, Any]]:
         from rayjobs.datastore.outputs import store
 
         moved = store(output, _folder(entry))
+        path = _stored_at(entry, output)
+        found = made.manifest_of(output.record, path, moved.files)
+        facts = made.pin(workspace.catalogue, name, output.record, path, found)
         dataset = _register(workspace, entry, output) if moved.files else None
         kept = f", {len(moved.kept)} were there already, the same" if moved.kept else ""
-        facts = {
-            "datastore": output.record.name,
-            "path": output.path,
-            "files": len(moved.files),
-            "bytes": sum(file.size for file in moved.files),
-        }
-        files = counted(len(moved.files), "file")
-        said = f"{files} in {output.record.name}/{output.path}{kept}"
+        said = f"{counted(len(moved.files), 'file')} in {output.record.name}/{path}{kept}"
         return _with_dataset(said, facts, dataset)
 
     def release(self, root: Path) -> None:
@@ -326,6 +334,15 @@ def _is_in_place(entry: AttemptOutput) -> bool:
 def _synced(paths: AttemptPaths, name: str) -> Path:
     """Return the file that says what of an output is stored, out of the script's way."""
     return paths.root / f"written-{name}.json"
+
+
+def _stored_at(entry: AttemptOutput, output: DataOutput) -> str:
+    """Return where the output itself is in its datastore: a folder, or what the script made."""
+    try:
+        below = Path(entry.path).relative_to(_folder(entry)).as_posix()
+    except ValueError:  # a link elsewhere, at path_on_compute
+        below = "."
+    return output.path if below == "." else f"{output.path}/{below}".lstrip("/")
 
 
 def _register(

@@ -89,6 +89,20 @@ class Workspaces:
         # One that was opened here is near, also while it cannot be seen for a moment.
         return path not in self._open and not Path(path).is_dir()
 
+    def record(
+        self,
+        on: AttemptOnNode,
+        kind: str,
+        message: str,
+        data: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a line into the job's history that other jobs depend on.
+
+        Raises:
+            StoreError: it was not written.
+        """
+        self.of(on).store.add_event(on.job, kind, message, attempt=on.attempt, data=data)
+
     def note(
         self,
         on: AttemptOnNode,
@@ -98,6 +112,6 @@ class Workspaces:
     ) -> None:
         """Write a line into the job's history; a store that refuses does not stop the job."""
         try:
-            self.of(on).store.add_event(on.job, kind, message, attempt=on.attempt, data=data)
+            self.record(on, kind, message, data)
         except StoreError as error:
             log.info("an event was not written: %s", error)

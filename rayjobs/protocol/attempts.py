@@ -83,6 +83,7 @@ class OutputRequest(Message):
     path_on_compute: str | None = None
     source_globs: tuple[str, ...] = ()
     register_as: Registration | None = None
+    is_folder: bool = True
 
 
 @dataclass(frozen=True, slots=True)

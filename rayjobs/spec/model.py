@@ -103,8 +103,9 @@ class Input(Model):
     """A named input: a path in a datastore, or a dataset's version.
 
     Attributes:
-        source: ``datastore/path``, ``dataset:NAME[:VERSION]``, or ``saved:DIGEST`` (a dataset
-            that was not registered, kept with the job that used it).
+        source: ``datastore/path``, ``dataset:NAME[:VERSION]``, ``output:JOB/NAME`` (an output of
+            another job, exactly as that job stored it), or ``saved:DIGEST`` (a dataset that was not
+            registered, kept with the job that used it).
         mode: mount, download, or direct (the job gets the object, no files).
         path_on_compute: Path of a link to the files; None makes none.
     """
@@ -139,6 +140,8 @@ class Output(Model):
         path_on_compute: Path of a link to the folder that the script writes to; None makes none.
         source_globs: Only files that match one of these are stored; empty: all.
         register_as: The dataset that the stored files become a version of.
+        is_folder: Whether a folder is at the path when the script starts. If not, the script itself
+            makes a file or a folder there.
     """
 
     destination: str = "workspaceblobstore/dataset/{run-id}/{output-name}"
@@ -147,6 +150,7 @@ class Output(Model):
     path_on_compute: str | None = None
     source_globs: tuple[str, ...] = ()
     register_as: Registration | None = None
+    is_folder: bool = True
 
 
 class SecretRef(Model):

@@ -46,19 +46,27 @@ FAILED = """
 SELECT array_index, failure FROM jobs WHERE parent = :parent AND state = 'Failed'
 ORDER BY ended_at, serial
 """
-PLACED = "UPDATE jobs SET placed_at = COALESCE(placed_at, :now) WHERE id = :parent"
-STARTED = "UPDATE jobs SET started_at = COALESCE(started_at, :now) WHERE id = :parent"
+PLACED = """
+UPDATE jobs SET placed_at = COALESCE(placed_at, :now)
+WHERE id = :parent AND kind IN ('array', 'pipeline')
+"""
+STARTED = """
+UPDATE jobs SET started_at = COALESCE(started_at, :now)
+WHERE id = :parent AND kind IN ('array', 'pipeline')
+"""
 
 
 class ArrayEnds(Part):
     """What happens to an array when something happens to a member, in the same transaction."""
 
-    def _array_placed(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
-        if member["array_index"] is not None:
+    def _parent_placed(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
+        if member["parent"] is not None:
             connection.execute(PLACED, {"parent": member["parent"], "now": now})
 
-    def _array_started(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:
-        if member["array_index"] is not None:
+    def _parent_started(
+        self, connection: sqlite3.Connection, member: sqlite3.Row, now: str
+    ) -> None:
+        if member["parent"] is not None:
             connection.execute(STARTED, {"parent": member["parent"], "now": now})
 
     def _array_ended(self, connection: sqlite3.Connection, member: sqlite3.Row, now: str) -> None:

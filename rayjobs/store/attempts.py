@@ -25,6 +25,9 @@ from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import UNFINISHED_MEMBERS, ArrayEnds
 from rayjobs.store.interactive import RunEnds
 from rayjobs.store.models import refusals, register_all
+from rayjobs.store.pipelines import KIND as PIPELINE
+from rayjobs.store.pipelines import UNFINISHED as UNFINISHED_STEPS
+from rayjobs.store.pipelines import PipelineEnds
 from rayjobs.store.rows import attempt_of, failure_of, failure_text, job_of, time_text, to_json
 
 LIVE_JOBS = f"""
@@ -49,7 +52,7 @@ ORDER BY serial LIMIT 1
 NEWEST_ATTEMPT = "SELECT * FROM attempts WHERE job = :job AND number = :attempt"
 
 
-class AttemptsPart(ArrayEnds, RunEnds):
+class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
     """Every change of a job's state, each conditional on the state and the attempt."""
 
     def start(
@@ -86,7 +89,7 @@ class AttemptsPart(ArrayEnds, RunEnds):
                 now=now,
                 attempt=started["attempt"],
             )
-            self._array_placed(connection, started, now)
+            self._parent_placed(connection, started, now)
             return attempt_of(row)
 
     def move(
@@ -110,7 +113,7 @@ class AttemptsPart(ArrayEnds, RunEnds):
                 return False
             if new is JobState.RUNNING:
                 connection.execute(transitions.ATTEMPT_STARTED, values)
-                self._array_started(connection, self._row(connection, job_id), now)
+                self._parent_started(connection, self._row(connection, job_id), now)
             self._state_event(connection, job_id, old, new, now=now, attempt=attempt, reason=reason)
         return True
 
@@ -220,6 +223,7 @@ class AttemptsPart(ArrayEnds, RunEnds):
                 connection, job_id, attempt, outcome or Outcome(str(state).lower()), now
             )
             self._array_ended(connection, row, now)
+            self._step_ended(connection, row, now)
         return True
 
     def requeue(
@@ -271,6 +275,7 @@ class AttemptsPart(ArrayEnds, RunEnds):
             self._attempt_ended(connection, job_id, attempt, outcome, now)
             if new.is_final:
                 self._array_ended(connection, row, now)
+                self._step_ended(connection, row, now)
         return True
 
     def request_cancel(self, job_id: str, *, by: str = "") -> JobState:
@@ -284,6 +289,13 @@ class AttemptsPart(ArrayEnds, RunEnds):
                 self._request_cancel(connection, row, now, by)
                 for member in members:
                     self._request_cancel(connection, member, now, by)
+                return JobState(self._row(connection, job_id)["state"])
+            if row["kind"] == PIPELINE and not JobState(row["state"]).is_final:
+                steps = connection.execute(UNFINISHED_STEPS, {"pipeline": job_id}).fetchall()
+                self._request_cancel_alone(connection, row, now, by)
+                for step in steps:
+                    self._request_cancel_alone(connection, step, now, by)
+                self._go_on(connection, job_id, now)
                 return JobState(self._row(connection, job_id)["state"])
             return self._request_cancel(connection, row, now, by)
 
@@ -338,39 +350,24 @@ class AttemptsPart(ArrayEnds, RunEnds):
             reason=failure.message,
         )
         self._array_ended(connection, row, now)
+        self._step_ended(connection, row, now)
 
     def _request_cancel(
         self, connection: sqlite3.Connection, row: sqlite3.Row, now: str, by: str
     ) -> JobState:
-        state, job_id, attempt = JobState(row["state"]), row["id"], row["attempt"]
-        reason = f"canceled by {by}" if by else "canceled"
-        values = {"job": job_id, "attempt": attempt, "now": now, "reason": reason}
-        if state.is_final or row["cancel_requested_at"] is not None:
-            return state
-        if row["kind"] == INTERACTIVE:
+        state = JobState(row["state"])
+        is_asked = state.is_final or row["cancel_requested_at"] is not None
+        if row["kind"] == INTERACTIVE and not is_asked:
             # No target ends its process: what that logs afterwards is kept, and changes no state.
+            reason = f"canceled by {by}" if by else "canceled"
             self._end_run(
                 connection, row, outcome=Outcome.CANCELED, reason=reason, failure=None, now=now
             )
             return JobState.CANCELED
-        if state is JobState.QUEUED:
-            connection.execute(transitions.CANCEL_QUEUED, values)
-            new = JobState.CANCELED
-            self._state_event(
-                connection, job_id, state, new, now=now, attempt=attempt, reason=reason
-            )
+        state = self._request_cancel_alone(connection, row, now, by)
+        if state is JobState.CANCELED and row["state"] == JobState.QUEUED:
             self._array_ended(connection, row, now)
-            return new
-        connection.execute("UPDATE jobs SET cancel_requested_at = :now WHERE id = :job", values)
-        self._event(
-            connection,
-            job_id,
-            "cancel",
-            f"cancel requested by {by}" if by else "cancel requested",
-            now=now,
-            attempt=attempt,
-            data={"by": by},
-        )
+            self._step_ended(connection, row, now)
         return state
 
     # -- reading -----------------------------------------------------------------------------

@@ -40,7 +40,6 @@ from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Us
 from rayjobs.jobs.records import (
     Allocation,
     Attempt,
-    ChildNews,
     Event,
     Job,
     JobLine,
@@ -49,19 +48,17 @@ from rayjobs.jobs.records import (
     ModelRefusal,
     ModelVersion,
     StoredFile,
-    Sweep,
-    TrialRow,
 )
 from rayjobs.jobs.states import JobState
 from rayjobs.store.environment_contract import EnvironmentStore
 from rayjobs.store.interactive_base import InteractiveStore
+from rayjobs.store.parents import PipelineStore, SweepStore
 from rayjobs.store.requests import (
     EVERY_JOB,
     NO_CHANGES,
     JobChanges,
     JobFilter,
     NewJob,
-    NewSweep,
 )
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
@@ -502,64 +499,6 @@ class QueueStore(Protocol):
         """Return what was held by the attempts that ended at or after `since`, or still run."""
 
 
-class SweepStore(Protocol):
-    """Sweeps and their trials."""
-
-    def put_sweep(self, new: NewSweep) -> tuple[Sweep, bool]:
-        """Write a sweep durably; return it and whether it is new.
-
-        The sweep is a job of kind ``sweep``. It is Running from the start, and no target starts
-        it. It is canceled by `request_cancel`, and ended by its driver through `move` and
-        `finish`, with the number of the driver's claim as the attempt. If its idempotency key is
-        known, the sweep of the first call is returned, and the flag is False.
-
-        Raises:
-            UsageError: the base is an array's; the id or the key is another job's; a dataset
-                version that the trials read was deleted.
-        """
-
-    def sweep(self, sweep_id: str) -> Sweep:
-        """Return a sweep.
-
-        Raises:
-            NotFoundError: there is no such job, or it is not a sweep.
-        """
-
-    def sweeps(self, *, experiment: str | None = None, limit: int | None = None) -> list[Sweep]:
-        """Return sweeps, newest first."""
-
-    def sweeps_to_drive(self, target: str) -> list[tuple[str, str]]:
-        """Return id and driver of each unfinished sweep of a target."""
-
-    def claim_sweep(self, sweep_id: str) -> int | None:
-        """Make the caller the only driver of a sweep; return the number of the claim.
-
-        Numbers grow, and writes with an older number are refused. None if the sweep has ended.
-        """
-
-    def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
-        """Write new and changed rows of the trial table durably.
-
-        The parameters of a row that exists never change. False if there is a newer claim.
-        """
-
-    def trials(self, sweep_id: str) -> list[TrialRow]:
-        """Return the trial table, in order of number."""
-
-    def child_news(
-        self, parent: str, *, metric: str, cursors: Mapping[str, Mapping[str, Any]]
-    ) -> list[ChildNews]:
-        """Return the states of children, and the points of a metric since the last call.
-
-        Only new points are read.
-
-        Args:
-            parent: The sweep.
-            metric: Name of the metric.
-            cursors: Job id → cursor of the last call, ``{}`` for the first.
-        """
-
-
 class ModelStore(Protocol):
     """Models: versions of files that completed runs made, and aliases for versions."""
 
@@ -672,6 +611,7 @@ class Store(
     RunStore,
     QueueStore,
     SweepStore,
+    PipelineStore,
     ModelStore,
     EnvironmentStore,
     DataStore,

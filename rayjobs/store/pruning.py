@@ -10,6 +10,7 @@ from datetime import datetime
 
 from rayjobs.core.text import counted, verb
 from rayjobs.jobs.states import FINAL, JobState
+from rayjobs.spec.sources import OUTPUT, output_of
 from rayjobs.store.part import Part
 from rayjobs.store.rows import optional_time
 
@@ -37,6 +38,8 @@ RECORDS = (
     "DELETE FROM last_metrics WHERE job_serial = (SELECT serial FROM jobs WHERE id = :job)",
     "DELETE FROM trials WHERE sweep = :job",
     "DELETE FROM sweeps WHERE job = :job",
+    "DELETE FROM steps WHERE job = :job",
+    "DELETE FROM pipelines WHERE job = :job",
     "DELETE FROM predictions WHERE job = :job",
     "DELETE FROM allocations WHERE job = :job AND state = 'released'",
     "DELETE FROM jobs WHERE id = :job",
@@ -165,6 +168,9 @@ def _needed(connection: sqlite3.Connection) -> set[str]:
         if spec.get("resume_from"):
             needed.add(str(spec["resume_from"]))
         needed.update(str(one["job"]) for one in spec.get("depends_on") or ())
+        for one in (spec.get("inputs") or {}).values():
+            if str(one["source"]).startswith(OUTPUT):
+                needed.add(output_of(one["source"])[0])
     return needed
 
 

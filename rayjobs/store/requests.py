@@ -174,3 +174,75 @@ class NewSweep:
     properties: Mapping[str, str] = field(default_factory=dict)
     idempotency_key: str | None = None
     id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewStep:
+    """A step of a pipeline to be written.
+
+    Attributes:
+        number: From 0, in the order of the definition.
+        name: Unique in its pipeline.
+        job: Id of its job: other steps name it in their inputs and dependencies.
+        spec: What it runs, dependencies included; of a sweep, what each trial runs.
+        snapshot: Digest of its code; None if it runs without a source directory.
+        after: Names of the steps that it waits for.
+        reuse_key: Digest of `parts`; None: its results are never reused.
+        parts: All that decides about its results, by name.
+        original: The completed job whose results it reuses; None: it runs itself.
+        decision: Why it is reused or not.
+        properties: Facts about the job, which can be added to but not changed.
+        driver: Of a sweep: ``module:function`` that starts its driver; None: it is a job.
+        sweep: Of a sweep: its definition.
+    """
+
+    number: int
+    name: str
+    job: str
+    spec: JobSpec
+    snapshot: str | None = None
+    after: Sequence[str] = ()
+    reuse_key: str | None = None
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    original: str | None = None
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    driver: str | None = None
+    sweep: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewPipeline:
+    """A pipeline run to be written, with all its steps.
+
+    Attributes:
+        name: The pipeline's name, for people and for the reuse of results.
+        base: A spec that is never run: it holds target and priority.
+        definition: The pipeline's own definition, plain JSON data.
+        parameters: The values of this run.
+        steps: At least one.
+        experiment: The experiment that the run and its steps belong to.
+        user: Who submits it.
+        continues: Whether steps that need nothing of a failed step run on after the failure.
+        published: Id of the published pipeline that this is a run of; None: of none.
+        display_name: What people see; None: the name.
+        tags: The run's tags.
+        properties: Facts about the run, which can be added to but not changed.
+        idempotency_key: A second submit with the same key returns the first one's run.
+        id: Its id; None lets the store make one.
+    """
+
+    name: str
+    base: JobSpec
+    definition: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    steps: Sequence[NewStep]
+    experiment: str
+    user: str
+    continues: bool = False
+    published: str | None = None
+    display_name: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    idempotency_key: str | None = None
+    id: str | None = None

@@ -211,6 +211,15 @@ CREATE TABLE models (
 
 CREATE INDEX ix_models_run ON models (run);
 
+CREATE TABLE pipelines (
+	job TEXT NOT NULL,
+	spec TEXT NOT NULL,
+	parameters TEXT NOT NULL,
+	continues INTEGER NOT NULL,
+	published TEXT,
+	PRIMARY KEY (job)
+);
+
 CREATE TABLE predictions (
 	job TEXT NOT NULL,
 	first_at TEXT NOT NULL,
@@ -221,6 +230,25 @@ CREATE TABLE predictions (
 	last_basis TEXT NOT NULL,
 	PRIMARY KEY (job)
 );
+
+CREATE TABLE steps (
+	pipeline TEXT NOT NULL,
+	number INTEGER NOT NULL,
+	name TEXT NOT NULL,
+	pipeline_name TEXT NOT NULL,
+	job TEXT NOT NULL,
+	"after" TEXT NOT NULL,
+	reuse_key TEXT,
+	parts TEXT NOT NULL,
+	original TEXT,
+	decision TEXT NOT NULL,
+	PRIMARY KEY (pipeline, number),
+	CONSTRAINT uq_steps_job UNIQUE (job)
+);
+
+CREATE INDEX ix_steps_name ON steps (pipeline_name, name);
+
+CREATE INDEX ix_steps_reuse_key ON steps (reuse_key);
 
 CREATE TABLE sweeps (
 	job TEXT NOT NULL,
@@ -268,4 +296,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0009');
+INSERT INTO alembic_version (version_num) VALUES ('0010');

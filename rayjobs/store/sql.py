@@ -17,6 +17,7 @@ from rayjobs.store.filesystem import warn_if_shared
 from rayjobs.store.interactive import InteractivePart
 from rayjobs.store.jobs import JobsPart
 from rayjobs.store.models import ModelsPart
+from rayjobs.store.pipelines import PipelinesPart
 from rayjobs.store.pruning import PruningPart
 from rayjobs.store.queue import QueuePart
 from rayjobs.store.runs import RunsPart
@@ -36,6 +37,7 @@ class SqlStore(
     WaitingPart,
     RunsPart,
     SweepsPart,
+    PipelinesPart,
     ModelsPart,
     EnvironmentsPart,
     PruningPart,

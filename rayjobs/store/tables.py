@@ -206,6 +206,36 @@ trials = sa.Table(
     sa.Column("ended_at", sa.Text),
 )
 
+# A pipeline run is a row of `jobs` (kind "pipeline") and a row here; a step is a job with a row in
+# `steps`.
+pipelines = sa.Table(
+    "pipelines",
+    metadata,
+    sa.Column("job", sa.Text, primary_key=True),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("parameters", sa.Text, nullable=False),
+    sa.Column("continues", sa.Integer, nullable=False),  # other steps run on when one fails
+    sa.Column("published", sa.Text),  # id of the published pipeline; NULL: none
+)
+
+steps = sa.Table(
+    "steps",
+    metadata,
+    sa.Column("pipeline", sa.Text, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("pipeline_name", sa.Text, nullable=False),
+    sa.Column("job", sa.Text, nullable=False),
+    sa.Column("after", sa.Text, nullable=False),
+    sa.Column("reuse_key", sa.Text),  # NULL: never reused
+    sa.Column("parts", sa.Text, nullable=False),  # what the key was made of
+    sa.Column("original", sa.Text),  # the job that it reuses; NULL: it ran itself
+    sa.Column("decision", sa.Text, nullable=False),
+    sa.UniqueConstraint("job", name="uq_steps_job"),
+)
+sa.Index("ix_steps_reuse_key", steps.c.reuse_key)
+sa.Index("ix_steps_name", steps.c.pipeline_name, steps.c.name)
+
 # Versions of models. Rows of deleted versions stay, so that their numbers are never used again.
 models = sa.Table(
     "models",

@@ -24,10 +24,11 @@ BY_SERIAL = """
 SELECT * FROM jobs WHERE serial IN (SELECT value FROM json_each(:serials)) ORDER BY serial
 """
 
-# An array's row is Running from the start; it waits as long as none of its members has had a place.
+# The row of an array or a pipeline is Running from the start; it waits as long as none of its jobs
+# has been placed.
 STATES = """
-SELECT id, CASE WHEN kind = 'array' AND state = 'Running' AND placed_at IS NULL THEN 'Queued'
-    ELSE state END AS state
+SELECT id, CASE WHEN kind IN ('array', 'pipeline') AND state = 'Running' AND placed_at IS NULL
+    THEN 'Queued' ELSE state END AS state
 FROM jobs WHERE id IN (SELECT value FROM json_each(:jobs))
 """
 

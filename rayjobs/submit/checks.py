@@ -19,6 +19,7 @@ from rayjobs.policy.capacity import GRAIN, Capacity, fits_ever
 from rayjobs.snapshots.secrets_found import holds_secret, is_sensitive_word
 from rayjobs.spec import requirements
 from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.spec.sources import OUTPUT
 
 SPEC_LIMIT = 2 * 1024**2  # bytes of a spec as JSON
 ARGUMENTS_LIMIT = 1024**2  # bytes of all arguments
@@ -55,7 +56,6 @@ RESERVED_PREFIXES = (
     "OMPI_COMM_WORLD_",
     "AZUREML_ARM_",
     "AZUREML_DATAREFERENCE_",
-    "AML_PARAMETER_",
 )
 _DATASET = re.compile(r"dataset:[^:/\s][^:\s]*(:[^:\s]+)?")
 _FIELD = re.compile(r"\{([^{}]*)\}")
@@ -454,6 +454,8 @@ def _data(spec: JobSpec) -> Iterator[Problem]:
                     f"{one.source!r} is not a dataset.",
                     "Write dataset:NAME or dataset:NAME:3.",
                 )
+        elif one.source.startswith(OUTPUT):
+            pass  # its job is looked for in the workspace (`rayjobs.data.pins`)
         elif one.source.startswith("saved:"):
             if _SAVED.fullmatch(one.source) is None:
                 yield Problem(

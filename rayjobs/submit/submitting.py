@@ -6,7 +6,7 @@ import contextlib
 import getpass
 import os
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -359,10 +359,20 @@ def _keep_diff(workspace: OpenWorkspace, diff: str) -> str | None:
     return digest_of(content)
 
 
-def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None) -> Checked:
+def check(
+    workspace: OpenWorkspace,
+    spec: JobSpec,
+    *,
+    source: Path | None = None,
+    planned: Container[str] = (),
+) -> Checked:
     """Return the spec as it would be submitted; changes nothing (`--dry-run`).
 
     Dependencies are named by their full ids afterwards, and datasets by their versions.
+
+    Args:
+        source: The source directory; None takes the spec's.
+        planned: Jobs that do not exist yet and may be named by ``output:JOB/NAME``.
 
     Raises:
         SpecError: the spec is wrong; all problems at once.
@@ -399,7 +409,7 @@ def check(workspace: OpenWorkspace, spec: JobSpec, *, source: Path | None = None
         from rayjobs.data import pins
         from rayjobs.submit import credentials
 
-        spec, missing, unsure = pins.pin(workspace, spec)
+        spec, missing, unsure = pins.pin(workspace, spec, planned=planned)
         problems += missing
         if not any(one.path == "target" for one in problems):
             needs = credentials.needs_of(workspace, spec)

@@ -30,11 +30,11 @@ FREE = {
     *("--hold", "--description", "--property", "--path", "--framework", "--rank", "--address"),
     *("--endpoint", "--region", "--profile", "--access-key-env", "--secret-key-env"),
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
-    *("--image", "--shm-size", "--docker-arg"),
+    *("--image", "--shm-size", "--docker-arg", "--parameter"),
 }
 FREE_ARGUMENTS = {
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),
-    *("datastore add url", "model register name", "target create name"),
+    *("datastore add url", "model register name", "target create name", "pipeline why-rerun step"),
 }
 
 

@@ -23,7 +23,7 @@ from rayjobs.store.sql import SqlStore
 from tests.schema_steps import NEWEST_STORE, NEXT, with_next_step
 
 ASSETS = Path(__file__).parents[2] / "assets" / "stores"
-OLD_STORES = sorted(ASSETS.glob("version-*.db"))
+OLD_STORES = sorted(ASSETS.glob("version-*.db"), key=lambda path: int(path.stem[8:]))
 
 
 def shape_of(path: Path) -> dict[str, object]:

@@ -1,0 +1,210 @@
+"""Outputs of jobs: what was stored is pinned when the job ends, and read by other jobs as pinned.
+
+A pin is the exact list of files, with sizes and marks of their bytes. It is kept in the catalogue,
+and an event of the job names it. A consumer gets these files or an error, never others.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.datastore.backends import open_backend
+from rayjobs.datastore.catalogue import Catalogue, DatastoreRecord
+from rayjobs.datastore.data_input import DataInput
+from rayjobs.datastore.errors import DataNotFound, DatastoreError
+from rayjobs.datastore.manifest import FileEntry, Manifest
+from rayjobs.datastore.transfer import for_each
+
+if TYPE_CHECKING:
+    from rayjobs.datastore.backends import StoredFile
+    from rayjobs.jobs.records import Event
+    from rayjobs.store.base import RunStore
+    from rayjobs.workspace.folder import OpenWorkspace
+
+OUTPUT_EVENT = "output"
+PIN = "pin"
+MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class MadeOutput:
+    """An output of a job that was stored.
+
+    Attributes:
+        name: Of the output.
+        datastore: Name of the datastore.
+        path: Where the files are in it.
+        files: The exact files.
+        records: The datastores of the files.
+    """
+
+    name: str
+    datastore: str
+    path: str
+    files: Manifest
+    records: tuple[DatastoreRecord, ...]
+
+
+def manifest_of(record: DatastoreRecord, path: str, files: Iterable[StoredFile]) -> Manifest:
+    """Return the manifest of the files that were stored at `path`, or below it.
+
+    Files beside the path are left out.
+    """
+    entries, single = [], False
+    for file in files:
+        if file.path == path:
+            shown, single = path.rpartition("/")[2], True
+        elif not path:
+            shown = file.path
+        elif file.path.startswith(f"{path}/"):
+            shown = file.path[len(path) + 1 :]
+        else:
+            continue
+        entries.append(FileEntry(shown, record.name, file.path, file.size, file.etag, file.digest))
+    return Manifest.of(entries, single_file=single)
+
+
+def pin(
+    catalogue: Catalogue, name: str, record: DatastoreRecord, path: str, files: Manifest
+) -> dict[str, Any]:
+    """Keep what an output is, and return the data of its event."""
+    whole = DataInput(name=name, mode="mount", records=(record,), manifest=files)
+    text = json.dumps(whole.to_json(), sort_keys=True)
+    return {
+        "name": name,
+        "datastore": record.name,
+        "path": path,
+        "files": len(files),
+        "bytes": files.total_bytes,
+        PIN: catalogue.put_manifest(text.encode()),
+    }
+
+
+def outputs_made(
+    store: RunStore, catalogue: Catalogue, job_id: str, *, name: str | None = None
+) -> dict[str, MadeOutput]:
+    """Return the outputs that a job's newest attempt with outputs has stored, by name.
+
+    Args:
+        name: Only this output.
+    """
+    newest: dict[str, dict[int, Event]] = {}
+    attempt: dict[str, int] = {}
+    for event in store.events(job_id):
+        title = str(event.data.get("name", ""))
+        if event.kind != OUTPUT_EVENT or PIN not in event.data or name not in (None, title):
+            continue
+        if event.attempt > attempt.get(title, -1):
+            attempt[title], newest[title] = event.attempt, {}
+        # A later event of a node replaces an earlier one: the agent may have died in between.
+        newest[title][int(event.data.get("node", 0))] = event
+    return {
+        title: _joined(catalogue, title, [one.data for _, one in sorted(events.items())])
+        for title, events in newest.items()
+    }
+
+
+def _joined(catalogue: Catalogue, name: str, pins: Sequence[Mapping[str, Any]]) -> MadeOutput:
+    parts = [DataInput.from_json(json.loads(catalogue.manifest(one[PIN]))) for one in pins]
+    records = {
+        record.name: _as_it_is_now(catalogue, record) for part in parts for record in part.records
+    }
+    entries = {entry.path: entry for part in parts for entry in part.manifest or ()}
+    single = any(part.manifest is not None and part.manifest.single_file for part in parts)
+    return MadeOutput(
+        name=name,
+        datastore=str(pins[-1]["datastore"]),
+        path=str(pins[-1]["path"]),
+        files=Manifest.of(entries.values(), single_file=single and len(entries) == 1),
+        records=tuple(records.values()),
+    )
+
+
+def _as_it_is_now(catalogue: Catalogue, record: DatastoreRecord) -> DatastoreRecord:
+    """Return a datastore with its settings of now: a folder may have moved with its workspace."""
+    try:
+        return catalogue.datastore(record.name)
+    except DatastoreError:
+        return record
+
+
+def input_of(workspace: OpenWorkspace, job_id: str, output: str) -> DataInput:
+    """Return an output of a job as an input with its exact files.
+
+    Raises:
+        DataNotFound: the job has stored no such output.
+        DatastoreError: what is known of it cannot be read.
+    """
+    found = outputs_made(workspace.store, workspace.catalogue, job_id, name=output).get(output)
+    if found is None:
+        raise DataNotFound(
+            f"job {job_id} has stored no output {output!r}. `rayjobs events {job_id}` lists what "
+            f"it stored; a job stores its outputs when its script has ended well."
+        )
+    return DataInput(
+        name=output,
+        mode="mount",
+        records=found.records,
+        manifest=found.files,
+        may_be_empty=True,
+    )
+
+
+def changes(made: MadeOutput) -> list[str]:
+    """Return what is no longer as it was pinned, one sentence for each of the first few files.
+
+    Sizes and the storage's own marks are compared; no bytes are read.
+
+    Raises:
+        DatastoreError: the storage cannot be asked.
+    """
+    backends = {record.name: open_backend(record) for record in made.records}
+    found: list[str] = []
+
+    def look(entry: FileEntry, _stop: threading.Event) -> None:
+        now = backends[entry.datastore].stat(entry.key)
+        if now is None:
+            found.append(f"{entry.datastore}/{entry.key} is missing")
+        elif now.size != entry.size:
+            found.append(
+                f"{entry.datastore}/{entry.key} has {now.size} bytes instead of {entry.size}"
+            )
+        elif now.etag != entry.etag:
+            found.append(f"{entry.datastore}/{entry.key} was written again")
+
+    for_each(made.files.files, look)
+    found.sort()
+    more = len(found) - MOST_NAMED
+    return [*found[:MOST_NAMED], f"and {more} more"] if more > 0 else found
+
+
+def with_name(source: DataInput, name: str, mode: str, path_on_compute: str | None) -> DataInput:
+    """Return an input as one job asks for it."""
+    return replace(source, name=name, mode=mode, path_on_compute=path_on_compute)
+
+
+Check = Callable[[MadeOutput], list[str]]
+
+
+def damage(
+    workspace: OpenWorkspace, job_id: str, outputs: Iterable[str], *, check: Check = changes
+) -> str | None:
+    """Return why a completed job's outputs cannot be used any more; None: all are as pinned.
+
+    Args:
+        outputs: Names of the outputs that must be there.
+    """
+    try:
+        made = outputs_made(workspace.store, workspace.catalogue, job_id)
+        for name in outputs:
+            if name not in made:
+                return f"its output {name!r} is not pinned"
+            if wrong := check(made[name]):
+                return f"its output {name!r} has changed: {'; '.join(wrong)}"
+    except DatastoreError as error:
+        return f"its outputs cannot be looked at: {error}"
+    return None

@@ -1,0 +1,56 @@
+"""Pipelines: steps that pass data, each a job in the same queue.
+
+Names are imported on first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+# name → module that defines it
+_LAZY = {
+    "InputPortBinding": "rayjobs.pipelines.data",
+    "Pipeline": "rayjobs.pipelines.pipeline",
+    "PipelineData": "rayjobs.pipelines.data",
+    "PipelineDataset": "rayjobs.pipelines.data",
+    "PipelineParameter": "rayjobs.pipelines.data",
+    "PipelineRun": "rayjobs.pipelines.runs",
+    "PipelineStep": "rayjobs.pipelines.steps",
+    "PortDataReference": "rayjobs.pipelines.runs",
+    "PythonScriptStep": "rayjobs.pipelines.steps",
+    "StepRun": "rayjobs.pipelines.runs",
+    "StepRunOutput": "rayjobs.pipelines.runs",
+    "StepSequence": "rayjobs.pipelines.steps",
+    "TrainingOutput": "rayjobs.pipelines.data",
+}
+
+__all__ = list(_LAZY)
+
+if TYPE_CHECKING:
+    from rayjobs.pipelines.data import InputPortBinding as InputPortBinding
+    from rayjobs.pipelines.data import PipelineData as PipelineData
+    from rayjobs.pipelines.data import PipelineDataset as PipelineDataset
+    from rayjobs.pipelines.data import PipelineParameter as PipelineParameter
+    from rayjobs.pipelines.data import TrainingOutput as TrainingOutput
+    from rayjobs.pipelines.pipeline import Pipeline as Pipeline
+    from rayjobs.pipelines.runs import PipelineRun as PipelineRun
+    from rayjobs.pipelines.runs import PortDataReference as PortDataReference
+    from rayjobs.pipelines.runs import StepRun as StepRun
+    from rayjobs.pipelines.runs import StepRunOutput as StepRunOutput
+    from rayjobs.pipelines.steps import PipelineStep as PipelineStep
+    from rayjobs.pipelines.steps import PythonScriptStep as PythonScriptStep
+    from rayjobs.pipelines.steps import StepSequence as StepSequence
+
+
+def __getattr__(name: str) -> Any:
+    where = _LAZY.get(name)
+    if where is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(where), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

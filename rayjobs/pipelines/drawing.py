@@ -1,0 +1,89 @@
+"""The graph of a pipeline as text: one line a step, lines of their own for what is passed on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+GLYPHS = {
+    "Completed": "✔",
+    "Reused": "↺",
+    "Failed": "✘",
+    "Canceled": "–",
+    "Queued": "○",
+}
+RUNNING = "●"
+
+
+def glyph_of(status: str) -> str:
+    """Return the sign of a step's state."""
+    return GLYPHS.get(status, RUNNING)
+
+
+def draw(before: Mapping[str, Sequence[str]], statuses: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return for each step the drawing at its left.
+
+    Args:
+        before: Step → the steps that it waits for; each step comes after those.
+        statuses: Step → its state.
+
+    Returns:
+        Pairs of drawing and step, in the order of `before`.
+    """
+    readers: dict[str, list[str]] = {name: [] for name in before}
+    for name, needed in before.items():
+        for one in needed:
+            readers[one].append(name)
+    lanes: list[str | None] = []  # the step whose outputs each lane carries
+    rows: list[tuple[str, str]] = []
+    for name, needed in before.items():
+        taken = [index for index, lane in enumerate(lanes) if lane in needed]
+        ending = [index for index in taken if readers[lanes[index] or ""][-1] == name]
+        at = _place(lanes, taken, ending)
+        while len(lanes) <= at:
+            lanes.append(None)
+        cells = []
+        first = min(taken, default=at)
+        for index in range(len(lanes)):
+            lane = lanes[index]
+            if index == at:
+                cells.append(glyph_of(statuses.get(name, "")))
+            elif index in taken and index < at:
+                cells.append(_joint(is_first=index == first, ends=index in ending))
+            elif index in taken:
+                cells.append("╯" if index in ending else "┤")
+            elif lane is not None:
+                cells.append("┼" if first < index < at else "│")
+            else:
+                cells.append(
+                    "─" if first < index < at or at < index < max(taken, default=at) else " "
+                )
+        line = ""
+        last = max([*taken, at])
+        for index, cell in enumerate(cells):
+            line += cell
+            if index < len(cells) - 1:
+                line += "─" if first <= index < last else " "
+        for index in ending:
+            lanes[index] = None
+        lanes[at] = name if readers[name] else lanes[at] if at not in ending else None
+        while lanes and lanes[-1] is None:
+            lanes.pop()
+        rows.append((line.rstrip(), name))
+    return rows
+
+
+def _place(lanes: list[str | None], taken: list[int], ending: list[int]) -> int:
+    """Return the lane of a new step: that of what it reads alone, else a free one."""
+    if len(taken) == 1 and ending == taken:
+        return taken[0]
+    start = max(taken, default=-1) + 1
+    for index in range(start, len(lanes)):
+        if lanes[index] is None:
+            return index
+    return max(start, len(lanes)) if start > 0 or lanes else 0
+
+
+def _joint(*, is_first: bool, ends: bool) -> str:
+    if is_first:
+        return "╰" if ends else "├"
+    return "┴" if ends else "┼"

@@ -1,0 +1,418 @@
+"""From a pipeline's definition and one run's values to the rows that are written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api.kinds import STEP_OF
+from rayjobs.core import ids
+from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
+from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, graph_of
+from rayjobs.pipelines.reuse import Decision, Decisions, digest_of_paths, key_of, parts_of
+from rayjobs.pipelines.spec import (
+    STEP,
+    PipelineError,
+    PipelineSpec,
+    StepSpec,
+    chosen_values,
+    step_sources,
+    variable_of,
+    with_values,
+)
+from rayjobs.spec.file import build_spec
+from rayjobs.spec.model import Dependency, JobSpec
+from rayjobs.spec.sources import output_source
+from rayjobs.store.requests import NewStep
+from rayjobs.submit import submitting
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+STEP_TAG = "step"
+PIPELINE_TAG = "pipeline"
+# Azure ML's names of what a run's properties say.
+RUN_PROPERTY = STEP_OF
+REUSED_PROPERTY = "azureml.isreused"
+ORIGINAL_PROPERTY = "azureml.reusedrunid"
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step of one run.
+
+    Attributes:
+        name: Its key in the pipeline.
+        definition: From the pipeline.
+        job_id: Id that its job will have.
+        spec: What it runs.
+        snapshot: Digest of its code; None: it has none.
+        decision: Whether it is reused, and why.
+        parts: What decides about its results.
+        sweep: Of a sweep, its definition.
+    """
+
+    name: str
+    definition: StepSpec
+    job_id: str
+    spec: JobSpec
+    snapshot: str | None
+    decision: Decision
+    parts: Mapping[str, Any]
+    sweep: Mapping[str, Any] | None = None
+
+    @property
+    def made_by(self) -> str:
+        """The job whose outputs are the step's: its own, or the one that it reuses."""
+        return self.decision.original or self.job_id
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a pipeline, as it would be submitted.
+
+    Attributes:
+        id: Id that it will have.
+        spec: The definition, with the digests of packed code.
+        graph: Its graph.
+        values: The value of each parameter.
+        steps: In the order of the pipeline.
+        warnings: What the submitter should know, one sentence each.
+        notes: What was arranged, one sentence each.
+    """
+
+    id: str
+    spec: PipelineSpec
+    graph: Graph
+    values: Mapping[str, Any]
+    steps: tuple[PlannedStep, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def reused(self) -> tuple[PlannedStep, ...]:
+        """The steps that take earlier results."""
+        return tuple(one for one in self.steps if one.decision.original is not None)
+
+
+@dataclass
+class Packer:
+    """Packs each source directory once; a definition that is packed already keeps its code.
+
+    Args:
+        workspace: Where snapshots are stored.
+        stores: Whether they are stored; else only their digests are found.
+        on_stage: Called with what is going on.
+    """
+
+    workspace: OpenWorkspace
+    stores: bool = True
+    on_stage: Callable[[str], None] = lambda _text: None
+    warnings: list[str] = field(default_factory=list)
+    _packed: dict[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
+
+    def pack(self, checked: submitting.Checked) -> tuple[str | None, Mapping[str, str]]:
+        """Return the digest of a step's code, and the facts about it.
+
+        Raises:
+            SnapshotError: the source directory cannot be packed.
+        """
+        if checked.source is None:
+            return None, {}
+        place = str(checked.source)
+        if place not in self._packed:
+            if self.stores:
+                packed = submitting.pack_source(self.workspace, checked, on_stage=self.on_stage)
+                assert packed is not None
+                self.warnings += packed.warnings
+                self._packed[place] = packed.digest, packed.properties
+            else:
+                self._packed[place] = self._digest(checked), {}
+        return self._packed[place]
+
+    def _digest(self, checked: submitting.Checked) -> str:
+        """Return the digest that a snapshot would have; it is kept nowhere."""
+        from rayjobs import snapshots
+
+        assert checked.source is not None
+        packed = snapshots.pack(
+            checked.source,
+            blobs_put=lambda *_given, **_more: None,
+            blobs_has=lambda _key: True,
+            cache=self.workspace.path / submitting.SNAPSHOT_CACHE,
+            entry=checked.spec.script,
+        )
+        self.warnings += packed.warnings
+        return packed.digest
+
+
+def plan(
+    workspace: OpenWorkspace,
+    spec: PipelineSpec,
+    *,
+    experiment: str,
+    values: Mapping[str, Any] | None = None,
+    regenerate: bool = False,
+    resumed: Mapping[str, str] | None = None,
+    packer: Packer | None = None,
+) -> PlannedRun:
+    """Check a pipeline and decide which steps are reused; nothing is submitted.
+
+    Args:
+        workspace: Where it runs.
+        spec: The pipeline.
+        experiment: What the run will belong to.
+        values: Values of parameters.
+        regenerate: Run every step, whatever was done before.
+        resumed: Jobs of an earlier run by step, whose results are taken.
+        packer: Packs the code; None packs and stores it.
+
+    Raises:
+        PipelineError: something is wrong with it; all problems at once.
+        CannotBePlacedError: a target can never hold a step.
+        SnapshotError: a source directory cannot be packed.
+    """
+    graph = graph_of(spec)
+    chosen = chosen_values(spec, values or {})
+    packer = packer or Packer(workspace)
+    run_id = ids.job_id(experiment)
+    maker = _Maker(
+        workspace=workspace,
+        spec=spec,
+        graph=graph,
+        values=chosen,
+        packer=packer,
+        decisions=Decisions(workspace, spec.name, regenerate, resumed or {}),
+        run_id=run_id,
+        ids=_fresh_ids(experiment, spec.steps),
+    )
+    made = maker.make()
+    packed = {
+        one.name: one.definition.model_copy(
+            update={"snapshot": one.snapshot, "facts": maker.facts[one.name]}
+        )
+        for one in made
+    }
+    return PlannedRun(
+        id=run_id,
+        spec=spec.model_copy(update={"steps": packed}),
+        graph=graph,
+        values=chosen,
+        steps=tuple(made),
+        warnings=tuple(dict.fromkeys([*packer.warnings, *maker.warnings])),
+        notes=tuple(dict.fromkeys(maker.notes)),
+    )
+
+
+def new_step(number: int, one: PlannedStep, run: PlannedRun) -> NewStep:
+    """Return the row of a planned step."""
+    properties = {RUN_PROPERTY: run.id, **one.definition.facts}
+    packed = run.spec.steps[one.name].facts
+    properties |= packed
+    if one.decision.original is not None:
+        properties |= {REUSED_PROPERTY: "true", ORIGINAL_PROPERTY: one.decision.original}
+    return NewStep(
+        number=number,
+        name=one.name,
+        job=one.job_id,
+        spec=one.spec,
+        snapshot=one.snapshot,
+        after=run.graph.before(one.name),
+        reuse_key=key_of(one.parts) if one.definition.reuse.allow else None,
+        parts=one.parts,
+        original=one.decision.original,
+        decision=one.decision.to_json(),
+        properties=properties,
+        driver=DRIVER if one.sweep is not None and one.decision.original is None else None,
+        sweep=one.sweep,
+    )
+
+
+DRIVER = "rayjobs.tuning.driver_actor:start"
+
+
+@dataclass
+class _Maker:
+    """Makes the steps of one run, each after those that it waits for."""
+
+    workspace: OpenWorkspace
+    spec: PipelineSpec
+    graph: Graph
+    values: Mapping[str, Any]
+    packer: Packer
+    decisions: Decisions
+    run_id: str
+    ids: Mapping[str, str]
+    warnings: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    facts: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    _problems: list[Problem] = field(default_factory=list)
+    _unplaced: list[Problem] = field(default_factory=list)
+    _checked: dict[str, submitting.Checked] = field(default_factory=dict)
+
+    def make(self) -> list[PlannedStep]:
+        into: dict[str, list[Edge]] = {}
+        for edge in self.graph.edges:
+            into.setdefault(edge.after, []).append(edge)
+        checked: dict[str, submitting.Checked] = {}
+        params: dict[str, dict[str, Any]] = {}
+        for name in self.graph.order:
+            step = self.spec.steps[name]
+            params[name] = with_values(dict(step.params), self.values)
+            found = self._check(name, step, params[name])
+            if found is not None:
+                checked[name] = found
+        if self._problems:
+            raise PipelineError(problems=[*self._problems, *self._unplaced])
+        if self._unplaced:
+            lines = "\n".join(f"  - {problem}" for problem in self._unplaced)
+            raise CannotBePlacedError(
+                f"the pipeline has steps that can never be placed:\n{lines}",
+                problems=tuple(self._unplaced),
+            )
+        done: dict[str, PlannedStep] = {}
+        for name in self.graph.order:
+            done[name] = self._decide(name, checked[name], params[name], into.get(name, []), done)
+        return [done[name] for name in self.spec.steps]
+
+    def _check(
+        self, name: str, step: StepSpec, params: Mapping[str, Any]
+    ) -> submitting.Checked | None:
+        """Return a step's job as it may be submitted; what is wrong is noted."""
+        values = with_values(dict(step.job), self.values)
+        values.setdefault("name", name)
+        values["environment_variables"] = {
+            **(values.get("environment_variables") or {}),
+            **{variable_of(one): str(value) for one, value in params.items()},
+        }
+        values["outputs"] = _outputs_with_places(values.get("outputs") or {})
+        values["inputs"] = {
+            key: self._renamed(one) for key, one in (values.get("inputs") or {}).items()
+        }
+        if values.get("depends_on"):
+            self._problems.append(
+                Problem(f"steps.{name}.depends_on", "is not for steps.", "Use `after`.")
+            )
+            return None
+        if step.snapshot is not None:
+            values = {key: one for key, one in values.items() if key != "source_directory"}
+        try:
+            job = build_spec(values)
+            if job.array is not None:
+                raise SpecError(
+                    problems=[Problem("array", "a step is not an array.", "Take it out.")]
+                )
+            if step.sweep is not None:
+                self._check_sweep(name, step, job)
+            checked = submitting.check(self.workspace, job, planned=frozenset(self.ids.values()))
+        except CannotBePlacedError as error:
+            self._unplaced += [_below(name, one) for one in error.values.get("problems", ())]
+            return None
+        except SpecError as error:
+            self._problems += [_below(name, one) for one in error.problems]
+            return None
+        self.warnings += [f"step {name}: {one}" for one in checked.warnings]
+        self.notes += checked.notes
+        if step.snapshot is not None:
+            submitting.check_snapshot(self.workspace, step.snapshot)
+        return checked
+
+    def _check_sweep(self, name: str, step: StepSpec, job: JobSpec) -> None:
+        from rayjobs.tuning.spec import parse_sweep
+
+        assert step.sweep is not None
+        definition = with_values(dict(step.sweep.definition), self.values)
+        parse_sweep({**definition, "job": job.model_dump(mode="json")}, where=f"steps.{name}")
+
+    def _renamed(self, one: Any) -> Any:
+        """Return an input with the job that will make it instead of the step."""
+        if isinstance(one, str):
+            one = {"source": one}
+        source = one.get("source") if isinstance(one, Mapping) else None
+        if not isinstance(source, str) or not source.startswith(STEP):
+            return one
+        producer, _, output = source.removeprefix(STEP).partition("/")
+        return {**one, "source": output_source(self.ids[producer], output)}
+
+    def _decide(
+        self,
+        name: str,
+        checked: submitting.Checked,
+        params: Mapping[str, Any],
+        into: Iterable[Edge],
+        done: Mapping[str, PlannedStep],
+    ) -> PlannedStep:
+        step = self.spec.steps[name]
+        spec = checked.spec
+        inputs = dict(spec.inputs)
+        fresh: dict[str, str] = {}
+        for given, producer, output in step_sources(step):
+            source = output_source(done[producer].made_by, output)
+            inputs[given] = inputs[given].model_copy(update={"source": source})
+            if done[producer].decision.original is None:
+                fresh[given] = producer
+        waits = dict.fromkeys(done[edge.before].job_id for edge in into)
+        spec = spec.model_copy(update={"inputs": inputs})
+        snapshot, facts = self._code(step, checked)
+        self.facts[name] = facts
+        counted = snapshot
+        if step.reuse.hash_paths and checked.source is not None:
+            counted = digest_of_paths(Path(checked.source), step.reuse.hash_paths)
+        parts = parts_of(spec, step, counted, params)
+        sweep = None
+        if step.sweep is not None:
+            definition = with_values(dict(step.sweep.definition), self.values)
+            sweep = self._sweep(name, definition, spec)
+            parts["sweep"] = definition
+        decision = self.decisions.of(name, step, parts, outputs=tuple(spec.outputs), fresh=fresh)
+        spec = spec.model_copy(
+            update={
+                "depends_on": tuple(Dependency(job=one) for one in waits),
+                "display_name": spec.display_name or step.title or name,
+                "tags": {**spec.tags, PIPELINE_TAG: self.run_id, STEP_TAG: name},
+            }
+        )
+        return PlannedStep(name, step, self.ids[name], spec, snapshot, decision, parts, sweep)
+
+    def _sweep(self, name: str, definition: dict[str, Any], spec: JobSpec) -> Mapping[str, Any]:
+        from rayjobs.tuning.spec import parse_sweep
+
+        job = spec.model_dump(mode="json")
+        whole = parse_sweep({"name": name, **definition, "job": job}, where=f"steps.{name}")
+        return whole.model_dump(mode="json")
+
+    def _code(
+        self, step: StepSpec, checked: submitting.Checked
+    ) -> tuple[str | None, Mapping[str, str]]:
+        if step.snapshot is not None:
+            return step.snapshot, step.facts
+        return self.packer.pack(replace(checked))
+
+
+def _outputs_with_places(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, one in outputs.items():
+        given = {"destination": one} if isinstance(one, str) else dict(one or {})
+        given["destination"] = given.get("destination") or DEFAULT_DESTINATION
+        found[name] = given
+    return found
+
+
+def _below(step: str, one: Problem) -> Problem:
+    return Problem(
+        f"steps.{step}.{one.path}" if one.path else f"steps.{step}", one.message, one.remedy
+    )
+
+
+def _fresh_ids(experiment: str, names: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        new = ids.job_id(experiment)
+        while new in taken:
+            new = ids.job_id(experiment)
+        taken.add(new)
+        found[name] = new
+    return found

@@ -1,0 +1,207 @@
+"""Which steps take the results of an earlier run, and why others run again.
+
+A step's *parts* are all that decides about its results. Two steps with equal parts have equal
+results as far as rayjobs can tell, whatever their run. Inputs count by what names them: a dataset's
+version, a path in a datastore, the job that made an output; their bytes are not read.
+
+Source: Azure ML SDK v1, `allow_reuse` of steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.data import made
+from rayjobs.spec.model import JobSpec
+
+if TYPE_CHECKING:
+    from rayjobs.jobs.records import StepRow
+    from rayjobs.pipelines.spec import StepSpec
+    from rayjobs.workspace.folder import OpenWorkspace
+
+FORMAT = 1
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a step is reused, or runs.
+
+    Attributes:
+        reason: One sentence.
+        original: The job whose results are reused; None: the step runs.
+        compared_with: The earlier step's job that it was compared with.
+        differs: Names of the parts that differ from it.
+    """
+
+    reason: str
+    original: str | None = None
+    compared_with: str | None = None
+    differs: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the decision as JSON data."""
+        return {
+            "reason": self.reason,
+            "original": self.original,
+            "compared_with": self.compared_with,
+            "differs": list(self.differs),
+        }
+
+
+def parts_of(
+    spec: JobSpec, step: StepSpec, snapshot: str | None, params: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all that decides about a step's results, by name.
+
+    What only decides where and when it runs is not among them: target, resources, priority,
+    retries, limits.
+
+    Args:
+        spec: The step's job with its inputs named as they will be read.
+        step: The step's definition.
+        snapshot: Digest of its code, or of the files that count.
+        params: The values of the step's `params`.
+    """
+    variables = {
+        name: value
+        for name, value in spec.environment_variables.items()
+        if not name.startswith("AML_PARAMETER_")
+    }
+    parts: dict[str, Any] = {
+        "format": FORMAT,
+        "source": snapshot,
+        "entry": spec.entry,
+        "arguments": list(spec.arguments),
+        "environment": _plain(spec.environment),
+        "environment_variables": variables,
+        "secrets": {name: _plain(one) for name, one in spec.secrets.items()},
+        "params": {name: str(value) for name, value in params.items()},
+        "distribution": _plain(spec.distribution),
+        "resume_from": spec.resume_from,
+        "version": step.reuse.version,
+    }
+    if step.sweep is not None:
+        parts["sweep"] = json.loads(json.dumps(dict(step.sweep.definition)))
+    for name, one in spec.inputs.items():
+        parts[f"inputs.{name}"] = _plain(one)
+    for name, output in spec.outputs.items():
+        parts[f"outputs.{name}"] = _plain(output)
+    return parts
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
+
+
+def key_of(parts: Mapping[str, Any]) -> str:
+    """Return the digest of a step's parts."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def digest_of_paths(source: Path, paths: tuple[str, ...]) -> str:
+    """Return the digest of the names and content of some files below a source directory.
+
+    A folder stands for all files below it. A path that is not there counts as such.
+    """
+    whole = hashlib.sha256()
+    for one in sorted(paths):
+        top = source / one
+        files = sorted(top.rglob("*")) if top.is_dir() else [top]
+        for file in files:
+            if file.is_dir():
+                continue
+            content = hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else "-"
+            whole.update(f"{file.relative_to(source).as_posix()}\0{content}\n".encode())
+    return f"paths:{whole.hexdigest()}"
+
+
+def differences(now: Mapping[str, Any], then: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the parts that differ."""
+    names = [*now, *(name for name in then if name not in now)]
+    return tuple(name for name in names if now.get(name) != then.get(name))
+
+
+@dataclass
+class Decisions:
+    """Decides for the steps of one run.
+
+    Args:
+        workspace: Where earlier runs are.
+        pipeline: The pipeline's name.
+        regenerate: Run every step.
+        resumed: Jobs of an earlier run by step, whose results are taken whatever `allow` says.
+    """
+
+    workspace: OpenWorkspace
+    pipeline: str
+    regenerate: bool = False
+    resumed: Mapping[str, str] = field(default_factory=dict)
+
+    def of(
+        self,
+        name: str,
+        step: StepSpec,
+        parts: Mapping[str, Any],
+        *,
+        outputs: tuple[str, ...],
+        fresh: Mapping[str, str],
+    ) -> Decision:
+        """Return whether a step takes the results of an earlier one.
+
+        Args:
+            name: Of the step.
+            step: Its definition.
+            parts: What decides about its results.
+            outputs: Names of the outputs that must be as they were.
+            fresh: Input → step, of the inputs that a step makes which runs in this run.
+        """
+        store = self.workspace.store
+        if name in self.resumed:
+            original = self.resumed[name]
+            wrong = made.damage(self.workspace, original, outputs)
+            if wrong is None:
+                return Decision(f"completed in the run that is resumed ({original})", original)
+            return Decision(f"runs again, though {original} completed: {wrong}")
+        if self.regenerate:
+            return Decision("runs: the run regenerates all outputs")
+        if not step.reuse.allow:
+            return Decision("runs: reuse is off for this step")
+        damaged = ""
+        # An input that is made in this run has a new name, so no earlier step can have read it.
+        for one in () if fresh else store.reusable_steps(key_of(parts)):
+            wrong = made.damage(self.workspace, one.job, outputs)
+            if wrong is None:
+                return Decision(f"reused from {one.job}", one.job)
+            damaged = damaged or f"{one.job} did the same, but {wrong}"
+        if damaged:
+            return Decision(f"runs: {damaged}")
+        return compared(parts, store.earlier_step(self.pipeline, name), fresh=fresh)
+
+
+def compared(
+    parts: Mapping[str, Any], earlier: StepRow | None, *, fresh: Mapping[str, str] = _NOTHING
+) -> Decision:
+    """Return why a step runs, by the newest earlier one of its name."""
+    if earlier is None:
+        return Decision("runs: no earlier run of this step has completed")
+    if earlier.reuse_key is None:
+        return Decision(f"runs: reuse was off for {earlier.job}", compared_with=earlier.job)
+    differs = differences(parts, earlier.parts)
+    own = [one for one in differs if one.removeprefix("inputs.") not in fresh]
+    reasons = [f"differs from {earlier.job} in {', '.join(own)}"] if own else []
+    if fresh:
+        producers = ", ".join(repr(one) for one in dict.fromkeys(fresh.values()))
+        reasons.append(f"reads what {producers} makes in this run")
+    return Decision(
+        f"runs: {' and '.join(reasons) or 'nothing differs'}",
+        compared_with=earlier.job,
+        differs=differs,
+    )

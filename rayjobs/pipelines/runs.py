@@ -1,0 +1,524 @@
+"""PipelineRun and StepRun: the handles on a submitted pipeline and its steps.
+
+Source: ``azureml.pipeline.core.run``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.api.run import JobRun
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.paths import home as default_home
+from rayjobs.data import made
+from rayjobs.jobs.records import Job, StepRow
+from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.views import StepView, views_of
+from rayjobs.submit import attaching
+
+if TYPE_CHECKING:
+    from rayjobs.api.experiment import Experiment
+    from rayjobs.api.workspace import Workspace
+    from rayjobs.datastore.refs import DataPath, DataReference
+
+POLL_S = 0.1
+NEVER_S = float("inf")
+# Azure ML says so of pipelines and steps.
+FINISHED = "Finished"
+
+
+def status_of(state: JobState | str) -> str:
+    """Return a state as Azure ML names it for pipelines and steps."""
+    return FINISHED if str(state) == JobState.COMPLETED else str(state)
+
+
+class PipelineRun(JobRun):
+    """A run of a pipeline as its submitter sees it, while it runs and afterwards."""
+
+    type = "azureml.PipelineRun"
+
+    def __init__(self, experiment: Experiment | None = None, run_id: str = "", **kwargs: Any):
+        """Take hold of the run `run_id` of an experiment.
+
+        Raises:
+            NotFoundError: there is no such pipeline run.
+        """
+        super().__init__(experiment, run_id)
+        self._pipeline = self._store.pipeline(run_id)
+
+    # -- found -----------------------------------------------------------------------------------
+    @staticmethod
+    def get(workspace: Workspace, run_id: str) -> PipelineRun:
+        """Return a pipeline run by its id."""
+        from rayjobs.api.experiment import Experiment
+
+        job = workspace.opened.store.pipeline(run_id).job
+        return PipelineRun(Experiment(workspace, job.experiment), job.id)
+
+    @staticmethod
+    def get_pipeline_runs(workspace: Workspace, pipeline_id: str) -> list[PipelineRun]:
+        """Return the runs of a published pipeline, newest first."""
+        return [
+            PipelineRun.get(workspace, one.job.id)
+            for one in workspace.opened.store.pipelines()
+            if one.published == pipeline_id
+        ]
+
+    # -- steps -----------------------------------------------------------------------------------
+    def get_steps(self) -> Iterator[StepRun]:
+        """Yield the steps, in the order of the pipeline."""
+        for row in self._store.steps(self.id):
+            yield step_run(self.experiment, row.job)
+
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Any = None,
+        properties: Any = None,
+        type: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[JobRun]:
+        """Yield the steps; with `recursive`, also the trials of sweeps."""
+        for step in self.get_steps():
+            if status in (None, step.status, step.get_status()):
+                yield step
+            if recursive:
+                yield from JobRun.get_children(step, recursive=True, status=status)
+
+    def find_step_run(self, name: str) -> list[StepRun]:
+        """Return the steps of this name: none, one, or several."""
+        titles = {
+            key: str(one.get("title") or key) for key, one in self._pipeline.spec["steps"].items()
+        }
+        return [
+            step_run(self.experiment, row.job)
+            for row in self._store.steps(self.id)
+            if name in (row.name, titles[row.name])
+        ]
+
+    def views(self) -> list[StepView]:
+        """Return the steps with their states and times, as they are now."""
+        return views_of(self._opened, self._store.pipeline(self.id))
+
+    def get_graph(self) -> PipelineGraph:
+        """Return the graph of the pipeline, with each step's run."""
+        return PipelineGraph(self)
+
+    # -- results ---------------------------------------------------------------------------------
+    def get_pipeline_output(self, pipeline_output_name: str) -> PortDataReference:
+        """Return an output that a `PipelineData` named `pipeline_output_name`.
+
+        Raises:
+            NotFoundError: no step has such an output.
+        """
+        for row in self._store.steps(self.id):
+            definition = self._pipeline.spec["steps"][row.name]
+            names = definition.get("pipeline_outputs") or {}
+            for output, shown in names.items():
+                if shown == pipeline_output_name:
+                    return step_run(self.experiment, row.job).get_output_data(output)
+        raise NotFoundError(
+            f"pipeline {self.id} has no output {pipeline_output_name!r}; give a PipelineData "
+            f"pipeline_output_name={pipeline_output_name!r}, or ask a step: "
+            f"find_step_run(NAME)[0].get_output_data(OUTPUT)"
+        )
+
+    # -- state and end -----------------------------------------------------------------------------
+    def get_status(self) -> str:
+        """Return NotStarted, Queued, Running, Finished, Failed or Canceled."""
+        job = self._job()
+        if job.state is JobState.RUNNING and job.placed_at is None:
+            return str(JobState.QUEUED)
+        return status_of(job.state)
+
+    def wait_for_completion(  # type: ignore[override]  # Azure ML's, which returns the status
+        self,
+        show_output: bool = True,
+        timeout_seconds: float = sys.maxsize,
+        raise_on_error: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Wait for the end of all steps and return the status.
+
+        Args:
+            show_output: Print each step's start and end.
+            timeout_seconds: Give up the waiting after this time; the pipeline runs on.
+            raise_on_error: Raise if the pipeline failed.
+
+        Raises:
+            JobFailedError: it failed, and `raise_on_error` is on; names the first failed step.
+            TimeoutError: it did not end in time.
+            TargetError: the target could not be started; the pipeline stays queued.
+        """
+        from rayjobs.target.starting import ensure_target
+
+        def quiet(_text: str) -> None:
+            pass
+
+        say = self._say if show_output else quiet
+        say(f"PipelineRunId: {self.id}")
+        until_s = time.monotonic() + timeout_seconds
+        job = self._job()
+        if not job.state.is_final:
+            targets = dict.fromkeys(view.job.target for view in self.views() if not view.is_final)
+            for target in targets:
+                ensure_target(
+                    target, home=default_home(), workspace=self._opened.path, on_stage=say
+                )
+        told: dict[str, str] = {}
+        try:
+            while True:
+                job = self._job()
+                if show_output:
+                    self._tell(told)
+                if job.state.is_final:
+                    break
+                if time.monotonic() > until_s:
+                    raise TimeoutError(
+                        f"{self.id} is {job.state} after {timeout_seconds:g} s; it runs on"
+                    )
+                time.sleep(POLL_S)
+        except KeyboardInterrupt:
+            self._say(
+                f"\nNo longer following {self.id}; the pipeline runs on. Cancel it with "
+                f"run.cancel(), or `rayjobs pipeline cancel {self.id}`."
+            )
+            raise
+        say(attaching.end_text(job))
+        if raise_on_error:
+            attaching.raise_for_end(job)
+        return status_of(job.state)
+
+    def _tell(self, told: dict[str, str]) -> None:
+        """Print what has changed of the steps since the last call."""
+        for view in self.views():
+            status = view.status
+            if told.get(view.name) != status and status != JobState.QUEUED:
+                told[view.name] = status
+                self._say(f"[{view.name}] {view.text}")
+
+    def cancel(self) -> None:
+        """Ask for the end of all steps; of one that has ended nothing changes."""
+        from rayjobs.submit.submitting import user_name, wake_or_start
+
+        targets = dict.fromkeys(view.job.target for view in self.views() if not view.is_final)
+        state = self._store.request_cancel(self.id, by=user_name())
+        if not state.is_final:
+            for target in targets:
+                wake_or_start(self._opened, target)
+
+    def complete(self, **kwargs: Any) -> None:
+        """Refuse: a pipeline's end is that of its steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
+
+    def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
+        """Refuse: a pipeline's end is that of its steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("a pipeline run ends with its last step; cancel() ends it earlier")
+
+    def child_run(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: the children of a pipeline run are its steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError("the children of a pipeline run are its steps")
+
+
+class StepRun(JobRun):
+    """A step of a pipeline run: a job; a reused one shows what the original made."""
+
+    type = "azureml.StepRun"
+
+    def __init__(self, experiment: Experiment | None = None, run_id: str = "", **kwargs: Any):
+        """Take hold of the step `run_id`.
+
+        Raises:
+            NotFoundError: there is no such step.
+        """
+        super().__init__(experiment, run_id)
+        row = self._store.step_of(run_id)
+        if row is None:
+            raise NotFoundError(f"{run_id} is not a step of a pipeline", job=run_id)
+        self._row = row
+
+    @property
+    def pipeline_run_id(self) -> str:
+        """Id of the pipeline run."""
+        return self._row.pipeline
+
+    @property
+    def step_name(self) -> str:
+        """The step's key in its pipeline."""
+        return self._row.name
+
+    @property
+    def is_reused(self) -> bool:
+        """Whether it takes the results of an earlier run."""
+        return self._row.original is not None
+
+    @property
+    def original(self) -> JobRun:
+        """The run that made the results: this one, or the one that it reuses."""
+        if self._row.original is None:
+            return self
+        return JobRun(self.experiment, self._row.original)
+
+    @property
+    def decision(self) -> Mapping[str, Any]:
+        """Why the step was reused, or ran: reason, compared_with, differs."""
+        return self._row.decision
+
+    def get_status(self) -> str:
+        """Return the state, Finished for a completed step."""
+        return status_of(self._job().state)
+
+    def wait_for_completion(  # type: ignore[override]  # Azure ML's, which returns the status
+        self,
+        show_output: bool = True,
+        timeout_seconds: float = sys.maxsize,
+        raise_on_error: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Wait for the step's end and return its status.
+
+        Raises:
+            JobFailedError: it failed, and `raise_on_error` is on.
+        """
+        if not self._job().state.is_final:
+            JobRun.wait_for_completion(self, show_output=show_output, raise_on_error=raise_on_error)
+        elif raise_on_error:
+            attaching.raise_for_end(self._job())
+        return self.get_status()
+
+    # -- outputs -----------------------------------------------------------------------------------
+    def get_outputs(self) -> dict[str, StepRunOutput]:
+        """Return the step's outputs by name."""
+        return {name: StepRunOutput(self, name) for name in self._job().spec.outputs}
+
+    def get_output(self, name: str) -> StepRunOutput:
+        """Return an output.
+
+        Raises:
+            NotFoundError: the step has no such output.
+        """
+        outputs = self.get_outputs()
+        if name not in outputs:
+            raise NotFoundError(
+                f"step {self.step_name!r} has no output {name!r}; it has: "
+                f"{', '.join(outputs) or 'none'}"
+            )
+        return outputs[name]
+
+    def get_output_data(self, name: str) -> PortDataReference:
+        """Return where an output is stored.
+
+        Raises:
+            NotFoundError: the step has no such output.
+        """
+        return self.get_output(name).get_port_data_reference()
+
+    # -- logs, metrics, files: of the run that made them ---------------------------------------
+    def _log(self, name: str) -> str:
+        return self.original._logs().read(name).decode("utf-8", "replace")
+
+    def get_stdout_log(self) -> str:
+        """Return what the script printed (rank 0), stdout and stderr in one."""
+        names = self.original._logs().names()
+        first = next((one for one in names if "driver_log" in one), None)
+        return "" if first is None else self._log(first)
+
+    def get_stderr_log(self) -> str:
+        """Return the same as `get_stdout_log`: both go to one log, in the order of the writes."""
+        return self.get_stdout_log()
+
+    def get_job_log(self) -> str:
+        """Return the history of the step's job, a line for each event."""
+        return "".join(
+            f"{event.at:%Y-%m-%d %H:%M:%S} {event.message}\n"
+            for event in self._store.events(self.original.id)
+        )
+
+    def get_all_logs(self, destination: str | None = None) -> Sequence[str]:
+        """Download all logs; return the paths."""
+        if self._row.original is None:
+            return JobRun.get_all_logs(self, destination)
+        return self.original.get_all_logs(destination)
+
+    def get_metrics(
+        self,
+        name: str | None = None,
+        recursive: bool = False,
+        run_type: str | None = None,
+        populate: bool = False,
+    ) -> dict[str, Any]:
+        """Return what was logged, see `JobRun.get_metrics`."""
+        if self._row.original is None:
+            return JobRun.get_metrics(self, name, recursive)
+        return self.original.get_metrics(name, recursive)
+
+    def get_file_names(self) -> Sequence[str]:
+        """Return the names of the stored files."""
+        if self._row.original is None:
+            return JobRun.get_file_names(self)
+        return self.original.get_file_names()
+
+    def _fetch(self, name: str, target: Path) -> None:
+        if self._row.original is None:
+            JobRun._fetch(self, name, target)
+        else:
+            self.original._fetch(name, target)
+
+
+def step_run(experiment: Experiment, job_id: str) -> StepRun:
+    """Return the handle on a step."""
+    return StepRun(experiment, job_id)
+
+
+class StepRunOutput:
+    """An output of a step run.
+
+    Source: ``azureml.pipeline.core.StepRunOutput``.
+    """
+
+    def __init__(self, step_run: StepRun, name: str) -> None:
+        self.step_run = step_run
+        self.name = name
+
+    def get_port_data_reference(self) -> PortDataReference:
+        """Return where the output is stored."""
+        return PortDataReference(self.step_run, self.name)
+
+
+class PortDataReference:
+    """Where an output of a step is in its datastore.
+
+    Source: ``azureml.pipeline.core.PortDataReference``.
+    """
+
+    def __init__(self, step_run: StepRun, name: str) -> None:
+        self.step_run = step_run
+        self.name = name
+        row: StepRow = step_run._row
+        self._job: Job = step_run._store.job(row.original or row.job)
+
+    def _made(self) -> made.MadeOutput | None:
+        opened = self.step_run._opened
+        found = made.outputs_made(opened.store, opened.catalogue, self._job.id, name=self.name)
+        return found.get(self.name)
+
+    def _place(self) -> tuple[str, str]:
+        stored = self._made()
+        if stored is not None:
+            return stored.datastore, stored.path
+        store, _, template = self._job.spec.outputs[self.name].destination.partition("/")
+        path = template.replace("{run-id}", self._job.id).replace("{output-name}", self.name)
+        return store, path
+
+    @property
+    def datastore(self) -> Any:
+        """The datastore."""
+        return self.step_run.experiment.workspace.datastores[self._place()[0]]
+
+    @property
+    def path_on_datastore(self) -> str:
+        """The path in it."""
+        return self._place()[1]
+
+    @property
+    def data_reference(self) -> DataReference:
+        """The place as a DataReference."""
+        from rayjobs.datastore.refs import DataReference
+
+        store, path = self._place()
+        return DataReference(store, self.name, path)
+
+    @property
+    def data_path(self) -> DataPath:
+        """The place as a DataPath."""
+        from rayjobs.datastore.refs import DataPath
+
+        store, path = self._place()
+        return DataPath(store, path)
+
+    def download(
+        self, local_path: str, overwrite: bool | None = None, show_progress: bool | None = None
+    ) -> int:
+        """Download the files of the output below `local_path`, under their paths on the datastore.
+
+        Args:
+            local_path: A folder; it is made if needed.
+            overwrite: Replace files that are there.
+            show_progress: Noted only.
+
+        Returns:
+            How many files were downloaded.
+
+        Raises:
+            NotFoundError: the step has stored nothing there.
+            DataChanged: a file is no longer as the step stored it.
+        """
+        from rayjobs.datastore.backends import StoredFile, open_backend
+
+        stored = self._made()
+        if stored is None:
+            raise NotFoundError(
+                f"step {self.step_run.step_name!r} ({self._job.id}) is {self._job.state} and has "
+                f"stored no output {self.name!r}"
+            )
+        backends = {record.name: open_backend(record) for record in stored.records}
+        count = 0
+        for entry in stored.files:
+            to = Path(local_path).expanduser() / entry.key
+            if to.exists():
+                if not overwrite:
+                    continue
+                to.unlink()
+            to.parent.mkdir(parents=True, exist_ok=True)
+            one = StoredFile(entry.key, entry.size, entry.etag, entry.digest)
+            backends[entry.datastore].fetch(one, to)
+            count += 1
+        return count
+
+
+class PipelineGraph:
+    """The graph of a pipeline run.
+
+    Attributes:
+        nodes: The steps with their states, as they were when the graph was asked for.
+        edges: (before, after, output or None).
+    """
+
+    def __init__(self, run: PipelineRun) -> None:
+        from rayjobs.pipelines.graph import graph_of
+        from rayjobs.pipelines.spec import read_pipeline
+
+        self.run = run
+        graph = graph_of(read_pipeline(run._pipeline.spec))
+        self.nodes = run.views()
+        self.edges = tuple((one.before, one.after, one.output) for one in graph.edges)
+
+    def __repr__(self) -> str:
+        """Return how large it is."""
+        return f"PipelineGraph({len(self.nodes)} steps, {len(self.edges)} edges)"
+
+    def to_json(self) -> str:
+        """Return nodes and edges as JSON text."""
+        return json.dumps(
+            {
+                "nodes": [{"name": one.name, "job": one.job.id} for one in self.nodes],
+                "edges": [list(one) for one in self.edges],
+            }
+        )

@@ -1,0 +1,248 @@
+"""A pipeline as it is stored and written in files: parameters, and steps that pass data.
+
+``${{parameters.NAME}}`` stands for a parameter's value anywhere in a step. An input whose source is
+``step:STEP/OUTPUT`` reads an output of another step.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError
+
+from rayjobs.core.errors import Problem, SpecError
+from rayjobs.spec.model import JOB_NAME, Model
+from rayjobs.spec.problems import problem_of
+
+STEP = "step:"
+PARAMETER_NAME = r"^[A-Za-z_][A-Za-z0-9_-]*$"
+PLACEHOLDER = re.compile(r"\$\{\{\s*parameters\.([A-Za-z_][A-Za-z0-9_-]*)\s*\}\}")
+PARAMETER_VARIABLE = "AML_PARAMETER_"
+
+Scalar = bool | int | float | str
+ParameterType = Literal["text", "integer", "number", "boolean", "data"]
+
+
+class PipelineError(SpecError):
+    """Something is wrong with a pipeline; `problems` has everything that is."""
+
+
+class Parameter(Model):
+    """A value that each run may set.
+
+    Attributes:
+        default: The value of runs that set none; None: each run must set it.
+        type: What values may be: ``data`` is the source of an input, as in a job file.
+    """
+
+    default: Scalar | None = None
+    type: ParameterType = "text"
+
+
+class Reuse(Model):
+    """When the results of an earlier run of a step are taken instead of running it.
+
+    Attributes:
+        allow: Whether they ever are.
+        version: Another value means that the step does something else now.
+        hash_paths: Files and folders, relative to the source directory, whose content decides;
+            empty: all that is packed.
+    """
+
+    allow: bool = True
+    version: str | None = None
+    hash_paths: tuple[str, ...] = ()
+
+
+class SweepPart(Model):
+    """What makes a step a sweep.
+
+    Attributes:
+        definition: The sweep's own definition without its job, as in a sweep file.
+        results: Output name → what is stored there when the sweep has ended: ``metrics``, or
+            ``best:PATH`` for a file or folder of the best trial.
+    """
+
+    definition: Mapping[str, Any]
+    results: Mapping[str, str] = Field(default_factory=dict)
+
+
+class StepSpec(Model):
+    """One step.
+
+    Attributes:
+        job: What it runs, with the fields of a job file; placeholders may stand in any text.
+        after: Names of steps that must have completed first, besides those whose outputs it reads.
+        params: Become the variables ``AML_PARAMETER_<NAME>``.
+        reuse: When results of an earlier run are taken.
+        sweep: Makes it a sweep of the job; None: it is the job.
+        title: The name that people gave it; None: its key in the pipeline.
+        snapshot: Digest of its packed code, once it was packed.
+        facts: What was recorded of its code when it was packed.
+        pipeline_outputs: Output → its name as an output of the whole pipeline.
+    """
+
+    job: Mapping[str, Any]
+    after: tuple[str, ...] = ()
+    params: Mapping[str, Any] = Field(default_factory=dict)
+    reuse: Reuse = Reuse()
+    sweep: SweepPart | None = None
+    title: str | None = None
+    snapshot: str | None = None
+    facts: Mapping[str, str] = Field(default_factory=dict)
+    pipeline_outputs: Mapping[str, str] = Field(default_factory=dict)
+
+
+class PipelineSpec(Model):
+    """A pipeline.
+
+    Attributes:
+        version: Version of this format.
+        name: Its name. Runs of pipelines with the same name share results.
+        description: For people.
+        parameters: What each run may set.
+        steps: By name, in the order in which people see them.
+        continue_on_step_failure: After a failure, run the steps that do not need the failed one.
+    """
+
+    version: Literal[1] = 1
+    name: Annotated[str, Field(pattern=JOB_NAME)] = "pipeline"
+    description: str = ""
+    parameters: Mapping[Annotated[str, Field(pattern=PARAMETER_NAME)], Parameter] = Field(
+        default_factory=dict
+    )
+    steps: Mapping[Annotated[str, Field(pattern=JOB_NAME)], StepSpec] = Field(min_length=1)
+    continue_on_step_failure: bool = False
+
+
+def read_pipeline(values: Mapping[str, Any]) -> PipelineSpec:
+    """Return the pipeline that stored data describes.
+
+    Raises:
+        PipelineError: it does not describe one.
+    """
+    try:
+        return PipelineSpec.model_validate(dict(values))
+    except ValidationError as error:
+        problems = [problem_of(detail) for detail in error.errors(include_url=False)]
+        raise PipelineError(problems=problems) from None
+
+
+def step_source(step: str, output: str) -> str:
+    """Return the source of an input that reads an output of another step."""
+    return f"{STEP}{step}/{output}"
+
+
+def step_sources(step: StepSpec) -> Iterator[tuple[str, str, str]]:
+    """Yield input, step and output of each input of a step that reads another step."""
+    inputs = step.job.get("inputs") or {}
+    for name, one in inputs.items():
+        source = one.get("source") if isinstance(one, Mapping) else one
+        if isinstance(source, str) and source.startswith(STEP):
+            producer, _, output = source.removeprefix(STEP).partition("/")
+            yield str(name), producer, output
+
+
+def parameters_in(value: Any) -> Iterator[str]:
+    """Yield the names of the parameters that stand anywhere in `value`."""
+    if isinstance(value, str):
+        yield from (match.group(1) for match in PLACEHOLDER.finditer(value))
+    elif isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from parameters_in(key)
+            yield from parameters_in(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from parameters_in(one)
+
+
+def with_values(value: Any, values: Mapping[str, Any]) -> Any:
+    """Return `value` with each placeholder replaced by its parameter's value.
+
+    A text that is a placeholder alone becomes the value itself, with its type.
+    """
+    if isinstance(value, str):
+        whole = PLACEHOLDER.fullmatch(value.strip())
+        if whole is not None and whole.group(1) in values:
+            return values[whole.group(1)]
+        return PLACEHOLDER.sub(lambda match: str(values.get(match.group(1), match.group(0))), value)
+    if isinstance(value, Mapping):
+        return {with_values(key, values): with_values(one, values) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [with_values(one, values) for one in value]
+    return value
+
+
+def variable_of(parameter: str) -> str:
+    """Return the environment variable of one of a step's `params`."""
+    return PARAMETER_VARIABLE + re.sub(r"\W", "_", parameter)
+
+
+def chosen_values(spec: PipelineSpec, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the value of each parameter for one run.
+
+    Raises:
+        PipelineError: a value is for no parameter, is not of its type, or is missing.
+    """
+    problems = [
+        Problem(
+            f"parameters.{name}",
+            "is not a parameter of the pipeline.",
+            f"It has: {', '.join(spec.parameters) or 'none'}.",
+        )
+        for name in given
+        if name not in spec.parameters
+    ]
+    values: dict[str, Any] = {}
+    for name, parameter in spec.parameters.items():
+        value = given.get(name, parameter.default)
+        if value is None:
+            problems.append(
+                Problem(f"parameters.{name}", "has no value.", f"Give one: -p {name}=VALUE.")
+            )
+            continue
+        try:
+            values[name] = _typed(value, parameter.type)
+        except ValueError:
+            problems.append(
+                Problem(
+                    f"parameters.{name}",
+                    f"{value!r:.80} is not of the type {parameter.type!r}.",
+                    f"Its default is {parameter.default!r:.80}.",
+                )
+            )
+    if problems:
+        raise PipelineError(problems=problems)
+    return values
+
+
+def type_of(value: Any) -> ParameterType:
+    """Return the type of a parameter with this default."""
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "integer"
+    return "number" if isinstance(value, float) else "text"
+
+
+def _typed(value: Any, kind: str) -> Scalar:
+    if kind == "boolean":
+        words = {"true": True, "1": True, "false": False, "0": False}
+        if isinstance(value, bool):
+            return value
+        if str(value).lower() in words:
+            return words[str(value).lower()]
+        raise ValueError(value)
+    if kind == "integer":
+        if isinstance(value, bool) or (isinstance(value, float) and not value.is_integer()):
+            raise ValueError(value)
+        return int(value)
+    if kind == "number":
+        if isinstance(value, bool):
+            raise ValueError(value)
+        return value if isinstance(value, int | float) else float(value)
+    if isinstance(value, bool | int | float | str):
+        return str(value)
+    raise ValueError(value)

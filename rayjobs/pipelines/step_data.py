@@ -1,0 +1,271 @@
+"""The inputs and outputs of one step, gathered from what its arguments and lists name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.data.arguments import DataArguments, Keep, is_data
+from rayjobs.datastore.datasets import AbstractDataset
+from rayjobs.datastore.outputs import OutputFileDatasetConfig
+from rayjobs.datastore.refs import DataPathComputeBinding, DataReference
+from rayjobs.pipelines.data import (
+    InputPortBinding,
+    PipelineData,
+    PipelineDataset,
+    PipelineParameter,
+)
+from rayjobs.pipelines.spec import Parameter, step_source, type_of
+
+if TYPE_CHECKING:
+    from rayjobs.pipelines.steps import StepBase
+
+
+@dataclass
+class Building:
+    """A pipeline while its stored form is made.
+
+    Attributes:
+        names: Step → its key in the pipeline, by `id` of the step.
+        default_datastore: Name of the datastore of outputs that name none.
+        keep: Keeps a dataset that is not registered.
+        default_source_directory: Of steps that name none; None: there is none.
+        producers: Output of a step → step and output's name, by `id` of the object.
+        parameters: Those that steps have named so far.
+        defaults: Their objects, to tell two parameters of one name apart.
+    """
+
+    names: dict[int, str]
+    default_datastore: str
+    keep: Keep
+    default_source_directory: str | None = None
+    producers: dict[int, tuple[StepBase, str]] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+    def parameter(self, one: PipelineParameter) -> str:
+        """Take a parameter in; return what stands for its value.
+
+        Raises:
+            UsageError: another one of this name has another default.
+        """
+        known = self.defaults.setdefault(one.key, one.default_value)
+        if known is not one.default_value and known != one.default_value:
+            raise UsageError(
+                f"two PipelineParameters are called {one.name!r}, with the defaults {known!r:.80} "
+                f"and {one.default_value!r:.80}; use one object, or two names"
+            )
+        if one.key not in self.parameters:
+            if one.is_data:
+                self.parameters[one.key] = Parameter(
+                    default=self.data_text(one.default_value), type="data"
+                )
+            else:
+                self.parameters[one.key] = Parameter(
+                    default=one.default_value,
+                    type=type_of(one.default_value),
+                )
+        return one.placeholder
+
+    def data_text(self, value: Any) -> str:
+        """Return the source of an input that a parameter's value names.
+
+        Raises:
+            UsageError: the value does not name data.
+        """
+        if isinstance(value, str):
+            return value
+        data = DataArguments(self.keep)
+        if isinstance(value, AbstractDataset):
+            value = value.as_named_input("data")
+        name = data.add(value, name="data")
+        return str(data.inputs[name]["source"])
+
+    def producer_of(self, item: Any) -> tuple[str, str] | None:
+        """Return step and output that make a `PipelineData` or an output; None: no step does."""
+        found = self.producers.get(id(item))
+        if found is None and isinstance(item, OutputFileDatasetConfig):
+            found = self._alike(item)
+        return None if found is None else (self.names[id(found[0])], found[1])
+
+    def _alike(self, item: OutputFileDatasetConfig) -> tuple[StepBase, str] | None:
+        """Find the output that `item` is a copy of: as_mount() and as_upload() return copies."""
+        found = [
+            (step, name)
+            for step, name in self.producers.values()
+            for output in step.output_objects
+            if isinstance(output, OutputFileDatasetConfig)
+            and (output.name, output.destination) == (item.name, item.destination)
+        ]
+        return found[0] if len({id(step) for step, _ in found}) == 1 else None
+
+
+@dataclass
+class StepData:
+    """Gathers what one step reads and writes.
+
+    Attributes:
+        step: The step.
+        building: The pipeline that it is built into.
+        inputs: Name → fields of the input.
+        outputs: Name → fields of the output.
+    """
+
+    step: StepBase
+    building: Building
+    inputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def text(self, item: Any) -> Any:
+        """Return an argument as the stored pipeline has it: data and parameters become texts.
+
+        Raises:
+            UsageError: it is data that is neither made nor read by the step.
+        """
+        if isinstance(item, PipelineParameter):
+            if item.is_data:
+                return f"$AZUREML_DATAREFERENCE_{self.add(item)}"
+            return self.building.parameter(item)
+        if self.is_data(item):
+            return f"$AZUREML_DATAREFERENCE_{self.add(item)}"
+        return item
+
+    @staticmethod
+    def is_data(item: Any) -> bool:
+        """Return whether an object stands for data of a step."""
+        if isinstance(item, PipelineData | InputPortBinding | PipelineDataset):
+            return True
+        if _linked(item) is not None or _parameter_pair(item) is not None:
+            return True
+        return is_data(item)
+
+    def add_output(self, item: Any) -> str:
+        """Take in what the step writes; return its name."""
+        if isinstance(item, PipelineData):
+            fields = item.output_fields(self.building.default_datastore)
+            return self._put(self.outputs, item._output_name, fields)
+        if isinstance(item, OutputFileDatasetConfig):
+            return self._plain(item)
+        if isinstance(item, DataReference):
+            return self._plain(item.as_upload() if item.mode != "upload" else item)
+        raise UsageError(
+            f"step {self.step.name!r}: outputs has a {type(item).__name__}; give PipelineData, "
+            f"OutputFileDatasetConfig, or a DataReference"
+        )
+
+    def add(self, item: Any) -> str:
+        """Take in data that the step names; return its name in the step's job.
+
+        Raises:
+            UsageError: no step makes it, or it is not data.
+        """
+        if isinstance(item, PipelineDataset):
+            item = item.binding()
+        if isinstance(item, PipelineData):
+            if any(item is one for one in self.step.output_objects):
+                return self.add_output(item)
+            item = item.as_input()
+        if isinstance(item, InputPortBinding) and not isinstance(item.bind_object, PipelineData):
+            return self._bound(item)
+        if isinstance(item, InputPortBinding):
+            return self._made(item.name, item.bind_object, item.bind_mode, item.path_on_compute)
+        linked = _linked(item)
+        if linked is not None:
+            return self._made(*linked)
+        pair = _parameter_pair(item)
+        if pair is not None:
+            return self._parameter(*pair)
+        if isinstance(item, PipelineParameter) and item.is_data:
+            return self._parameter(item.key, item, "mount", None)
+        return self._plain(item)
+
+    def _bound(self, item: InputPortBinding) -> str:
+        bound = item.bind_object
+        if isinstance(bound, PipelineParameter):
+            return self._parameter(item.name, bound, item.bind_mode, item.path_on_compute)
+        name = DataArguments(self.building.keep)
+        added = name.add(bound, name=item.name)
+        fields = {**name.inputs[added], "mode": item.bind_mode}
+        if item.path_on_compute is not None:
+            fields["path_on_compute"] = item.path_on_compute
+        return self._put(self.inputs, item.name, fields)
+
+    def _made(self, name: str, data: Any, mode: str, path_on_compute: str | None) -> str:
+        """Take in an input that another step makes."""
+        producer = self.building.producer_of(data)
+        if producer is None:
+            raise UsageError(
+                f"step {self.step.name!r} reads {getattr(data, 'name', name)!r}, which no step of "
+                f"the pipeline produces; list it in the `outputs` of the step that makes it"
+            )
+        if producer[0] == self.building.names[id(self.step)]:
+            raise UsageError(
+                f"step {self.step.name!r} reads {getattr(data, 'name', name)!r}, its own output"
+            )
+        fields = {
+            "source": step_source(*producer),
+            "mode": "mount" if mode == "direct" else mode,
+            "path_on_compute": path_on_compute,
+        }
+        return self._put(self.inputs, name, fields)
+
+    def _parameter(
+        self, name: str, parameter: PipelineParameter, mode: str, path_on_compute: str | None
+    ) -> str:
+        fields = {
+            "source": self.building.parameter(parameter),
+            "mode": mode,
+            "path_on_compute": path_on_compute,
+        }
+        return self._put(self.inputs, name, fields)
+
+    def _plain(self, item: Any) -> str:
+        data = DataArguments(self.building.keep)
+        try:
+            name = data.add(item)
+        except UsageError as error:
+            raise UsageError(f"step {self.step.name!r}: {error}") from error
+        if name in data.outputs:
+            return self._put(self.outputs, name, data.outputs[name])
+        return self._put(self.inputs, name, data.inputs[name])
+
+    def _put(self, kept: dict[str, dict[str, Any]], name: str, fields: dict[str, Any]) -> str:
+        other = self.outputs if kept is self.inputs else self.inputs
+        if name in other or kept.setdefault(name, fields) != fields:
+            raise UsageError(
+                f"step {self.step.name!r} has two different data objects called {name!r}; rename "
+                f"one of them (as_input('other_name'))"
+            )
+        return name
+
+
+def _linked(item: Any) -> tuple[str, OutputFileDatasetConfig, str, str | None] | None:
+    """Return name, output, mode and path of an output that is used as an input; else None."""
+    output = getattr(item, "output", None)
+    if not isinstance(output, OutputFileDatasetConfig):
+        return None
+    mode = str(getattr(item, "mode", "mount") or "mount")
+    path = getattr(item, "path_on_compute", None)
+    return str(getattr(item, "name", None) or output.name), output, mode, path
+
+
+def _parameter_pair(item: Any) -> tuple[str, PipelineParameter, str, str | None] | None:
+    """Return a DataPath or dataset parameter with how it is bound; None: `item` is not one."""
+    if isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], PipelineParameter):
+        parameter, binding = item
+        if isinstance(binding, DataPathComputeBinding) and parameter.is_data:
+            return parameter.key, parameter, binding.mode, binding.path_on_compute
+    parameter = getattr(item, "dataset", None)
+    if isinstance(parameter, PipelineParameter):
+        return item.name, parameter, item.mode, item.path_on_compute
+    return None
+
+
+def plain_values(values: Mapping[str, Any], building: Building) -> dict[str, Any]:
+    """Return a mapping whose parameters became the texts that stand for them."""
+    return {
+        str(key): building.parameter(value) if isinstance(value, PipelineParameter) else value
+        for key, value in values.items()
+    }

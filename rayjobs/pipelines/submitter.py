@@ -1,0 +1,174 @@
+"""Submit a pipeline: check everything, pack once, write one durable transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.jobs.records import Pipeline
+from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.planning import Packer, PlannedRun, new_step, plan
+from rayjobs.pipelines.spec import PipelineSpec, read_pipeline
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import NewPipeline
+from rayjobs.submit import submitting
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+
+@dataclass(frozen=True)
+class SubmittedPipeline:
+    """The result of a submit.
+
+    Attributes:
+        pipeline: The run as it was written.
+        created: False when the idempotency key was known: the run of the first call.
+        run: What was planned, with each step's decision.
+        warnings: What the submitter should know, one sentence each.
+        starting: Whether a target did not run and is being started.
+    """
+
+    pipeline: Pipeline
+    created: bool
+    run: PlannedRun
+    warnings: tuple[str, ...] = ()
+    starting: bool = False
+
+
+def submit_pipeline(
+    workspace: OpenWorkspace,
+    spec: PipelineSpec,
+    *,
+    experiment: str | None = None,
+    values: Mapping[str, Any] | None = None,
+    regenerate: bool = False,
+    continues: bool | None = None,
+    resumed: Mapping[str, str] | None = None,
+    published: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    properties: Mapping[str, str] | None = None,
+    idempotency_key: str | None = None,
+    on_stage: Callable[[str], None] = lambda _text: None,
+    wake: bool = True,
+) -> SubmittedPipeline:
+    """Submit a pipeline; it is never lost once this has returned, and needs no client any more.
+
+    Args:
+        workspace: Where it runs.
+        spec: The pipeline.
+        experiment: What the run and its steps belong to; None takes the pipeline's name.
+        values: Values of parameters; the others take their defaults.
+        regenerate: Run every step, whatever was done before.
+        continues: After a failure, run the steps that need nothing of the failed one; None takes
+            the pipeline's own setting.
+        resumed: Jobs of an earlier run by step, whose results are taken.
+        published: Id of the published pipeline that this is a run of.
+        tags: The run's tags.
+        properties: Facts about the run.
+        idempotency_key: A repeated submit with it returns the first run.
+        on_stage: Called with what is going on.
+        wake: Tell the targets, and start them (in the background) where they do not run.
+
+    Raises:
+        PipelineError: something is wrong with it; all problems at once.
+        CannotBePlacedError: a target can never hold a step.
+        SnapshotError: a source directory cannot be packed.
+        StoreError: it could not be written; nothing was submitted.
+    """
+    experiment = experiment or spec.name
+    run = plan(
+        workspace,
+        spec,
+        experiment=experiment,
+        values=values,
+        regenerate=regenerate,
+        resumed=resumed,
+        packer=Packer(workspace, on_stage=on_stage),
+    )
+    warnings = list(run.warnings)
+    asked: set[str] = set()
+    for one in run.steps:
+        needs = f"{one.spec.target} {sorted(one.spec.secrets)} {one.spec.environment_text}"
+        needs += f"{sorted(put.destination.partition('/')[0] for put in one.spec.outputs.values())}"
+        needs += f"{sorted(put.source.partition('/')[0] for put in one.spec.inputs.values())}"
+        if needs not in asked:
+            asked.add(needs)
+            warnings += submitting.hand_on_credentials(workspace, one.spec)
+    goes_on = spec.continue_on_step_failure if continues is None else continues
+    pipeline, created = workspace.store.put_pipeline(
+        NewPipeline(
+            id=run.id,
+            name=spec.name,
+            base=_base(run),
+            definition=run.spec.model_dump(mode="json"),
+            parameters=run.values,
+            steps=[new_step(number, one, run) for number, one in enumerate(run.steps)],
+            experiment=experiment,
+            user=submitting.user_name(),
+            continues=goes_on,
+            published=published,
+            tags=tags or {},
+            properties=properties or {},
+            idempotency_key=idempotency_key,
+        )
+    )
+    starting = False
+    if wake and not pipeline.job.state.is_final:
+        for target in dict.fromkeys(one.spec.target for one in run.steps):
+            try:
+                starting |= submitting.wake_or_start(workspace, target)
+            except (RayjobsError, OSError) as error:
+                warnings.append(
+                    f"the pipeline is stored, but the target {target!r} could not be started: "
+                    f"{error}"
+                )
+    return SubmittedPipeline(pipeline, created, run, tuple(dict.fromkeys(warnings)), starting)
+
+
+def _base(run: PlannedRun) -> JobSpec:
+    """Return the spec of the run itself, which is never started."""
+    first = run.steps[0].spec
+    return JobSpec(
+        name=run.spec.name,
+        command=f"pipeline of {len(run.steps)} steps",
+        target=first.target,
+        priority=max(one.spec.priority for one in run.steps),
+    )
+
+
+def resume_pipeline(
+    workspace: OpenWorkspace, pipeline_id: str, **options: Any
+) -> SubmittedPipeline:
+    """Submit a pipeline run again; steps that have completed in it are not run again.
+
+    Raises:
+        UsageError: it has not ended, or has completed.
+        PipelineError, CannotBePlacedError, StoreError: see `submit_pipeline`.
+    """
+    before = workspace.store.pipeline(pipeline_id)
+    if not before.job.state.is_final:
+        raise UsageError(
+            f"{pipeline_id} is {before.job.state}; resume it once it has ended, or cancel it first"
+        )
+    if before.job.state is JobState.COMPLETED:
+        raise UsageError(f"{pipeline_id} has completed; there is nothing to resume")
+    states = workspace.store.job_states(one.job for one in workspace.store.steps(pipeline_id))
+    done = {
+        one.name: one.original or one.job
+        for one in workspace.store.steps(pipeline_id)
+        if states.get(one.job) is JobState.COMPLETED
+    }
+    return submit_pipeline(
+        workspace,
+        read_pipeline(before.spec),
+        experiment=before.job.experiment,
+        values=before.parameters,
+        continues=before.continues,
+        resumed=done,
+        published=before.published,
+        properties={"resumed_from": pipeline_id},
+        **options,
+    )

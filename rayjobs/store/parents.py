@@ -1,0 +1,117 @@
+"""The contract of stores for parents that run nothing themselves: sweeps and pipeline runs.
+
+Parts of `rayjobs.store.base.Store`, whose general promises hold here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rayjobs.jobs.records import ChildNews, Pipeline, StepRow, Sweep, TrialRow
+from rayjobs.store.requests import NewPipeline, NewSweep
+
+
+class SweepStore(Protocol):
+    """Sweeps and their trials."""
+
+    def put_sweep(self, new: NewSweep) -> tuple[Sweep, bool]:
+        """Write a sweep durably; return it and whether it is new.
+
+        The sweep is a job of kind ``sweep``. It is Running from the start, and no target starts
+        it. It is canceled by `request_cancel`, and ended by its driver through `move` and
+        `finish`, with the number of the driver's claim as the attempt. If its idempotency key is
+        known, the sweep of the first call is returned, and the flag is False.
+
+        Raises:
+            UsageError: the base is an array's; the id or the key is another job's; a dataset
+                version that the trials read was deleted.
+        """
+
+    def sweep(self, sweep_id: str) -> Sweep:
+        """Return a sweep.
+
+        Raises:
+            NotFoundError: there is no such job, or it is not a sweep.
+        """
+
+    def sweeps(self, *, experiment: str | None = None, limit: int | None = None) -> list[Sweep]:
+        """Return sweeps, newest first."""
+
+    def sweeps_to_drive(self, target: str) -> list[tuple[str, str]]:
+        """Return id and driver of each unfinished sweep of a target."""
+
+    def claim_sweep(self, sweep_id: str) -> int | None:
+        """Make the caller the only driver of a sweep; return the number of the claim.
+
+        Numbers grow, and writes with an older number are refused. None if the sweep has ended.
+        """
+
+    def put_trials(self, sweep_id: str, *, claim: int, trials: Sequence[TrialRow]) -> bool:
+        """Write new and changed rows of the trial table durably.
+
+        The parameters of a row that exists never change. False if there is a newer claim.
+        """
+
+    def trials(self, sweep_id: str) -> list[TrialRow]:
+        """Return the trial table, in order of number."""
+
+    def child_news(
+        self, parent: str, *, metric: str, cursors: Mapping[str, Mapping[str, Any]]
+    ) -> list[ChildNews]:
+        """Return the states of children, and the points of a metric since the last call.
+
+        Only new points are read.
+
+        Args:
+            parent: The sweep.
+            metric: Name of the metric.
+            cursors: Job id → cursor of the last call, ``{}`` for the first.
+        """
+
+
+class PipelineStore(Protocol):
+    """Pipeline runs and their steps."""
+
+    def put_pipeline(self, new: NewPipeline) -> tuple[Pipeline, bool]:
+        """Write a pipeline run durably with all its steps; return it and whether it is new.
+
+        The run is a job of kind ``pipeline``. It is Running from the start, and no target starts
+        it; it ends with its last step, in the same transaction. A step is a job (or sweep) whose
+        parent it is. A step that reuses results is Completed from the start. If the idempotency
+        key is known, the run of the first call is returned, and the flag is False.
+
+        Raises:
+            UsageError: it has no steps; an id is taken; a job whose results a step reuses, or a
+                dataset version that a step reads, was deleted.
+        """
+
+    def pipeline(self, pipeline_id: str) -> Pipeline:
+        """Return a pipeline run.
+
+        Raises:
+            NotFoundError: there is no such job, or it is not a pipeline.
+        """
+
+    def pipelines(
+        self, *, experiment: str | None = None, limit: int | None = None
+    ) -> list[Pipeline]:
+        """Return pipeline runs, newest first."""
+
+    def steps(self, pipeline_id: str) -> list[StepRow]:
+        """Return the steps of a pipeline run, in order of number."""
+
+    def step_of(self, job_id: str) -> StepRow | None:
+        """Return the step that a job is; None: it is not a step."""
+
+    def reusable_steps(self, key: str, *, most: int = 5) -> list[StepRow]:
+        """Return completed steps with this reuse key that ran themselves, the newest first."""
+
+    def earlier_step(
+        self, pipeline_name: str, step: str, *, before: str | None = None
+    ) -> StepRow | None:
+        """Return the newest completed step of this name that ran itself in such a pipeline.
+
+        Args:
+            before: Only steps that were submitted before this job; None: any.
+        """

@@ -1,0 +1,235 @@
+"""What every store promises about pipeline runs and their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.jobs.records import Pipeline
+from rayjobs.jobs.states import JobState
+from rayjobs.spec.model import Dependency, JobSpec
+from rayjobs.store.base import Store
+from rayjobs.store.requests import JobFilter, NewPipeline, NewStep
+from rayjobs.store.sql import SqlStore
+
+DRIVER = "somewhere:start"
+
+
+def step(number: int, name: str, *after: str, **values: Any) -> NewStep:
+    spec = JobSpec(
+        name=name,
+        script=f"{name}.py",
+        depends_on=tuple(Dependency(job=f"j-{one}") for one in after),
+    )
+    fields = {"job": f"j-{name}", "spec": spec, "after": after, "reuse_key": f"key of {name}"}
+    return NewStep(number=number, name=name, **{**fields, **values})
+
+
+def put(store: Store, *steps: NewStep, **values: Any) -> Pipeline:
+    fields: dict[str, Any] = {
+        "name": "digits",
+        "base": JobSpec(name="digits", command="pipeline"),
+        "definition": {"name": "digits"},
+        "parameters": {"epochs": 3},
+        "experiment": "mnist",
+        "user": "ada",
+    }
+    return store.put_pipeline(NewPipeline(steps=steps, **{**fields, **values}))[0]
+
+
+def chain(store: Store, **values: Any) -> Pipeline:
+    """Submit a → b → c, and d, which needs nothing."""
+    steps = step(0, "a"), step(1, "b", "a"), step(2, "c", "b"), step(3, "d")
+    return put(store, *steps, **values)
+
+
+def end(store: Store, job: str, state: JobState, **values: Any) -> None:
+    attempt = store.start(job, attempt=0, allocation="x")
+    assert attempt is not None
+    moves = [JobState.PROVISIONING, JobState.PREPARING, JobState.RUNNING, JobState.FINALIZING]
+    for old, new in pairwise(moves):
+        assert store.move(job, attempt=1, old=old, new=new)
+    assert store.finish(job, attempt=1, state=state, **values)
+
+
+def states(store: Store, pipeline: Pipeline) -> dict[str, str]:
+    rows = store.steps(pipeline.job.id)
+    return {row.name: str(store.job(row.job).state) for row in rows}
+
+
+class PipelineContract:
+    """Each implementation's test class inherits it and gives `store`."""
+
+    def test_a_run_and_all_its_steps_are_there_at_once(self, store: Store) -> None:
+        run = chain(store, tags={"why": "test"})
+        assert (run.job.kind, run.job.state, run.job.attempt) == ("pipeline", JobState.RUNNING, 0)
+        assert (run.spec, run.parameters) == ({"name": "digits"}, {"epochs": 3})
+        assert store.pipeline(run.job.id) == run == store.pipelines()[0]
+        assert [row.name for row in store.steps(run.job.id)] == ["a", "b", "c", "d"]
+        assert store.steps(run.job.id)[2].after == ("b",)
+        assert set(states(store, run).values()) == {"Queued"}
+        assert {job.parent for job in store.jobs(JobFilter(states=[JobState.QUEUED]))} == {
+            run.job.id
+        }
+        assert store.start(run.job.id, attempt=0, allocation="x") is None
+        assert store.step_of("j-b").name == "b"  # type: ignore[union-attr]
+        assert store.step_of(run.job.id) is None
+
+    def test_a_run_ends_with_its_last_step(self, store: Store) -> None:
+        run = chain(store)
+        assert store.job_states([run.job.id]) == {run.job.id: JobState.QUEUED}
+        for name in "abd":
+            end(store, f"j-{name}", JobState.COMPLETED)
+            assert not store.job(run.job.id).state.is_final
+        assert store.job_states([run.job.id]) == {run.job.id: JobState.RUNNING}
+        end(store, "j-c", JobState.COMPLETED)
+        ended = store.job(run.job.id)
+        assert (ended.state, ended.reason) == (JobState.COMPLETED, "4 Completed")
+        assert ended.placed_at is not None and ended.started_at is not None
+
+    def test_a_failure_cancels_all_others_and_names_the_step(self, store: Store) -> None:
+        run = chain(store)
+        attempt = store.start("j-d", attempt=0, allocation="x")
+        assert attempt is not None
+        failure = Failure(FailureClass.USER, "rank 0 exited with 3", exit_code=3)
+        end(store, "j-a", JobState.FAILED, failure=failure)
+        assert states(store, run) == {
+            "a": "Failed",
+            "b": "Canceled",
+            "c": "Canceled",
+            "d": "Provisioning",
+        }
+        assert store.job("j-d").cancel_requested_at is not None
+        assert "step 'a' is Failed" in store.job("j-b").reason
+        assert not store.job(run.job.id).state.is_final
+        assert store.finish("j-d", attempt=1, state=JobState.CANCELED)
+        ended = store.job(run.job.id)
+        assert ended.state is JobState.FAILED and ended.failure is not None
+        assert ended.failure.message == "step 'a' failed: rank 0 exited with 3"
+        assert ended.failure.exit_code == 3
+
+    def test_other_steps_run_on_where_that_is_wanted(self, store: Store) -> None:
+        run = chain(store, continues=True)
+        end(store, "j-a", JobState.FAILED)
+        assert states(store, run) == {
+            "a": "Failed",
+            "b": "Canceled",
+            "c": "Canceled",
+            "d": "Queued",
+        }
+        end(store, "j-d", JobState.COMPLETED)
+        assert store.job(run.job.id).state is JobState.FAILED
+
+    def test_a_canceled_run_has_no_step_that_starts(self, store: Store) -> None:
+        run = chain(store)
+        assert store.start("j-a", attempt=0, allocation="x") is not None
+        assert store.request_cancel(run.job.id, by="ada") is JobState.RUNNING
+        assert states(store, run)["d"] == "Canceled"
+        assert store.finish("j-a", attempt=1, state=JobState.CANCELED)
+        ended = store.job(run.job.id)
+        assert ended.state is JobState.CANCELED
+        assert ended.reason.startswith("canceled by ada; 4 Canceled")
+
+    def test_a_waiting_run_is_canceled_at_once(self, store: Store) -> None:
+        run = chain(store)
+        assert store.request_cancel(run.job.id, by="ada") is JobState.CANCELED
+        assert set(states(store, run).values()) == {"Canceled"}
+
+    def test_a_step_that_is_tried_again_has_not_ended(self, store: Store) -> None:
+        run = chain(store)
+        assert store.start("j-a", attempt=0, allocation="x") is not None
+        assert store.requeue("j-a", attempt=1, reason="lost", outcome="node lost")  # type: ignore[arg-type]
+        assert states(store, run)["b"] == "Queued"
+
+    def test_a_reused_step_is_complete_from_the_start(self, store: Store) -> None:
+        first = chain(store)
+        for name in "abcd":
+            end(store, f"j-{name}", JobState.COMPLETED)
+        again = put(
+            store,
+            step(0, "a", job="k-a", original="j-a"),
+            step(1, "b", job="k-b", spec=JobSpec(script="b.py", depends_on=[{"job": "k-a"}])),
+        )
+        assert states(store, again) == {"a": "Completed", "b": "Queued"}
+        assert store.job("k-a").reason == "reused from j-a"
+        assert store.attempts("k-a") == []
+        # What was reused is never an original itself.
+        assert [row.job for row in store.reusable_steps("key of a")] == ["j-a"]
+        assert store.earlier_step("digits", "a").job == "j-a"  # type: ignore[union-attr]
+        assert store.earlier_step("digits", "a", before="j-a") is None
+        assert store.job(first.job.id).state is JobState.COMPLETED
+
+    def test_a_run_of_reused_steps_has_ended(self, store: Store) -> None:
+        chain(store)
+        end(store, "j-a", JobState.COMPLETED)
+        run = put(store, step(0, "a", job="k-a", original="j-a"))
+        assert run.job.state is JobState.COMPLETED
+
+    def test_an_original_that_was_pruned_refuses_the_run(self, store: Store) -> None:
+        with pytest.raises(UsageError, match="pruned"):
+            put(store, step(0, "a", job="k-a", original="j-gone"))
+        assert store.jobs() == []
+
+    def test_a_sweep_waits_for_the_steps_before_it(self, store: Store) -> None:
+        sweep = step(1, "search", "a", driver=DRIVER, sweep={"metric": "loss"})
+        run = put(store, step(0, "a"), sweep, step(2, "last", "search"))
+        assert states(store, run)["search"] == "Queued"
+        assert store.sweeps_to_drive("local") == []
+        end(store, "j-a", JobState.COMPLETED)
+        assert states(store, run)["search"] == "Running"
+        assert store.sweeps_to_drive("local") == [("j-search", DRIVER)]
+        assert store.sweep("j-search").spec == {"metric": "loss"}
+
+    def test_a_sweep_never_starts_after_a_failure(self, store: Store) -> None:
+        sweep = step(1, "search", "a", driver=DRIVER, sweep={"metric": "loss"})
+        run = put(store, step(0, "a"), sweep, continues=True)
+        end(store, "j-a", JobState.FAILED)
+        assert states(store, run)["search"] == "Canceled"
+        assert store.sweeps_to_drive("local") == []
+
+    def test_a_key_that_is_known_gives_the_first_run(self, store: Store) -> None:
+        first, new = store.put_pipeline(_keyed("a"))
+        again, is_new = store.put_pipeline(_keyed("b"))
+        assert (new, is_new, again) == (True, False, first)
+        assert len(store.jobs()) == 2
+
+    def test_nothing_is_written_when_an_id_is_taken(self, store: Store) -> None:
+        put(store, step(0, "a"))
+        with pytest.raises(UsageError, match="exists already"):
+            put(store, step(0, "b"), step(1, "a"))
+        assert len(store.pipelines()) == 1
+        assert len(store.jobs()) == 2
+
+    def test_a_job_is_not_a_pipeline(self, store: Store) -> None:
+        put(store, step(0, "a"))
+        with pytest.raises(NotFoundError, match="is a job, not a pipeline"):
+            store.pipeline("j-a")
+
+
+def _keyed(name: str) -> NewPipeline:
+    return NewPipeline(
+        name="digits",
+        base=JobSpec(name="digits", command="pipeline"),
+        definition={},
+        parameters={},
+        steps=[step(0, name)],
+        experiment="mnist",
+        user="ada",
+        idempotency_key="once",
+    )
+
+
+class TestSqlStorePipelines(PipelineContract):
+    """The SQLite store keeps them."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Iterator[SqlStore]:
+        store = SqlStore(tmp_path / "store.db")
+        yield store
+        store.close()
