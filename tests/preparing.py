@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 
 from rayjobs.jobs.records import Event
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -30,7 +31,9 @@ def prepared(
         context = AttemptContext(
             job=job,
             attempt=1,
-            places=tuple(Place(n, f"n{n}", address, node.paths.root, gpus=gpus) for n in range(2)),
+            nodes=tuple(
+                PlannedNode(n, f"n{n}", address, node.paths.root, gpus=gpus) for n in range(2)
+            ),
             markers=("m0", "m1"),
             workspace_name="ws",
             workspace_path=str(workspace.path),

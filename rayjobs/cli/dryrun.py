@@ -19,7 +19,8 @@ from rayjobs.core.paths import NodePaths, home
 from rayjobs.core.text import counted, duration_text, size_text, verb
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.policy import NodeRoom, Shape, describe_free, take
 from rayjobs.policy.capacity import plan_shape
 from rayjobs.spec.model import JobSpec
@@ -205,7 +206,9 @@ def _hosts(spec: JobSpec, experiment: str) -> list[dict[str, Any]]:
     context = AttemptContext(
         job=job,
         attempt=1,
-        places=tuple(Place(node, str(node), "", NodePaths(home() / "node").root) for node in nodes),
+        nodes=tuple(
+            PlannedNode(node, str(node), "", NodePaths(home() / "node").root) for node in nodes
+        ),
         markers=tuple("-" for _ in nodes),
         workspace_name="",
         workspace_path="",

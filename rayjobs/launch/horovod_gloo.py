@@ -10,7 +10,7 @@ from dataclasses import replace
 from rayjobs.injob.extras import HOROVOD_GLOO
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.mpi import without_mpi
-from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.launch.torch_env import rank_variables
 from rayjobs.spec.model import JobSpec
 
@@ -23,33 +23,33 @@ class HorovodGlooLauncher:
 
         Without a port in the context (`--dry-run`), the variable that names it is left out.
         """
-        return [self._plan(context, place) for place in context.places]
+        return [self._plan(context, planned) for planned in context.nodes]
 
-    def _plan(self, context: AttemptContext, place: Place) -> LaunchPlan:
+    def _plan(self, context: AttemptContext, planned: PlannedNode) -> LaunchPlan:
         spec = context.job.spec
         each = [
-            without_mpi(rank_variables(spec, place.node, local))
-            | horovod_variables(spec, place.node, local)
+            without_mpi(rank_variables(spec, planned.node, local))
+            | horovod_variables(spec, planned.node, local)
             for local in range(spec.distribution.processes_per_node)
         ]
         told = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.places[0].address,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": context.nodes[0].address,
         }
-        # Read before ours takes its place: so a job says that what it exchanges is on the CPU.
+        # Read before ours replaces it: a job says so that what it exchanges is on the CPU.
         on_cpu = bool(spec.environment_variables.get("HOROVOD_CPU_OPERATIONS"))
         beside: dict[str, object] = {"kind": HOROVOD_GLOO, "on_cpu": on_cpu}
         if context.master_port is not None:
             told["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(context.master_port)
-        here = place.node == 0
+        here = planned.node == 0
         if here:
             beside["port"] = context.master_port
-        plan = host_plan(context, place, each)
+        plan = host_plan(context, planned, each)
         return replace(
             plan,
             env={**plan.env, **told},
-            address=place.address,
+            address=planned.address,
             master_port=context.master_port if here else None,
             beside=beside,
         )

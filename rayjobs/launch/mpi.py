@@ -11,7 +11,7 @@ from rayjobs.core.paths import short_socket
 from rayjobs.injob.extras import MPI
 from rayjobs.injob.mpi import REMOTE
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.launch.torch_env import meeting_variables, rank_variables
 from rayjobs.spec.model import JobSpec
 
@@ -29,46 +29,46 @@ class MpiLauncher:
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
         """
-        names = node_names(len(context.places))
+        names = node_names(len(context.nodes))
         sockets = [str(short_socket("mpi", marker)) for marker in context.markers]
-        return [self._plan(context, place, names, sockets) for place in context.places]
+        return [self._plan(context, planned, names, sockets) for planned in context.nodes]
 
     def _plan(
-        self, context: AttemptContext, place: Place, names: list[str], sockets: list[str]
+        self, context: AttemptContext, planned: PlannedNode, names: list[str], sockets: list[str]
     ) -> LaunchPlan:
         spec = context.job.spec
         each = [
-            without_mpi(rank_variables(spec, place.node, local))
+            without_mpi(rank_variables(spec, planned.node, local))
             for local in range(spec.distribution.processes_per_node)
         ]
-        here = place.node == 0
+        here = planned.node == 0
         beside: dict[str, object] = {
             "kind": MPI,
-            "socket": sockets[place.node],
+            "socket": sockets[planned.node],
             "nodes": names,
-            "shares_machine": shares_machine(context, place),
+            "shares_machine": shares_machine(context, planned),
         }
         if here:
             beside["command"] = command(spec)
             beside["peers"] = [
                 {"node": other.node, "node_id": other.node_id, "socket": sockets[other.node]}
-                for other in context.places[1:]
+                for other in context.nodes[1:]
             ]
-        plan = host_plan(context, place, each)
+        plan = host_plan(context, planned, each)
         return replace(
             plan,
             env={**plan.env, **meeting_variables(context)},
-            address=place.address,
+            address=planned.address,
             master_port=context.master_port if here else None,
             beside=beside,
         )
 
 
-def shares_machine(context: AttemptContext, place: Place) -> bool:
+def shares_machine(context: AttemptContext, planned: PlannedNode) -> bool:
     """Return whether an earlier node of the attempt is on the same machine, by its address."""
-    earlier = [one.address for one in context.places[: place.node]]
-    is_loopback = place.address.startswith(LOOPBACK)
-    return place.address in earlier or (is_loopback and bool(earlier))
+    earlier = [one.address for one in context.nodes[: planned.node]]
+    is_loopback = planned.address.startswith(LOOPBACK)
+    return planned.address in earlier or (is_loopback and bool(earlier))
 
 
 def without_mpi(variables: dict[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Launchers turn a spec and an attempt's places into the plans that attempt hosts carry out."""
+"""What a launcher knows of an attempt, and what the plans of all launchers have in common."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from rayjobs.core.paths import NodePaths, short_socket
 from rayjobs.injob.plan import LaunchPlan, RankPlan
@@ -27,7 +26,7 @@ MEETING_BACKENDS = (*TORCH_BACKENDS, "mpi", "horovod-gloo")
 
 
 @dataclass(frozen=True)
-class Place:
+class PlannedNode:
     """One node of an attempt.
 
     Attributes:
@@ -51,12 +50,12 @@ class AttemptContext:
     """What a launcher must know besides the spec.
 
     Attributes:
-        master_port: Where the ranks meet on the first place's node; None for one process alone.
+        master_port: Where the ranks meet on the first node; None for one process alone.
     """
 
     job: Job
     attempt: int
-    places: tuple[Place, ...]
+    nodes: tuple[PlannedNode, ...]
     markers: tuple[str, ...]
     workspace_name: str
     workspace_path: str
@@ -66,63 +65,29 @@ class AttemptContext:
     python: str = ""
 
 
-class Launcher(Protocol):
-    """Plans one way of starting ranks. Pure: `--dry-run` prints the same plan."""
-
-    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
-        """Return one host plan per node."""
-        ...
-
-
-class SingleLauncher:
-    """One process on one node."""
-
-    def plans(self, context: AttemptContext) -> list[LaunchPlan]:
-        """Return the plan of the one host."""
-        return [host_plan(context, place, [{}]) for place in context.places[:1]]
-
-
-def launcher_for(spec: JobSpec) -> Launcher:
-    """Return what starts the ranks of a spec."""
-    # They build on this module.
-    if spec.distribution.backend in TORCH_BACKENDS:
-        from rayjobs.launch.torch_env import TorchLauncher
-
-        return TorchLauncher()
-    if spec.distribution.backend == "mpi":
-        from rayjobs.launch.mpi import MpiLauncher
-
-        return MpiLauncher()
-    if spec.distribution.backend == "horovod-gloo":
-        from rayjobs.launch.horovod_gloo import HorovodGlooLauncher
-
-        return HorovodGlooLauncher()
-    return SingleLauncher()
-
-
 def host_plan(
-    context: AttemptContext, place: Place, rank_environments: Sequence[Mapping[str, str]]
+    context: AttemptContext, planned: PlannedNode, rank_environments: Sequence[Mapping[str, str]]
 ) -> LaunchPlan:
     """Return plan.json of one node; `rank_environments` has one entry per local rank."""
     spec = context.job.spec
     per_node = spec.distribution.processes_per_node
-    first_rank = place.node * per_node
-    attempt_paths = NodePaths(place.root).attempt(context.job.id, context.attempt, place.node)
+    first_rank = planned.node * per_node
+    attempt_paths = NodePaths(planned.root).attempt(context.job.id, context.attempt, planned.node)
     memory_gib = spec.resources.memory_gib
     return LaunchPlan(
         job=context.job.id,
         attempt=context.attempt,
-        node=place.node,
+        node=planned.node,
         node_count=spec.distribution.nodes,
-        marker=context.markers[place.node],
+        marker=context.markers[planned.node],
         root=str(attempt_paths.root),
-        socket=str(short_socket("host", context.markers[place.node])),
+        socket=str(short_socket("host", context.markers[planned.node])),
         kind="script" if spec.script is not None else "command",
         argv=(spec.script, *spec.arguments) if spec.script is not None else (),
         command=spec.command,
         python=context.python,
         cold=_why_cold(spec),
-        env=rank_environment(context, place),
+        env=rank_environment(context, planned),
         ranks=tuple(
             RankPlan(
                 rank=first_rank + local,
@@ -148,21 +113,21 @@ def _why_cold(spec: JobSpec) -> str | None:
     return "the job asked for it (--cold)" if spec.cold else None
 
 
-def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
+def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str, str]:
     """Return what all ranks of a node see: an allow-list, the job's own, and ours (§9)."""
     job = context.job
-    attempt_paths = NodePaths(place.root).attempt(job.id, context.attempt, place.node)
+    attempt_paths = NodePaths(planned.root).attempt(job.id, context.attempt, planned.node)
     work = attempt_paths.work
     # In an image the node's own paths mean something else, or nothing: it has its own variables.
     container = job.spec.container
-    environment = inherited(place.base_environment) if container is None else {}
+    environment = inherited(planned.base_environment) if container is None else {}
     if container is not None:
         environment.update(container.parsed_arguments.variables)
     environment.update(job.spec.environment_variables)
     environment.update(
         {
             "TMPDIR": str(attempt_paths.tmp),
-            "CUDA_VISIBLE_DEVICES": ",".join(place.gpus),
+            "CUDA_VISIBLE_DEVICES": ",".join(planned.gpus),
             "RAYJOBS_RUN_ID": job.id,
             "RAYJOBS_ATTEMPT": str(context.attempt),
             "RAYJOBS_OUTPUTS": str(work / "outputs"),
@@ -180,13 +145,13 @@ def rank_environment(context: AttemptContext, place: Place) -> dict[str, str]:
             "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
         }
     )
-    if place.gpus:
+    if planned.gpus:
         # The numbers are Ray's, which are the driver's; CUDA's own order may be another one.
         environment.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     environment |= array_variables(job)
     if job.spec.resume_from is not None:
         environment |= resume_variables(attempt_paths.resume)
-    inputs = context.inputs[place.node] if place.node < len(context.inputs) else {}
+    inputs = context.inputs[planned.node] if planned.node < len(context.inputs) else {}
     for name, path in inputs.items():
         environment |= input_variables(name, path)
     return environment

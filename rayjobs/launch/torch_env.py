@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from rayjobs.injob.extras import HEAD_START
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.launch.plan import AttemptContext, Place, host_plan
+from rayjobs.launch.plan import AttemptContext, PlannedNode, host_plan
 from rayjobs.spec.model import JobSpec
 
 # Rank 0 is to listen before the others come. So long they wait at most: a script that imports for
@@ -24,15 +24,15 @@ class TorchLauncher:
 
         Without a port in the context (`--dry-run`), the variables that name it are left out.
         """
-        return [self._plan(context, place) for place in context.places]
+        return [self._plan(context, planned) for planned in context.nodes]
 
-    def _plan(self, context: AttemptContext, place: Place) -> LaunchPlan:
+    def _plan(self, context: AttemptContext, planned: PlannedNode) -> LaunchPlan:
         spec = context.job.spec
         each = [
-            rank_variables(spec, place.node, local)
+            rank_variables(spec, planned.node, local)
             for local in range(spec.distribution.processes_per_node)
         ]
-        here = place.node == 0
+        here = planned.node == 0
         beside: dict[str, object] | None = None
         if context.master_port is not None and spec.distribution.world_size > 1:
             beside = {
@@ -40,11 +40,11 @@ class TorchLauncher:
                 "port": context.master_port if here else None,
                 "most_s": MOST_S if here else ELSEWHERE_S,
             }
-        plan = host_plan(context, place, each)
+        plan = host_plan(context, planned, each)
         return replace(
             plan,
             env={**plan.env, **meeting_variables(context)},
-            address=place.address,
+            address=planned.address,
             master_port=context.master_port if here else None,
             beside=beside,
         )
@@ -78,7 +78,7 @@ def meeting_variables(context: AttemptContext) -> dict[str, str]:
     """
     if context.master_port is None:
         return {}
-    address, port = context.places[0].address, str(context.master_port)
+    address, port = context.nodes[0].address, str(context.master_port)
     return {
         "MASTER_ADDR": address,
         "MASTER_PORT": port,

@@ -9,7 +9,8 @@ import pytest
 
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.spec.model import JobSpec
 from tests.conformance.hosts import Attempt
 from tests.machines import APART, Machine, two_machines, why_not
@@ -70,8 +71,8 @@ def attempts(
     context = AttemptContext(
         job=job,
         attempt=1,
-        places=tuple(
-            Place(node, f"n{node}", machine.address, folder)
+        nodes=tuple(
+            PlannedNode(node, f"n{node}", machine.address, folder)
             for node, machine in enumerate(machines)
         ),
         markers=tuple(one.marker for one in made),

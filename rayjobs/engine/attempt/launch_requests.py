@@ -12,7 +12,8 @@ from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.injob.identity import boot_id
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for, with_azureml
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode, with_azureml
 from rayjobs.protocol.attempts import (
     AttemptOnNode,
     ContainerRequest,
@@ -50,8 +51,8 @@ def launch_requests(
     """
     check_nodes(greetings)
     job, served, spec, first = record.job, record.served, record.job.spec, greetings[0]
-    places = tuple(
-        Place(
+    planned = tuple(
+        PlannedNode(
             node=index,
             node_id=allocation.nodes[index],
             address=hello.address,
@@ -67,8 +68,8 @@ def launch_requests(
     context = AttemptContext(
         job=job,
         attempt=record.number,
-        places=places,
-        markers=tuple(ids.marker(job.id, record.number, place.node) for place in places),
+        nodes=planned,
+        markers=tuple(ids.marker(job.id, record.number, one.node) for one in planned),
         workspace_name=served.name,
         workspace_path=served.path,
         master_port=master_port,
@@ -76,14 +77,13 @@ def launch_requests(
         python=own_python or first.python,
     )
     nodes, requests = [], []
-    for hello, place, planned in zip(
-        greetings, places, launcher_for(spec).plans(context), strict=True
-    ):
+    plans = launcher_for(spec).plans(context)
+    for hello, where, plan_of_launcher in zip(greetings, planned, plans, strict=True):
         plan = replace(
-            planned,
+            plan_of_launcher,
             # The node's own: it need not share a disk with the first one.
             injob_path=hello.injob_path,
-            env=with_azureml(planned.env, hello.injob_path),
+            env=with_azureml(plan_of_launcher.env, hello.injob_path),
             python=own_python or hello.python,
             lease_s=lease_s,
             stall_timeout_s=spec.stall_timeout_s,
@@ -100,7 +100,7 @@ def launch_requests(
             socket=plan.socket,
             node_count=plan.node_count,
             ranks=tuple(one.rank for one in plan.ranks),
-            address=place.address,
+            address=where.address,
             boot_id=boot_id(),
             grace_s=plan.grace_s,
             max_duration_s=plan.max_duration_s,
@@ -111,7 +111,7 @@ def launch_requests(
             ),
             relay=plan.relay,
         )
-        nodes.append(NodeOfAttempt(on, place.node_id))
+        nodes.append(NodeOfAttempt(on, where.node_id))
         requests.append(
             LaunchRequest(
                 on=on,

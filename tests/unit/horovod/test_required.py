@@ -13,7 +13,8 @@ import pytest
 from rayjobs.core.errors import PrepareError
 from rayjobs.environments.horovod import required
 from rayjobs.jobs.records import Job
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.node.node import Node
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import NewJob
@@ -63,8 +64,10 @@ def plan_of(
     context = AttemptContext(
         job=job_of(tmp_path, spec),
         attempt=1,
-        places=tuple(
-            Place(n, f"n{n}", "127.0.0.1", (node or Node("local", tmp_path)).paths.root, gpus=gpus)
+        nodes=tuple(
+            PlannedNode(
+                n, f"n{n}", "127.0.0.1", (node or Node("local", tmp_path)).paths.root, gpus=gpus
+            )
             for n in range(2)
         ),
         markers=("m0", "m1"),

@@ -9,8 +9,8 @@ import pytest
 
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch.horovod_gloo import HorovodGlooLauncher
+from rayjobs.launch.launchers import launcher_for
 from rayjobs.launch.mpi import MpiLauncher, node_names
-from rayjobs.launch.plan import launcher_for
 from tests.unit.launch.test_torch_env import context
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.launch.plan import AttemptContext, Place, SingleLauncher, launcher_for
+from rayjobs.launch.launchers import SingleLauncher, launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.launch.torch_env import TorchLauncher
 from rayjobs.spec.model import JobSpec
 
@@ -40,8 +41,8 @@ def context(
     return AttemptContext(
         job=job,
         attempt=2,
-        places=tuple(
-            Place(node, f"id{node}", address.format(node), Path("/scratch"))
+        nodes=tuple(
+            PlannedNode(node, f"id{node}", address.format(node), Path("/scratch"))
             for node in range(nodes)
         ),
         markers=tuple(f"rj-{node}" for node in range(nodes)),
@@ -116,10 +117,10 @@ def test_a_plan_without_a_port_names_none() -> None:
 def test_gpus_are_numbered_as_the_driver_numbers_them() -> None:
     """By CUDA's own order the number that Ray gives may be another GPU than that of nvidia-smi."""
     plain = context(1, 1)
-    given = replace(plain, places=(replace(plain.places[0], gpus=("3",)),))
+    given = replace(plain, nodes=(replace(plain.nodes[0], gpus=("3",)),))
     env = SingleLauncher().plans(given)[0].env
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == ("3", "PCI_BUS_ID")
     assert "CUDA_DEVICE_ORDER" not in SingleLauncher().plans(plain)[0].env
     own = context(1, 1, environment_variables={"CUDA_DEVICE_ORDER": "FASTEST_FIRST"})
-    given = replace(own, places=given.places)
+    given = replace(own, nodes=given.nodes)
     assert SingleLauncher().plans(given)[0].env["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"

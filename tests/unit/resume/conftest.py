@@ -14,7 +14,8 @@ from rayjobs import checkpoint
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.launch.plan import AttemptContext, Place, launcher_for
+from rayjobs.launch.launchers import launcher_for
+from rayjobs.launch.plan import AttemptContext, PlannedNode
 from rayjobs.node.node import Node
 from rayjobs.protocol.attempts import Resume
 from rayjobs.results.collect import Publisher
@@ -101,11 +102,11 @@ class Trainer:
     def prepared(self, job: Job, *, attempt: int) -> tuple[AttemptPaths, Mapping[str, str]]:
         """Let a node prepare an attempt; return its folder and what a rank's variables are."""
         node = Node("local", self.folder / "home")
-        place = Place(0, "n0", "127.0.0.1", node.paths.root)
+        planned = PlannedNode(0, "n0", "127.0.0.1", node.paths.root)
         context = AttemptContext(
             job=job,
             attempt=attempt,
-            places=(place,),
+            nodes=(planned,),
             markers=("m",),
             workspace_name="ws",
             workspace_path=str(self.workspace.path),
