@@ -43,6 +43,7 @@ from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
 from rayjobs.tuning.table import load_state, row_of
 from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.tune.scheduling import TuneScheduler
 from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class Driver:
         self.spec: SweepSpec = parse_sweep(sweep.spec, where=f"sweep {sweep_id}")
         self._job: Job = sweep.job
         self._sampler: Sampler = self.spec.sampling.sampler(self.spec.goal)
-        self._scheduler: Scheduler = self.spec.policy.scheduler(self.spec.goal)
+        self._scheduler: Scheduler = TuneScheduler(self.spec.policy, self.spec.goal)
 
     # -- the loop ------------------------------------------------------------------------------
     def run(self, *, stopped: Callable[[], bool] = lambda: False) -> JobState:
@@ -145,7 +146,7 @@ class Driver:
         self._seen.clear()
         # Their asks and answers may not have been written: Tune gets the table alone.
         self._sampler = self.spec.sampling.sampler(self.spec.goal)
-        self._scheduler = self.spec.policy.scheduler(self.spec.goal)
+        self._scheduler = TuneScheduler(self.spec.policy, self.spec.goal)
         self._look_at_sweep()
         self.state = load_state(self._store, self._job, now=self._clock.now())
         known = {

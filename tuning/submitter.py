@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
-from rayjobs.core.text import name_from
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
@@ -18,9 +17,6 @@ from rayjobs.tuning.errors import SweepError, SweepUsageError
 from rayjobs.tuning.spec import SweepSpec
 
 if TYPE_CHECKING:
-    from rayjobs.api.experiment import Experiment
-    from rayjobs.tuning.config import HyperDriveConfig
-    from rayjobs.tuning.runs import HyperDriveRun
     from rayjobs.workspace.folder import OpenWorkspace
 
 DRIVER = "rayjobs.tuning.driver_actor:start"
@@ -178,52 +174,6 @@ def _check_same(known: Sweep, spec: SweepSpec, *, snapshot: str | None) -> None:
             job=known.job.id,
             different=tuple(different),
         )
-
-
-def submit_config(
-    experiment: Experiment,
-    config: HyperDriveConfig,
-    *,
-    tags: dict[str, str] | None = None,
-    **options: Any,
-) -> HyperDriveRun:
-    """Submit a HyperDriveConfig under an experiment (`Experiment.submit` calls this)."""
-    from rayjobs.tuning.runs import HyperDriveRun
-
-    register_as = options.pop("register_as", None)
-    key = options.pop("idempotency_key", None)
-    if options:
-        raise SweepUsageError(
-            f"submit takes no {', '.join(sorted(options))} for a {type(config).__name__}; it "
-            f"takes tags, register_as and idempotency_key."
-        )
-    base = config.base
-    if hasattr(base, "to_script_run_config"):
-        base = base.to_script_run_config()
-    if hasattr(base, "to_spec"):
-        workspace = experiment.workspace
-        job = base.to_spec(keep=workspace.catalogue.put_manifest, workspace=workspace)
-    else:
-        job = base
-    if not isinstance(job, JobSpec):
-        raise SweepUsageError(
-            f"a {type(config.base).__name__} cannot be swept. Give run_config=ScriptRunConfig(...)"
-        )
-    spec = config.sweep_spec(
-        job.model_dump(mode="json"),
-        name=name_from(experiment.name, default="sweep"),
-        register_as=register_as,
-    )
-    done = submit_sweep(
-        experiment.workspace.opened,
-        spec,
-        experiment=experiment.name,
-        tags=tags or {},
-        idempotency_key=key,
-    )
-    run = HyperDriveRun(experiment, done.sweep.job.id, config)
-    run.warnings, run.notes = done.warnings, done.notes
-    return run
 
 
 def _below_job(one: Problem) -> Problem:

@@ -13,8 +13,6 @@ from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
-    import click
-
     from rayjobs.cli.settings import Settings
     from rayjobs.store.base import Store
 
@@ -337,31 +335,3 @@ def offered(
     for value, text in found:
         first.setdefault(value, text)
     return [(value, text) for value, text in first.items() if value.startswith(typed)][:MOST]
-
-
-def complete_by_name(command: click.Command, words: str) -> None:
-    """Let the parameters of a command, and of those below it, complete what their names say.
-
-    Only plain texts are given a source; a type of its own completes by itself.
-    """
-    import click
-
-    from rayjobs.cli.params import FileName, JobId, Names
-
-    if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            complete_by_name(below, f"{words} {name}")
-        return
-    for parameter in command.params:
-        if parameter.type is not click.STRING and type(parameter.type) is not JobId:
-            continue
-        if isinstance(parameter, click.Argument):
-            source = ARGUMENTS.get(f"{words} {parameter.name}")
-        else:
-            long = next((one for one in parameter.opts if one.startswith("--")), "")
-            source = OPTIONS.get(f"{words} {long}", OPTIONS.get(long))
-        if source in (FILE, FOLDER):
-            parameter.type = FileName(folders=source == FOLDER)
-        elif source is not None:
-            is_job = isinstance(parameter.type, JobId)
-            parameter.type = JobId(source) if is_job else Names(source)

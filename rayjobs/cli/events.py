@@ -9,7 +9,8 @@ import click
 
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, print_json_line, table
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.terminal import plain_text
 from rayjobs.jobs.records import Event
 

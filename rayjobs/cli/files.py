@@ -7,7 +7,8 @@ import click
 from rayjobs.cli.fetching import chosen_files
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import local_time, print_json, table
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.unknown_names import require_single_job
 from rayjobs.core.terminal import one_line
 from rayjobs.core.text import size_text

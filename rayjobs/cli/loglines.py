@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,33 @@ from rayjobs.results.logs import Logs
 from rayjobs.store.requests import JobFilter
 
 if TYPE_CHECKING:
-    from rayjobs.cli.logs import View
     from rayjobs.workspace.folder import OpenWorkspace
 
 _TIME_WIDTH = 22
+
+
+@dataclass(frozen=True)
+class View:
+    """Which part of the logs is shown, and how.
+
+    Attributes:
+        rank: One process; None for all.
+        since: From this time on, in seconds of the wall clock.
+        grep: Only lines that it finds something in.
+    """
+
+    follow: bool
+    tail: int | None = None
+    rank: int | None = None
+    since: float | None = None
+    grep: re.Pattern[str] | None = None
+    timestamps: bool = False
+    raw: bool = False
+
+    @property
+    def is_by_line(self) -> bool:
+        """Whether lines have to be looked at; otherwise bytes are passed on."""
+        return self.since is not None or self.grep is not None or self.timestamps
 
 
 def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], view: View) -> int:
@@ -60,8 +84,6 @@ def show_lines(settings: Settings, workspace: OpenWorkspace, jobs: list[Job], vi
 
 def follow_ranks(settings: Settings, workspace: OpenWorkspace, job: Job, screen: Screen) -> Job:
     """Show what all ranks of a job print until it has ended; return the job as it ended."""
-    from rayjobs.cli.logs import View
-
     shown = _Shown(settings, workspace, screen, View(follow=True), several=False)
     try:
         return _follow(settings, workspace, [job], shown, Wanted(None, _matcher(None)))[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
@@ -19,6 +18,7 @@ from rayjobs.core.terminal import one_line, plain_text
 from rayjobs.jobs.records import Job
 
 if TYPE_CHECKING:
+    from rayjobs.cli.loglines import View
     from rayjobs.workspace.folder import OpenWorkspace
 
 EPILOG = """\b
@@ -35,30 +35,6 @@ Examples:
   rayjobs logs '1f3c[3]'           a member of an array; 1f3c alone prints all members
   rayjobs logs 1f3c > out.bin      byte for byte (one process)
 """
-
-
-@dataclass(frozen=True)
-class View:
-    """Which part of the logs is shown, and how.
-
-    Attributes:
-        rank: One process; None for all.
-        since: From this time on, in seconds of the wall clock.
-        grep: Only lines that it finds something in.
-    """
-
-    follow: bool
-    tail: int | None = None
-    rank: int | None = None
-    since: float | None = None
-    grep: re.Pattern[str] | None = None
-    timestamps: bool = False
-    raw: bool = False
-
-    @property
-    def is_by_line(self) -> bool:
-        """Whether lines have to be looked at; otherwise bytes are passed on."""
-        return self.since is not None or self.grep is not None or self.timestamps
 
 
 @click.command(epilog=EPILOG)
@@ -99,10 +75,12 @@ def logs(
     With -f, the last line on stderr says how each job ended. The exit code is then 0 however the
     jobs ended, and 130 after Ctrl-C; `rayjobs wait` exits with their result.
     """
+    from rayjobs.cli import loglines
+
     if sum((follow, failed, list_names)) > 1:
         raise click.UsageError("give one of --follow, --failed and --list.")
     jobs, file = _jobs_and_file(names)
-    view = View(follow, tail, _rank(rank), since, _pattern(grep), timestamps, raw)
+    view = loglines.View(follow, tail, _rank(rank), since, _pattern(grep), timestamps, raw)
     if file is not None and (rank is not None or follow or since is not None or timestamps):
         raise click.UsageError(
             "FILE does not go together with --rank, --follow, --since and --timestamps."
@@ -122,9 +100,7 @@ def logs(
             world_size = only.spec.distribution.world_size
             if (view.rank is not None or world_size == 1) and not settings.as_json:
                 return _print_bytes(settings, workspace, only, view)
-        from rayjobs.cli.loglines import show_lines
-
-        return show_lines(settings, workspace, found, view)
+        return loglines.show_lines(settings, workspace, found, view)
 
 
 def _jobs_and_file(names: Sequence[str]) -> tuple[Sequence[str], str | None]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-from rayjobs.cli.completing import complete_by_name
+from rayjobs.cli.params import complete_by_name
 from rayjobs.cli.reporting import PipeClosedError, invoke
 from rayjobs.cli.settings import Settings, talk_options, workspace_option
 from rayjobs.core.version import __version__

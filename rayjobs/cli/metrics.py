@@ -10,7 +10,8 @@ import click
 from rayjobs.cli.jobviews import name_of
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json, width
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.unknown_names import require_single_job
 from rayjobs.jobs.records import Job, MetricPoint
 from rayjobs.results.metrics import pick, series, table

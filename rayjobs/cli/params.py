@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     ParamType = click.ParamType[Any]
 else:
     ParamType = click.ParamType  # generic from click 8.2 on
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Duration(ParamType):
@@ -157,3 +160,34 @@ def pairs(values: Sequence[str], *, option: str, example: str) -> dict[str, str]
             )
         found[name] = value
     return found
+
+
+def job_argument(function: Function) -> Function:
+    """Add the argument JOB: an id, the beginning of one or of its random tail, or a name."""
+    return click.argument("job", type=JobId(), metavar="JOB")(function)
+
+
+def complete_by_name(command: click.Command, words: str) -> None:
+    """Let the parameters of a command, and of those below it, complete what their names say.
+
+    Only plain texts are given a source; a type of its own completes by itself.
+    """
+    from rayjobs.cli.completing import ARGUMENTS, FILE, FOLDER, OPTIONS
+
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            complete_by_name(below, f"{words} {name}")
+        return
+    for parameter in command.params:
+        if parameter.type is not click.STRING and type(parameter.type) is not JobId:
+            continue
+        if isinstance(parameter, click.Argument):
+            source = ARGUMENTS.get(f"{words} {parameter.name}")
+        else:
+            long = next((one for one in parameter.opts if one.startswith("--")), "")
+            source = OPTIONS.get(f"{words} {long}", OPTIONS.get(long))
+        if source in (FILE, FOLDER):
+            parameter.type = FileName(folders=source == FOLDER)
+        elif source is not None:
+            is_job = isinstance(parameter.type, JobId)
+            parameter.type = JobId(source) if is_job else Names(source)

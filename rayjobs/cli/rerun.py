@@ -7,13 +7,8 @@ import sys
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.settings import (
-    Settings,
-    common_options,
-    job_argument,
-    json_option,
-    quiet_option,
-)
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.submit import SubmitCommand, note_submitted, script_arguments, stay, tell
 
 EPILOG = """\b

@@ -8,13 +8,8 @@ from typing import Any
 import click
 
 from rayjobs.cli.exits import Exit
-from rayjobs.cli.settings import (
-    Settings,
-    common_options,
-    job_argument,
-    json_option,
-    quiet_option,
-)
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option, quiet_option
 from rayjobs.cli.submit import note_submitted, stay, tell
 from rayjobs.core.errors import SpecError
 

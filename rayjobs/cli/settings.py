@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from rayjobs.cli.output import talk
-from rayjobs.cli.params import JobId
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
@@ -151,8 +150,3 @@ def json_option(function: Function) -> Function:
 def quiet_option(help_text: str) -> Callable[[Function], Function]:
     """Add `-q`, with what it means for this command."""
     return _shared("-q", "--quiet", setting="quiet", is_flag=True, help=help_text)
-
-
-def job_argument(function: Function) -> Function:
-    """Add the argument JOB: an id, the beginning of one or of its random tail, or a name."""
-    return click.argument("job", type=JobId(), metavar="JOB")(function)

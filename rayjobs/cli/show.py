@@ -23,7 +23,8 @@ from rayjobs.cli.jobviews import (
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import Outlook, members_text, outlooks
 from rayjobs.cli.output import facts, local_time, print_json, state_colour
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.summary import left_out
 from rayjobs.core.failures import signal_name
 from rayjobs.core.terminal import plain_text

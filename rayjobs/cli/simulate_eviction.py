@@ -6,8 +6,8 @@ import click
 
 from rayjobs.cli.asking import ask_target, check_running
 from rayjobs.cli.output import print_json
-from rayjobs.cli.params import Duration
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import Duration, job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.text import duration_text
 from rayjobs.target.requests import TargetRequest
 

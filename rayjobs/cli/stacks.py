@@ -10,7 +10,8 @@ import click
 from rayjobs.cli.asking import ask_target, check_running
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.output import print_json
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
 from rayjobs.injob.exitrecord import RankStack
 from rayjobs.injob.stacks import STOPPED, named, odd_ones

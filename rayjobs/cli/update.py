@@ -6,8 +6,8 @@ import click
 
 from rayjobs.cli.jobviews import earlier_runs, job_json
 from rayjobs.cli.output import print_json
-from rayjobs.cli.params import pairs
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument, pairs
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.cli.waking import wake_quietly
 from rayjobs.core.terminal import plain_text
 from rayjobs.store.requests import JobChanges

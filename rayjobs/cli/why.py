@@ -13,7 +13,8 @@ from rayjobs.cli.jobviews import earlier_runs, end_text, job_json, name_of, shor
 from rayjobs.cli.naming import newest_named
 from rayjobs.cli.outlook import ANSWER_S, key_of, outlooks
 from rayjobs.cli.output import facts, print_json
-from rayjobs.cli.settings import Settings, common_options, job_argument, json_option
+from rayjobs.cli.params import job_argument
+from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError
 from rayjobs.core.paths import home
 from rayjobs.core.terminal import plain_text

@@ -20,7 +20,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.jobs.records import Attempt, Job, JobLine
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.policy import Plan, Rule
+from rayjobs.policy import Decisions, Rule, summary
 from rayjobs.protocol.ray_jobs import JobRecords, Shown, UnsupportedRayError
 from rayjobs.store.requests import JobFilter
 
@@ -59,7 +59,7 @@ class _Seen:
     """What the queue was when a task began."""
 
     views: Sequence[tuple[Served, Mapping[str, Job], Sequence[tuple[Served, Job, Attempt]]]]
-    plan: Plan | None
+    decisions: Decisions | None
     nodes: tuple[str, ...]
 
 
@@ -81,7 +81,9 @@ class DashboardJobs:
         self._task: asyncio.Task[None] | None = None
         self._last_error = ""
 
-    def look(self, views: Sequence[QueueView], plan: Plan | None, nodes: Sequence[str]) -> None:
+    def look(
+        self, views: Sequence[QueueView], decisions: Decisions | None, nodes: Sequence[str]
+    ) -> None:
         """Begin to write what has changed, where it is time to. Returns at once."""
         if self._is_off or (self._task is not None and not self._task.done()):
             return
@@ -95,7 +97,9 @@ class DashboardJobs:
         ):
             return
         self._due_s = now_s + EVERY_S
-        seen = _Seen([(view.served, view.queued, view.live) for view in views], plan, tuple(nodes))
+        seen = _Seen(
+            [(view.served, view.queued, view.live) for view in views], decisions, tuple(nodes)
+        )
         self._task = asyncio.ensure_future(self._bring_up_to_date(seen, changes))
 
     async def settled(self) -> None:
@@ -182,7 +186,7 @@ class DashboardJobs:
             key=lambda one: one[:3],
         )
         for _at, path, key, job in newest:
-            wanted[job.id] = _waiting(job, path, key, seen.plan, self._written.get(job.id))
+            wanted[job.id] = _waiting(job, path, key, seen.decisions, self._written.get(job.id))
         for _served, _queued, live in seen.views:
             for served, job, attempt in live:
                 wanted[job.id] = _live_entry(job, attempt, served.path)
@@ -232,12 +236,14 @@ class DashboardJobs:
         )
 
 
-def _waiting(job: Job, path: str, key: str, plan: Plan | None, known: Shown | None) -> Shown:
+def _waiting(
+    job: Job, path: str, key: str, decisions: Decisions | None, known: Shown | None
+) -> Shown:
     reason = job.reason
     if job.held is not None:
         reason = f"held: {job.held}"
-    elif plan is not None and key in plan.by_key:
-        rule, said, _position = plan.summary(key)
+    elif decisions is not None and key in decisions.by_key:
+        rule, said, _position = summary(decisions, key)
         reason = said if rule is not Rule.START else reason
     shown = _entry(job, path, reason or "waits for its place")
     # The log of an attempt that has ended is still served where that ran.

@@ -25,7 +25,7 @@ from rayjobs.engine.tidying import Tidying
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
-from rayjobs.policy import Limits, Plan, Promise, Shape, Situation
+from rayjobs.policy import Decisions, Limits, Promise, Shape, Situation
 from rayjobs.protocol.agent import Cluster, NodeInfo
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Engine:
         self._recovery = Recovery(self._parts, board, self.attempts)
         self.tidying = Tidying(self._parts, board, self.attempts, self._recovery)
         # The last decision, while jobs wait.
-        self.plan: Plan | None = None
+        self.decisions: Decisions | None = None
         self._promise: Promise | None = None
         self._again_s = self._pause_ends_s = float("-inf")
         self._limits = limits
@@ -145,7 +145,7 @@ class Engine:
         return {
             "target": self.target,
             "live": sorted(self.attempts),
-            "waiting": {} if self.plan is None else _reasons(self.plan, keys),
+            "waiting": {} if self.decisions is None else _reasons(self.decisions, keys),
             "scaling": Growth.told(self.allocations.all, self.nodes),
             "nodes": [vars(node) for node in self.nodes],
             "allocations": [
@@ -165,9 +165,9 @@ class Engine:
 
     def explain(self, key: str) -> policy.Decision | None:
         """Return why a job waits; None: it does not, or was not looked at yet."""
-        if self.plan is None or key not in self.plan.by_key:
+        if self.decisions is None or key not in self.decisions.by_key:
             return None
-        return self.plan.explain(key)
+        return policy.explain(self.decisions, key)
 
     # -- the loop --------------------------------------------------------------------------------
     async def run(self) -> None:
@@ -221,7 +221,7 @@ class Engine:
             self.nodes = await self.cluster.nodes()
             waiting = await self._decide(views)
         if not waiting:
-            self.plan = self._promise = None
+            self.decisions = self._promise = None
         now_s = self.clock.monotonic_s()
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
@@ -235,7 +235,7 @@ class Engine:
         busy = len(self.attempts) + (self.drivers.count if self.drivers is not None else 0)
         self._note({"waiting": waiting, "live": busy, "nodes": self.nodes})
         if self._shown is not None:
-            self._shown.look(views, self.plan, [node.node_id for node in self.nodes])
+            self._shown.look(views, self.decisions, [node.node_id for node in self.nodes])
 
     async def _decide(self, views: Sequence[QueueView]) -> int:
         """Decide and act, where anything is other than at the last decision.
@@ -259,32 +259,32 @@ class Engine:
             now_s=self.clock.now().timestamp(),
             promise=self._promise,
         )
-        if not records or (self.plan is not None and self._holds(self.plan, situation)):
+        if not records or (self.decisions is not None and self._holds(self.decisions, situation)):
             return len(records)
-        plan = await _think(count, policy.decide, situation)
+        decisions = await _think(count, policy.decide, situation)
         if self.is_retired:  # asked last of all: from here on nothing else gets its turn
             return len(records)
-        self.plan, self._promise = plan, plan.promise
-        self._decide_again(plan)
-        rooms = list(plan.rooms)
-        for start in plan.starts:
+        self.decisions, self._promise = decisions, decisions.promise
+        self._decide_again(decisions)
+        rooms = list(decisions.rooms)
+        for start in decisions.starts:
             found = self.candidates.job(start.key)
             if found is not None:
-                shape = plan.by_key[start.key].shape
+                shape = decisions.by_key[start.key].shape
                 rooms = self._start(*found, shape, start.nodes, rooms)
-        for one in plan.preempts:
+        for one in decisions.preempts:
             supervisor = self.attempts.get(one.key)
             if supervisor is not None:  # else it has ended meanwhile
                 supervisor.preempt(one.reason)
-        await self.forecasts.note(plan, self.candidates.job)
+        await self.forecasts.note(decisions, self.candidates.job)
         return len(records)
 
-    def _holds(self, plan: Plan, now: Situation) -> bool:
+    def _holds(self, decisions: Decisions, now: Situation) -> bool:
         """Whether the last decision is still valid: nothing changed, and it is not due again."""
-        then = plan.situation
+        then = decisions.situation
         return (
-            not plan.starts
-            and not plan.preempts
+            not decisions.starts
+            and not decisions.preempts
             and now.waiting is then.waiting
             and now.promise == then.promise
             and now.limits == then.limits
@@ -295,9 +295,9 @@ class Engine:
             and now.now_s < self._pause_ends_s
         )
 
-    def _decide_again(self, plan: Plan) -> None:
+    def _decide_again(self, decisions: Decisions) -> None:
         """Note until when a decision can hold: time alone changes it, too, but rarely."""
-        now_s, waiting = plan.situation.now_s, plan.situation.waiting
+        now_s, waiting = decisions.situation.now_s, decisions.situation.waiting
         self._again_s = self.clock.monotonic_s() + len(waiting) * AGAIN_S_PER_JOB
         pauses = [job.not_before_s for job in waiting if job.not_before_s is not None]
         self._pause_ends_s = min((at_s for at_s in pauses if at_s > now_s), default=math.inf)
@@ -426,11 +426,11 @@ async def _think(count: int, function: Callable[..., Result], *given: Any, **mor
     return await asyncio.to_thread(function, *given, **more)
 
 
-def _reasons(plan: Plan, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
+def _reasons(decisions: Decisions, keys: Collection[str] | None) -> dict[str, dict[str, Any]]:
     """Return why jobs wait, without those that start."""
     found = {}
-    for key in plan.by_key if keys is None else plan.by_key.keys() & set(keys):
-        rule, reason, position = plan.summary(key)
+    for key in decisions.by_key if keys is None else decisions.by_key.keys() & set(keys):
+        rule, reason, position = policy.summary(decisions, key)
         if rule is not policy.Rule.START:
             found[key] = {"reason": reason, "position": position, "rule": str(rule)}
     return found

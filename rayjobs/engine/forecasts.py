@@ -17,8 +17,9 @@ from rayjobs.engine.board import Served
 from rayjobs.engine.candidates import Learned
 from rayjobs.jobs.queue_records import Durations, Prediction
 from rayjobs.jobs.records import Job
-from rayjobs.policy import Plan
+from rayjobs.policy import Decisions
 from rayjobs.policy.durations import HISTORY, SCRIPT
+from rayjobs.policy.estimating import estimates as estimates_of
 
 log = logging.getLogger(__name__)
 
@@ -76,18 +77,20 @@ class Forecasts:
         self._usual, self._asked, self._learned_s = learned, set(entries), now_s
         return learned
 
-    async def note(self, plan: Plan, job_of: Callable[[str], tuple[Served, Job] | None]) -> None:
+    async def note(
+        self, decisions: Decisions, job_of: Callable[[str], tuple[Served, Job] | None]
+    ) -> None:
         """Write down when waiting jobs are thought to start, where that is new or has moved."""
-        self._told = {key: at for key, at in self._told.items() if key in plan.by_key}
+        self._told = {key: at for key, at in self._told.items() if key in decisions.by_key}
         now_s = self._clock.monotonic_s()
-        due_s = AGAIN_S if self._seen.issuperset(plan.queue) else FORETELL_S
-        if not plan.queue or now_s - self._foretold_s < due_s:
+        due_s = AGAIN_S if self._seen.issuperset(decisions.queue) else FORETELL_S
+        if not decisions.queue or now_s - self._foretold_s < due_s:
             return
-        self._foretold_s, self._seen = now_s, frozenset(plan.queue)
+        self._foretold_s, self._seen = now_s, frozenset(decisions.queue)
         now = self._clock.now()
         news: dict[str, tuple[Served, list[Prediction]]] = {}
-        # Played on a thread where many wait: the plan keeps what was found.
-        estimates = await asyncio.to_thread(lambda: plan.estimates)
+        # On a thread: with many waiting jobs it takes long. `decisions` keeps what was found.
+        estimates = await asyncio.to_thread(estimates_of, decisions)
         for key, (wait_s, basis) in estimates.items():
             found = job_of(key)
             if found is None:

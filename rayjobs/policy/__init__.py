@@ -1,12 +1,14 @@
 """Which queued jobs start now, who makes way, and why the others wait: pure functions.
 
-`decide` turns a `Situation` into a `Plan`. Nothing here reads a clock, a file or a cluster, so
+`decide` turns a `Situation` into `Decisions`. Nothing here reads a clock, a file or a cluster, so
 the target's engine, `rayjobs simulate` and the tests run the same code.
 """
 
 from __future__ import annotations
 
-from rayjobs.policy.deciding import Plan, decide
+from rayjobs.policy.deciding import decide
+from rayjobs.policy.decisions import Decisions
+from rayjobs.policy.explaining import explain, summary
 from rayjobs.policy.records import (
     Decision,
     Limits,
@@ -22,9 +24,9 @@ from rayjobs.policy.shapes import NodeRoom, Shape, describe_free, move, take
 
 __all__ = [
     "Decision",
+    "Decisions",
     "Limits",
     "NodeRoom",
-    "Plan",
     "Preempt",
     "Promise",
     "Rule",
@@ -35,6 +37,8 @@ __all__ = [
     "Waiting",
     "decide",
     "describe_free",
+    "explain",
     "move",
+    "summary",
     "take",
 ]

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import as_running, worst_duration_s
 from rayjobs.policy.order import Rank, line_of, used_by_users
 from rayjobs.policy.preempting import is_enough_ending, victims
 from rayjobs.policy.records import (
-    Decision,
     Preempt,
     Promise,
     Rule,
-    Running,
     Situation,
     Start,
     Waiting,
@@ -26,121 +23,9 @@ from rayjobs.policy.shapes import NodeRoom, Shape, take
 
 # So many different jobs are tried behind the first in line; the others wait for the next turn.
 BACKFILL_TRIES = 1000
-# Who is refused by these takes none of the turns of its array.
-_NO_TURN = (Rule.ARRAY_LIMIT, Rule.DEPENDENCY, Rule.HELD, Rule.PAUSE)
 
 
-@dataclass
-class Plan:
-    """What to do now, and why everybody else waits.
-
-    Attributes:
-        situation: What it was decided on.
-        starts: Start these, in this order.
-        preempts: Stop these; hand `promise` on, so that their room is kept.
-        promise: What is kept for the first in line; None when nobody waits for room.
-        line: Keys of all who stand in the line, those that start among them.
-        refused: Why the others are not in it.
-        head: Who waits first in line; None when nobody does.
-        head_rule: Why it waits.
-        kept: What is kept for it.
-        rooms: What is free once the starts hold their place.
-        by_key: Every waiting job.
-    """
-
-    situation: Situation
-    by_key: Mapping[str, Waiting]
-    starts: tuple[Start, ...] = ()
-    preempts: tuple[Preempt, ...] = ()
-    promise: Promise | None = None
-    line: tuple[str, ...] = ()
-    refused: Mapping[str, Rule] = field(default_factory=dict)
-    head: str | None = None
-    head_rule: Rule = Rule.ROOM
-    kept: Kept | None = None
-    rooms: Sequence[NodeRoom] = ()
-    sources: dict[str, str] = field(default_factory=dict, compare=False)  # see `Decision.source`
-
-    @cached_property
-    def started(self) -> Mapping[str, Start]:
-        """The starts by key."""
-        return {one.key: one for one in self.starts}
-
-    @cached_property
-    def holding(self) -> Sequence[Running | Waiting]:
-        """The jobs that hold a place once the plan is carried out."""
-        return [*self.situation.running, *(self.by_key[one.key] for one in self.starts)]
-
-    @cached_property
-    def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
-        """How many jobs of each group hold a place, and how many have their turn before others.
-
-        Those may wait for room, or for a limit of their user.
-        """
-        turns = Counter(
-            job.group
-            for key, job in self.by_key.items()
-            if key not in self.started and self.refused.get(key) not in _NO_TURN
-        )
-        return Counter(one.group for one in self.holding), turns
-
-    @cached_property
-    def queue(self) -> tuple[str, ...]:
-        """Keys of those who wait in the line, in order."""
-        started = self.started
-        return tuple(key for key in self.line if key not in started)
-
-    @cached_property
-    def positions(self) -> Mapping[str, int]:
-        """Place of each who waits in the line, from 1."""
-        return {key: place for place, key in enumerate(self.queue, start=1)}
-
-    @cached_property
-    def estimates(self) -> Mapping[str, tuple[float, str]]:
-        """Seconds until the start of those who wait, and where that is from, if known."""
-        from rayjobs.policy.estimating import estimates
-
-        return estimates(self)
-
-    def estimate(self, key: str) -> tuple[float | None, str]:
-        """Return when one job probably starts, in seconds, and where that is from.
-
-        Unlike `estimates` of any job, however far down the line.
-        """
-        from rayjobs.policy.durations import UNKNOWN
-        from rayjobs.policy.estimating import DEPTH, estimates
-
-        rule = self.rule(key)
-        if rule in (Rule.START, Rule.HELD, Rule.NEVER_FITS):
-            return None, ""
-        found = self.estimates.get(key)
-        if found is None and len(self.estimates) >= DEPTH:
-            found = estimates(self, depth=len(self.by_key)).get(key)
-        return (None, UNKNOWN) if found is None else found
-
-    def rule(self, key: str) -> Rule:
-        """Return what decided about a waiting job. Raises KeyError: it was not there."""
-        self.by_key[key]
-        if key in self.started:
-            return Rule.START
-        if key == self.head:
-            return self.head_rule
-        return self.refused.get(key, Rule.LINE)
-
-    def summary(self, key: str) -> tuple[Rule, str, int]:
-        """Return rule, reason and position: cheap, for lists. Raises KeyError as `rule`."""
-        from rayjobs.policy.explaining import reason_of
-
-        return self.rule(key), reason_of(self, key), self.positions.get(key, 0)
-
-    def explain(self, key: str) -> Decision:
-        """Return all that is known about why a job waits. Raises KeyError as `rule`."""
-        from rayjobs.policy.explaining import explain
-
-        return explain(self, key)
-
-
-def decide(situation: Situation) -> Plan:
+def decide(situation: Situation) -> Decisions:
     """Return which jobs start, which are stopped for them, and why the others wait.
 
     Pure. Along the line each job starts that has room and is within the limits; the first
@@ -190,8 +75,8 @@ class _Pass:
         # Nodes that are not up and will be, for what this decision starts.
         self.growing: set[str] = set()
 
-    def run(self) -> Plan:
-        """Return the plan."""
+    def run(self) -> Decisions:
+        """Return the decisions."""
         is_limited = self.limits.jobs_per_user is not None or self.limits.gpus_per_user is not None
         for job in self.line:
             tried = self.tried.get(job.shape) or self._try_empty(job.shape)
@@ -212,7 +97,7 @@ class _Pass:
                 continue
             self._start(job, taken[1], backfilled=False)
         refused = self.refused
-        return Plan(
+        return Decisions(
             situation=self.situation,
             by_key=self.by_key,
             starts=tuple(self.starts),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections import defaultdict, deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
+from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import (
     ELAPSED,
     HISTORY,
     LIMITS,
     OUTRUN,
     SCRIPT,
+    UNKNOWN,
     likely_duration_s,
     source_of,
     told_end_s,
@@ -20,9 +22,6 @@ from rayjobs.policy.durations import (
 from rayjobs.policy.records import Rule, Running, Waiting
 from rayjobs.policy.reserving import with_room_of
 from rayjobs.policy.shapes import NodeRoom, take
-
-if TYPE_CHECKING:
-    from rayjobs.policy.deciding import Plan
 
 # So far down the line estimates are kept up to date; one further down is made when it is asked for.
 DEPTH = 1000
@@ -32,41 +31,54 @@ _WEAKNESS = {"": 0, HISTORY: 1, SCRIPT: 2, LIMITS: 3, ELAPSED: 4, OUTRUN: 5}
 NAMED_SOURCES = 2
 
 
-def estimates(plan: Plan, *, depth: int = DEPTH) -> dict[str, tuple[float, str]]:
-    """Return for each job in the line the seconds until its start, and the basis.
+def estimates(decisions: Decisions) -> Mapping[str, tuple[float, str]]:
+    """Return for the first `DEPTH` jobs in the line the seconds until their start, and the basis.
 
     The line is played in its order without passing, each job for its probable time. A job whose
-    time is not known is taken to stay: those who need its room have no estimate, nor those
+    time is not known is taken to stay: those who need its resources have no estimate, nor those
     behind them, nor those that wait for its end. Members that their array or sweep holds back,
     and jobs that depend on others, join the end of the line once they may start. Limits of
     users, pauses, and jobs that are still to come are not foreseen.
-
-    Args:
-        depth: Of so many jobs at most.
     """
-    return _Play(plan).run(depth)
+    if decisions.estimated is None:
+        decisions.estimated = _Play(decisions).run(DEPTH)
+    return decisions.estimated
+
+
+def estimate(decisions: Decisions, key: str) -> tuple[float | None, str]:
+    """Return when one job probably starts, in seconds, and where that is from.
+
+    Unlike `estimates` of any job, however far down the line.
+    """
+    if decisions.rule(key) in (Rule.START, Rule.HELD, Rule.NEVER_FITS):
+        return None, ""
+    known = estimates(decisions)
+    found = known.get(key)
+    if found is None and len(known) >= DEPTH:
+        found = _Play(decisions).run(len(decisions.by_key)).get(key)
+    return (None, UNKNOWN) if found is None else found
 
 
 class _Play:
     """One playing forward."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.clock_s = self.now_s = plan.situation.now_s
-        self.rooms = list(plan.rooms)
-        limits = plan.situation.limits
-        held = len(plan.situation.running) + len(plan.starts)
+    def __init__(self, decisions: Decisions) -> None:
+        self.decisions = decisions
+        self.clock_s = self.now_s = decisions.situation.now_s
+        self.rooms = list(decisions.rooms)
+        limits = decisions.situation.limits
+        held = len(decisions.situation.running) + len(decisions.starts)
         self.slots = math.inf if limits.jobs is None else limits.jobs - held
         self.weakest = ""
         self.sources: dict[str, dict[str, None]] = {}  # basis → whose runs, in order
         # The key is unique: no Running is compared.
         self.ends: list[tuple[float, str, str, Running]] = []
-        self.line: deque[str] = deque(plan.queue)
+        self.line: deque[str] = deque(decisions.queue)
         self.held_back: dict[str, deque[str]] = defaultdict(deque)  # group → its next ones
         self.children: dict[str, list[str]] = defaultdict(list)  # parent → who waits for it
         self.parents: dict[str, set[str]] = {}
-        for key, rule in plan.refused.items():
-            job = plan.by_key[key]
+        for key, rule in decisions.refused.items():
+            job = decisions.by_key[key]
             if rule is Rule.ARRAY_LIMIT and job.group is not None:
                 self.held_back[job.group].append(key)
             elif rule is Rule.DEPENDENCY and job.after:
@@ -76,20 +88,20 @@ class _Play:
 
     def run(self, depth: int) -> dict[str, tuple[float, str]]:
         """Return the estimates of the first `depth` jobs."""
-        plan, found = self.plan, dict[str, tuple[float, str]]()
-        for one in plan.situation.running:
+        decisions, found = self.decisions, dict[str, tuple[float, str]]()
+        for one in decisions.situation.running:
             at_s, basis = told_end_s(one, self.now_s)
             if at_s is not None:
                 heapq.heappush(self.ends, (at_s, one.key, basis, one))
-        for start in plan.starts:
-            self._begin(plan.by_key[start.key], start.nodes)
+        for start in decisions.starts:
+            self._begin(decisions.by_key[start.key], start.nodes)
         while len(found) < depth and (self.line or self.ends):
             if not self.line:
                 self._next_end()
                 continue
-            job = plan.by_key[self.line.popleft()]
+            job = decisions.by_key[self.line.popleft()]
             # Of the head the policy has just said so: a limit may be what it waits for.
-            taken = None if job.key == plan.head else self._take(job)
+            taken = None if job.key == decisions.head else self._take(job)
             while taken is None and self.ends:
                 self._next_end()
                 taken = self._take(job)
@@ -99,14 +111,18 @@ class _Play:
             self.slots -= 1
             basis = self.weakest
             if (
-                job.key == plan.head
-                and plan.kept is not None
-                and plan.kept.likely_s == self.clock_s
+                job.key == decisions.head
+                and decisions.kept is not None
+                and decisions.kept.likely_s == self.clock_s
             ):
-                basis = self.weakest = plan.kept.basis  # others that end before are no part of it
-                self.sources = {basis: {plan.kept.source: None}} if plan.kept.source else {}
+                basis = self.weakest = (
+                    decisions.kept.basis
+                )  # others that end before are no part of it
+                self.sources = (
+                    {basis: {decisions.kept.source: None}} if decisions.kept.source else {}
+                )
             found[job.key] = (self.clock_s - self.now_s, basis)
-            plan.sources[job.key] = _named(self.sources.get(basis, {}), basis)
+            decisions.sources[job.key] = _named(self.sources.get(basis, {}), basis)
             self._begin(job, taken[1])
         return found
 

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayjobs.core.text import counted, duration_text
+from rayjobs.policy.deciding import decide
+from rayjobs.policy.decisions import Decisions
 from rayjobs.policy.durations import LIMITS, as_running, worst_duration_s
+from rayjobs.policy.estimating import estimate
 from rayjobs.policy.order import rank
 from rayjobs.policy.records import OVERHEAD_S, Decision, Rule, Waiting
 from rayjobs.policy.shapes import SLACK, NodeRoom, Shape, describe_free, take
-
-if TYPE_CHECKING:
-    from rayjobs.policy.deciding import Plan
 
 # How many of those ahead are named.
 AHEAD = 10
@@ -27,9 +27,9 @@ MOST_PRIORITY = 1000
 ADVICE_TRIES = 3
 
 
-def reason_of(plan: Plan, key: str) -> str:
+def reason_of(decisions: Decisions, key: str) -> str:
     """Return in one sentence why a job waits, or that it starts."""
-    job, rule, limits = plan.by_key[key], plan.rule(key), plan.situation.limits
+    job, rule, limits = decisions.by_key[key], decisions.rule(key), decisions.situation.limits
     if job.blocked_by is not None:
         return job.blocked_by
     match rule:
@@ -37,26 +37,26 @@ def reason_of(plan: Plan, key: str) -> str:
             return "starts now"
         case Rule.PAUSE:
             assert job.not_before_s is not None
-            return f"tries again in {duration_text(job.not_before_s - plan.situation.now_s)}"
+            return f"tries again in {duration_text(job.not_before_s - decisions.situation.now_s)}"
         case Rule.NEVER_FITS:
             return (
                 f"asks for {job.shape.describe()}; the target's nodes have in all: "
-                f"{describe_free([room.emptied() for room in plan.situation.rooms])}"
+                f"{describe_free([room.emptied() for room in decisions.situation.rooms])}"
             )
         case Rule.ARRAY_LIMIT:
             assert job.group_limit is not None
-            return _of_array(plan, job, job.group_limit)
+            return _of_array(decisions, job, job.group_limit)
         case Rule.USER_JOBS:
             assert limits.jobs_per_user is not None
             most = counted(limits.jobs_per_user, "job")
-            running = sum(one.user == job.user for one in plan.holding)
+            running = sum(one.user == job.user for one in decisions.holding)
             return f"at most {most} of {_who(job)} may run at a time ({running} running)"
         case Rule.USER_GPUS:
             assert limits.gpus_per_user is not None
             most = f"jobs of {_who(job)} may hold {limits.gpus_per_user:g} GPUs at a time"
             if job.gpus > limits.gpus_per_user + SLACK:
                 return f"{most}, and this job requests {job.gpus:g}"
-            held = sum(one.gpus for one in plan.holding if one.user == job.user)
+            held = sum(one.gpus for one in decisions.holding if one.user == job.user)
             return f"{most}; they hold {held:g}, and this one asks for {job.gpus:g}"
         case Rule.OWN_ORDER:
             return f"an earlier job of {_who(job)} waits for that user's limit"
@@ -65,45 +65,54 @@ def reason_of(plan: Plan, key: str) -> str:
             most = counted(limits.jobs, "job")
             return (
                 f"first in line; this target runs at most {most} at a time "
-                f"({len(plan.holding)} running)"
+                f"({len(decisions.holding)} running)"
             )
         case Rule.YIELDING:
             return "first in line; starts when the jobs that are ending have ended"
-        case Rule.ROOM if take(plan.rooms, job.shape) is not None:
-            if plan.situation.may_start == 0:
+        case Rule.ROOM if take(decisions.rooms, job.shape) is not None:
+            if decisions.situation.may_start == 0:
                 return "first in line; no more nodes may start before others have stopped"
             return "first in line; waits until the nodes of an earlier job have started"
         case Rule.ROOM:
-            free = describe_free(plan.rooms)
+            free = describe_free(decisions.rooms)
             return f"first in line; waits for {job.shape.describe()}: {free}"
-    ahead = plan.positions.get(key, 1) - 1
+    ahead = decisions.positions.get(key, 1) - 1
     return f"waits for {counted(ahead, 'job')} ahead of it"
 
 
-def explain(plan: Plan, key: str) -> Decision:
-    """Return all that is known about a job's wait."""
-    job, rule = plan.by_key[key], plan.rule(key)
-    started = plan.started.get(key)
-    position = plan.positions.get(key, 0)
-    estimate_s, basis = plan.estimate(key)
-    source = plan.sources.get(key, "")
+def summary(decisions: Decisions, key: str) -> tuple[Rule, str, int]:
+    """Return rule, reason and position: cheap, for lists. Raises KeyError as `Decisions.rule`."""
+    return decisions.rule(key), reason_of(decisions, key), decisions.positions.get(key, 0)
+
+
+def explain(decisions: Decisions, key: str) -> Decision:
+    """Return all that is known about a job's wait. Raises KeyError as `Decisions.rule`."""
+    job, rule = decisions.by_key[key], decisions.rule(key)
+    started = decisions.started.get(key)
+    position = decisions.positions.get(key, 0)
+    estimate_s, basis = estimate(decisions, key)
+    source = decisions.sources.get(key, "")
     if rule is Rule.PAUSE and job.not_before_s is not None:
-        estimate_s, basis, source = job.not_before_s - plan.situation.now_s, LIMITS, ""
+        estimate_s, basis, source = job.not_before_s - decisions.situation.now_s, LIMITS, ""
     latest_s = None
-    if key == plan.head and plan.promise is not None and plan.promise.at_s is not None:
-        latest_s = plan.promise.at_s - plan.situation.now_s
+    if (
+        key == decisions.head
+        and decisions.promise is not None
+        and decisions.promise.at_s is not None
+    ):
+        latest_s = decisions.promise.at_s - decisions.situation.now_s
         if latest_s <= 0:  # a claim, or what holds it overran its time: no time is known
             latest_s = None
     first = max(0, position - 1 - AHEAD)
-    advice = Advice() if started else advice_for(plan, job, rule)
+    advice = Advice() if started else advice_for(decisions, job, rule)
     return Decision(
         key=key,
         rule=rule,
-        reason=reason_of(plan, key),
+        reason=reason_of(decisions, key),
         position=position,
-        ahead=tuple(reversed(plan.queue[first : position - 1])) if position else (),
-        free=tuple(_free(room) for room in plan.rooms if room.is_up),
-        nearest="" if started else nearest_fit(plan.rooms, job.shape),
+        ahead=tuple(reversed(decisions.queue[first : position - 1])) if position else (),
+        free=tuple(_free(room) for room in decisions.rooms if room.is_up),
+        nearest="" if started else nearest_fit(decisions.rooms, job.shape),
         estimate_s=estimate_s,
         basis=basis,
         source=source,
@@ -173,9 +182,9 @@ class Advice:
     change: Mapping[str, float] = field(default_factory=dict)
 
 
-def advice_for(plan: Plan, job: Waiting, rule: Rule) -> Advice:
+def advice_for(decisions: Decisions, job: Waiting, rule: Rule) -> Advice:
     """Return what change would start the job now or sooner."""
-    limits = plan.situation.limits
+    limits = decisions.situation.limits
     match rule:
         case Rule.NEVER_FITS:
             return Advice("submit it with less per node, or add a node that is large enough")
@@ -204,66 +213,65 @@ def advice_for(plan: Plan, job: Waiting, rule: Rule) -> Advice:
         case Rule.TARGET_JOBS:
             return Advice("end a job, or raise the target's limit of running jobs")
         case Rule.ROOM:
-            advice = _smaller(plan, job)
+            advice = _smaller(decisions, job)
         case Rule.LINE:
-            advice = _sooner(plan, job)
+            advice = _sooner(decisions, job)
         case _:
             return Advice()
     tried = islice(advice, ADVICE_TRIES)
-    return next((told for changed, told in tried if _would_start(plan, changed)), Advice())
+    return next((told for changed, told in tried if _would_start(decisions, changed)), Advice())
 
 
-def _would_start(plan: Plan, changed: Waiting) -> bool:
+def _would_start(decisions: Decisions, changed: Waiting) -> bool:
     """Whether a job that waits would start now if it were so: decided as it would be then."""
-    from rayjobs.policy.deciding import decide
-
-    before = plan.situation
+    before = decisions.situation
     waiting = [changed if one.key == changed.key else one for one in before.waiting]
     situation = replace(before, waiting=waiting)
-    if plan.starts or plan.preempts or plan.promise != before.promise:
+    if decisions.starts or decisions.preempts or decisions.promise != before.promise:
         if changed.key not in decide(situation).started:
             return False
-        # What the plan starts and stops has its place or has been told, once the change is made.
-        situation = replace(situation, **_carried_out(plan, waiting))
-    return changed.key in decide(replace(situation, promise=plan.promise)).started
+        # By the time that the change is made, the decisions are carried out.
+        situation = replace(situation, **_carried_out(decisions, waiting))
+    return changed.key in decide(replace(situation, promise=decisions.promise)).started
 
 
-def _carried_out(plan: Plan, waiting: Sequence[Waiting]) -> dict[str, Any]:
-    """Return the fields of a situation that differ once the plan is carried out."""
-    told = {one.key for one in plan.preempts}
+def _carried_out(decisions: Decisions, waiting: Sequence[Waiting]) -> dict[str, Any]:
+    """Return the fields of a situation that differ once the decisions is carried out."""
+    told = {one.key for one in decisions.preempts}
     running = [
-        replace(one, is_ending=True) if one.key in told else one for one in plan.situation.running
+        replace(one, is_ending=True) if one.key in told else one
+        for one in decisions.situation.running
     ]
-    running += [as_running(plan.by_key[one.key], one.nodes) for one in plan.starts]
-    left = [one for one in waiting if one.key not in plan.started]
-    return {"waiting": left, "running": running, "rooms": plan.rooms}
+    running += [as_running(decisions.by_key[one.key], one.nodes) for one in decisions.starts]
+    left = [one for one in waiting if one.key not in decisions.started]
+    return {"waiting": left, "running": running, "rooms": decisions.rooms}
 
 
-def _smaller(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
+def _smaller(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     """Find smaller shapes that have room now."""
     shape = job.shape
     for nodes in range(shape.nodes - 1, 0, -1):
         fewer = replace(shape, nodes=nodes)
-        if take(plan.rooms, fewer) is not None:
+        if take(decisions.rooms, fewer) is not None:
             text = f"with {counted(nodes, 'node')} it would start now"
             yield replace(job, shape=fewer), Advice(text, {"nodes": float(nodes)})
-    gpus = math.floor(max((room.free_gpus for room in plan.rooms), default=0.0))
-    cpus = math.floor(max((room.free_cpus for room in plan.rooms), default=0.0))
+    gpus = math.floor(max((room.free_gpus for room in decisions.rooms), default=0.0))
+    cpus = math.floor(max((room.free_cpus for room in decisions.rooms), default=0.0))
     for asked, free, less, text in (
         (shape.gpus, gpus, replace(shape, nodes=1, gpus=float(gpus)), counted(gpus, "GPU")),
         (shape.cpus, cpus, replace(shape, nodes=1, cpus=float(cpus)), counted(cpus, "CPU")),
     ):
-        if asked > free >= 1 and take(plan.rooms, less) is not None:
+        if asked > free >= 1 and take(decisions.rooms, less) is not None:
             advice = Advice(f"with {text} on one node it would start now")
             yield replace(job, shape=less), advice
 
 
-def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
+def _sooner(decisions: Decisions, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
     """Find what may let a job behind the head start now: a limit of time, or priority."""
-    if plan.kept is None or take(plan.rooms, job.shape) is None:
+    if decisions.kept is None or take(decisions.rooms, job.shape) is None:
         return
-    until_s = plan.kept.until_s
-    spare_s = until_s - plan.situation.now_s - job.grace_s - OVERHEAD_S
+    until_s = decisions.kept.until_s
+    spare_s = until_s - decisions.situation.now_s - job.grace_s - OVERHEAD_S
     if spare_s >= LEAST_LIMIT_S and worst_duration_s(job) > spare_s:
         limit_s = math.floor(spare_s / 60) * 60
         text = f"with --max-duration {duration_text(limit_s, exact=True)} or less"
@@ -274,19 +282,23 @@ def _sooner(plan: Plan, job: Waiting) -> Iterator[tuple[Waiting, Advice]]:
                 {"max_duration_s": float(limit_s)},
             ),
         )
-    priority = _priority_to_stand_first(plan, job)
+    priority = _priority_to_stand_first(decisions, job)
     if priority is not None:
         text = f"with priority {priority} it would be first and start now"
         yield replace(job, priority=priority), Advice(text, {"priority": float(priority)})
 
 
-def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
+def _priority_to_stand_first(decisions: Decisions, job: Waiting) -> int | None:
     """Return the least priority that puts the job before the head; None: none does."""
-    assert plan.head is not None
-    if plan.promise is not None and plan.promise.is_claim:
+    assert decisions.head is not None
+    if decisions.promise is not None and decisions.promise.is_claim:
         return None
-    head, limits, now_s = plan.by_key[plan.head], plan.situation.limits, plan.situation.now_s
-    active = [one for one in plan.situation.running if one.group == head.group]
+    head, limits, now_s = (
+        decisions.by_key[decisions.head],
+        decisions.situation.limits,
+        decisions.situation.now_s,
+    )
+    active = [one for one in decisions.situation.running if one.group == head.group]
     head_rank = rank(head, limits, extra=len(active) if head.group else 0, now_s=now_s)
     low, high = job.priority + 1, MOST_PRIORITY
     extra = 0 if job.group is None else 1  # enough for the first of a group as well
@@ -306,9 +318,9 @@ def _priority_to_stand_first(plan: Plan, job: Waiting) -> int | None:
     return low
 
 
-def _of_array(plan: Plan, job: Waiting, limit: int) -> str:
+def _of_array(decisions: Decisions, job: Waiting, limit: int) -> str:
     """Say how many of a job's array run, and how many of it have their turn before it."""
-    running, before = (counts[job.group] for counts in plan.groups)
+    running, before = (counts[job.group] for counts in decisions.groups)
     told = f"{running} running"
     if before:
         told += f", {before} waiting before it"

@@ -20,6 +20,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.failures import FailureClass
 from rayjobs.core.numbers import is_whole
 from rayjobs.spec import arrays, container_arguments, requirements
+from rayjobs.spec.problems import PARTS, spec_error
 
 Backend = Literal["none", "gloo", "nccl", "mpi", "horovod-gloo"]
 InputMode = Literal["mount", "download", "direct"]
@@ -51,8 +52,6 @@ class Model(BaseModel):
             try:
                 super().__init__(**given)
             except ValidationError as error:
-                from rayjobs.spec.problems import spec_error  # it knows all the models below
-
                 raise spec_error(type(self), error) from None
 
         # As in pydantic's RootModel: validation of a whole spec does not call this constructor for
@@ -525,3 +524,22 @@ def json_schema() -> dict[str, Any]:
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "rayjobs job"
     return schema
+
+
+PARTS.update(
+    {
+        "": JobSpec,
+        "resources": Resources,
+        "distribution": Distribution,
+        "retries": Retries,
+        "array": Array,
+        "inputs.*": Input,
+        "outputs.*": Output,
+        "secrets.*": SecretRef,
+        "depends_on.*": Dependency,
+        "environment": Packages,
+        "container": Container,
+        "container.*": Registry,
+        "substitutes.*": Substitute,
+    }
+)

@@ -8,25 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
 from rayjobs.core.errors import Problem, SpecError
-from rayjobs.spec.model import (
-    Array,
-    Container,
-    Dependency,
-    Distribution,
-    Input,
-    JobSpec,
-    Model,
-    Output,
-    Packages,
-    Registry,
-    Resources,
-    Retries,
-    SecretRef,
-    Substitute,
-)
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
     from pydantic_core import ErrorDetails
 
 # Friendly keys of files and options, by the part they belong to: key → field.
@@ -40,21 +24,8 @@ SHORT_KEYS: Mapping[str, Mapping[str, str]] = {
     "resources": {"memory": "memory_gib"},
     "container": {"shm_size": "shm_mib"},
 }
-_PARTS: Mapping[str, type[Model]] = {
-    "": JobSpec,
-    "resources": Resources,
-    "distribution": Distribution,
-    "retries": Retries,
-    "array": Array,
-    "inputs.*": Input,
-    "outputs.*": Output,
-    "secrets.*": SecretRef,
-    "depends_on.*": Dependency,
-    "environment": Packages,
-    "container": Container,
-    "container.*": Registry,
-    "substitutes.*": Substitute,
-}
+# The parts of a spec by their place in it; `rayjobs.spec.model` enters them.
+PARTS: dict[str, type[BaseModel]] = {}
 # Keys of other tools, and their place here.
 _ELSEWHERE: Mapping[str, str] = {
     "args": "arguments",
@@ -205,9 +176,9 @@ def problem_of(error: ErrorDetails, *, in_python: bool = False) -> Problem:
     return Problem(at, f"{given}: {error['msg']}.", unit)
 
 
-def spec_error(model: type[Model], error: ValidationError) -> SpecError:
+def spec_error(model: type[BaseModel], error: ValidationError) -> SpecError:
     """Return the error of a part of a spec that a program made, with all its problems."""
-    part = next((name for name, of in _PARTS.items() if of is model), "")
+    part = next((name for name, of in PARTS.items() if of is model), "")
     above = tuple(part.split(".")) if part else ()
     problems = []
     for detail in error.errors(include_url=False):
@@ -242,14 +213,14 @@ def _shown(location: Sequence[str | int], value: Any) -> str:
 
 
 def _part(location: Sequence[str | int]) -> str:
-    """Return the key of `_PARTS` for the part that holds the last key of a location."""
+    """Return the key of `PARTS` for the part that holds the last key of a location."""
     above = location[:-1]
     return "" if not above else str(above[0]) + (".*" if len(above) > 1 else "")
 
 
 def _unknown_key(location: Sequence[str | int]) -> Problem:
     key, part = str(location[-1]), _part(location)
-    known = [*_PARTS[part].model_fields, *SHORT_KEYS.get(part, {})]
+    known = [*PARTS[part].model_fields, *SHORT_KEYS.get(part, {})]
     known += ["requirements", "conda"] if part == "environment" else []
     moved = _ELSEWHERE.get(key)
     if moved is not None and part == "":
@@ -262,6 +233,6 @@ def _unknown_key(location: Sequence[str | int]) -> Problem:
 
 
 def _choices(location: Sequence[str | int]) -> Sequence[Any]:
-    part = _PARTS.get(_part(location))
+    part = PARTS.get(_part(location))
     field = part.model_fields.get(str(location[-1])) if part else None
     return get_args(field.annotation) if field else ()

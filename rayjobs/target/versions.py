@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 from rayjobs.core.errors import TargetError
 
@@ -56,6 +58,14 @@ def installed() -> str | None:
     A process that has run for long may have loaded an earlier one, whose jobs go on.
     """
     try:
-        return metadata.version("rayjobs")
-    except metadata.PackageNotFoundError:
+        folder = Path(str(metadata.distribution("rayjobs").locate_file("")))
+        # An installation of another version replaces a folder in this one.
+        return _version_at(folder, folder.stat().st_mtime_ns)
+    except (metadata.PackageNotFoundError, OSError):
         return None
+
+
+@lru_cache(maxsize=1)
+def _version_at(_folder: Path, _changed_ns: int) -> str:
+    """Return the version by reading the package's metadata, which takes milliseconds."""
+    return metadata.version("rayjobs")

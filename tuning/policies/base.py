@@ -1,10 +1,8 @@
-"""The interface of early termination policies, and policies as plain data."""
+"""The interface of early termination policies."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -12,7 +10,7 @@ from typing import Any, ClassVar, Protocol
 
 from rayjobs.core.errors import Problem
 from rayjobs.core.numbers import is_whole
-from rayjobs.tuning.errors import SweepError, problem
+from rayjobs.tuning.errors import SweepError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.trials import TrialRecord
 
@@ -112,12 +110,6 @@ class Policy(ABC):
         cut = {number: list(values[:interval]) for number, values in history.items()}
         return self._decide(cut, trial, interval, goal, finished)
 
-    def scheduler(self, goal: PrimaryMetricGoal) -> Scheduler:
-        """Return a fresh scheduler of Ray Tune's for this policy; imports Ray."""
-        from rayjobs.tuning.tune import TuneScheduler
-
-        return TuneScheduler(self, goal)
-
     def applies_at(self, interval: int) -> bool:
         """Return whether the policy looks at this interval."""
         return interval % self.evaluation_interval == 0 and interval >= self.delay_evaluation
@@ -157,61 +149,6 @@ class Policy(ABC):
         finished: Set[int],
     ) -> Stop | None:
         """Decide with a history that ends at `interval`."""
-
-
-def parse_policy(given: object) -> Policy:
-    """Return the policy in `given`: itself, None for no policy, a name, or `to_dict`'s data.
-
-    Raises:
-        SweepError: lists everything wrong with it.
-    """
-    from rayjobs.tuning import policies
-
-    if isinstance(given, Policy):
-        return given
-    kinds: dict[str, type[Policy]] = {
-        kind.kind: kind
-        for kind in (
-            policies.BanditPolicy,
-            policies.MedianStoppingPolicy,
-            policies.TruncationSelectionPolicy,
-            policies.NoTerminationPolicy,
-            policies.AshaPolicy,
-        )
-    }
-    if given is None:
-        return policies.NoTerminationPolicy()
-    if isinstance(given, str):
-        given = {"type": given}
-    if not isinstance(given, Mapping):
-        raise problem(
-            "",
-            f"a policy is a mapping, and {given!r} is not.",
-            "Write e.g. {type: bandit, slack_factor: 0.1}.",
-        )
-    name = given.get("type")
-    if name not in kinds:
-        near = difflib.get_close_matches(str(name), kinds, n=1)
-        raise problem(
-            "type",
-            f"there is no policy {name!r}.",
-            f"Did you mean {near[0]!r}?" if near else f"Use one of {', '.join(kinds)}.",
-        )
-    settings = {str(key): value for key, value in given.items() if key != "type"}
-    takes = inspect.signature(kinds[name]).parameters
-    problems = [
-        Problem(key, f"{name} has no setting {key!r}.", f"It takes {', '.join(takes) or 'none'}.")
-        for key in settings
-        if key not in takes
-    ]
-    problems += [
-        Problem(key, f"{name} needs {key}.", f"Add e.g. {key}: 20.")
-        for key, parameter in takes.items()
-        if parameter.default is inspect.Parameter.empty and key not in settings
-    ]
-    if problems:
-        raise SweepError(problems=problems)
-    return kinds[name](**settings)
 
 
 def shown(value: float) -> str:

@@ -6,9 +6,10 @@ small object that a driver asks and tells.
 
 from __future__ import annotations
 
-from rayjobs.tuning.samplers.base import Sampler, Sampling, parse_sampling
+from rayjobs.tuning.samplers.base import Sampler, Sampling
 from rayjobs.tuning.samplers.bayesian import BayesianParameterSampling
 from rayjobs.tuning.samplers.grid import GridParameterSampling
+from rayjobs.tuning.samplers.parsing import parse_sampling
 from rayjobs.tuning.samplers.random_search import RandomParameterSampling
 
 __all__ = [

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from rayjobs.core.errors import UsageError
 from rayjobs.core.text import counted
 from rayjobs.policy import (
+    Decisions,
     Limits,
     NodeRoom,
-    Plan,
     Promise,
     Running,
     Shape,
@@ -103,7 +103,7 @@ def play(
     limits: Limits,
     *,
     checkpoint_s: float = 600.0,
-    watch: Callable[[Plan], None] = lambda _plan: None,
+    watch: Callable[[Decisions], None] = lambda _decisions: None,
 ) -> list[Outcome]:
     """Return what becomes of every job. Pure: the same trace gives the same outcome.
 
@@ -175,7 +175,7 @@ class _World:
         empty: list[NodeRoom],
         limits: Limits,
         checkpoint_s: float,
-        watch: Callable[[Plan], None],
+        watch: Callable[[Decisions], None],
     ) -> None:
         self.outcomes = {job.job: Outcome(job) for job in trace}
         self.coming = sorted(trace, key=lambda job: (job.submit_s, job.job), reverse=True)
@@ -253,7 +253,7 @@ class _World:
         self._submit(outcome.job)
 
     def _decide(self) -> None:
-        plan = decide(
+        decisions = decide(
             Situation(
                 waiting=list(self.waiting.values()),
                 running=list(self.running.values()),
@@ -263,11 +263,11 @@ class _World:
                 promise=self.promise,
             )
         )
-        self.watch(plan)
-        self.promise = plan.promise
-        for start in plan.starts:
+        self.watch(decisions)
+        self.promise = decisions.promise
+        for start in decisions.starts:
             self._start(self.waiting.pop(start.key), start.nodes)
-        for one in plan.preempts:
+        for one in decisions.preempts:
             self.running[one.key] = replace(self.running[one.key], is_ending=True)
             self._ends_at(one.key, min(self.now_s + GRACE_S, self._end_of(one.key)))
 

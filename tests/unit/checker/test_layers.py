@@ -75,3 +75,29 @@ def test_an_import_up_or_sideways_is_named(
         assert found == []
     else:
         assert len(found) == 1 and said in found[0]
+
+
+@pytest.mark.parametrize(
+    ("package", "is_named"), [("left", True), ("api", False)], ids=["a circle", "where one may be"]
+)
+def test_modules_that_import_each_other_are_named(
+    tmp_path: Path, checker: ModuleType, package: str, is_named: bool
+) -> None:
+    code = {
+        "one.py": f"def f():\n    import rayjobs.{package}.two",
+        "two.py": f"from rayjobs.{package} import three",
+        "three.py": f"import typing\nif typing.TYPE_CHECKING:\n    import rayjobs.{package}.one",
+        "above.py": f"import rayjobs.{package}.one",
+        "below.py": "",
+    }
+    folder = tmp_path / "rayjobs" / package
+    folder.mkdir(parents=True)
+    for path in (folder, folder.parent):
+        (path / "__init__.py").touch()
+    for name, text in code.items():
+        (folder / name).write_text(text)
+
+    found = list(checker.circles(tmp_path / "rayjobs"))
+
+    names = ", ".join(f"rayjobs.{package}.{name}" for name in ("one", "three", "two"))
+    assert found == ([f"these modules import each other: {names}"] if is_named else [])

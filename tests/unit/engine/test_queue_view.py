@@ -22,7 +22,7 @@ from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.candidates import Candidates
 from rayjobs.jobs.records import Job, StoredFile
 from rayjobs.jobs.states import FINAL, JobState
-from rayjobs.policy import Plan, Rule, Situation, decide
+from rayjobs.policy import Decisions, Rule, Situation, decide
 from rayjobs.policy.order import rank
 from rayjobs.protocol.agent import NodeInfo
 from rayjobs.spec.model import Array, Dependency, JobSpec
@@ -336,7 +336,7 @@ def test_a_job_that_came_since_the_last_look_is_not_older(tmp_path: Path) -> Non
         client.close()
 
 
-def _place(plan: Plan) -> Callable[[str], object]:
+def _place(plan: Decisions) -> Callable[[str], object]:
     limits = plan.situation.limits
     return lambda key: rank(plan.by_key[key], limits)
 

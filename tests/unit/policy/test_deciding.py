@@ -6,21 +6,23 @@ from dataclasses import replace
 
 from rayjobs.jobs import retry
 from rayjobs.policy import (
+    Decisions,
     Limits,
-    Plan,
     Rule,
     Shape,
     Situation,
     Waiting,
     decide,
+    explain,
+    summary,
     take,
 )
-from rayjobs.policy.estimating import DEPTH
+from rayjobs.policy.estimating import DEPTH, estimate, estimates
 from rayjobs.policy.order import LONGEST_PAUSE_S
 from tests.unit.policy.jobs import job, less, room, runs
 
 
-def started(plan: Plan) -> list[str]:
+def started(plan: Decisions) -> list[str]:
     return [one.key for one in plan.starts]
 
 
@@ -29,7 +31,7 @@ def test_priority_comes_before_age() -> None:
     plan = decide(Situation(waiting=waiting, rooms=[room()], now_s=3))
     assert started(plan) == ["new"]
     assert plan.rule("old") is Rule.ROOM
-    assert "first in line" in plan.explain("old").reason
+    assert "first in line" in explain(plan, "old").reason
 
 
 def test_nobody_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
@@ -37,11 +39,11 @@ def test_nobody_without_a_limit_overtakes_a_job_that_waits_for_room() -> None:
     waiting = [job("big", at=1, cpus=4), job("small", at=2, cpus=1)]
     plan = decide(Situation(waiting=waiting, running=[busy], rooms=[less(room(), busy)]))
     assert started(plan) == []
-    decision = plan.explain("big")
+    decision = explain(plan, "big")
     assert "4 CPUs" in decision.reason
     assert "2 of 4 CPUs free" in decision.reason
-    assert plan.explain("small").ahead == ("big",)
-    assert plan.explain("small").position == 2
+    assert explain(plan, "small").ahead == ("big",)
+    assert explain(plan, "small").position == 2
 
 
 def test_a_blocked_job_is_not_in_the_line() -> None:
@@ -49,8 +51,8 @@ def test_a_blocked_job_is_not_in_the_line() -> None:
     later = Waiting(key="l", priority=9, order=("0", 1, "l"), shape=Shape(), not_before_s=4.4)
     plan = decide(Situation(waiting=[blocked, later, job("free")], rooms=[room()]))
     assert started(plan) == ["free"]
-    assert plan.summary("b") == (Rule.DEPENDENCY, "waits", 0)
-    assert plan.summary("l") == (Rule.PAUSE, "tries again in 4.4s", 0)
+    assert summary(plan, "b") == (Rule.DEPENDENCY, "waits", 0)
+    assert summary(plan, "l") == (Rule.PAUSE, "tries again in 4.4s", 0)
 
 
 def test_a_pause_ends_though_the_clock_was_set_back() -> None:
@@ -70,7 +72,7 @@ def test_what_can_never_fit_stops_nobody() -> None:
     plan = decide(Situation(waiting=[job("big", cpus=8), job("small", at=1)], rooms=[room()]))
     assert started(plan) == ["small"]
     assert plan.rule("big") is Rule.NEVER_FITS
-    assert "4 of 4 CPUs" in plan.explain("big").reason
+    assert "4 of 4 CPUs" in explain(plan, "big").reason
 
 
 def test_nodes_of_a_spread_job_are_different() -> None:
@@ -84,7 +86,7 @@ def test_nodes_of_a_spread_job_are_different() -> None:
 def test_a_target_without_nodes_starts_nothing() -> None:
     plan = decide(Situation(waiting=[job("a")], limits=Limits(jobs=1)))
     assert started(plan) == []
-    assert "there are no nodes" in plan.explain("a").reason
+    assert "there are no nodes" in explain(plan, "a").reason
 
 
 # -- aging and shares ----------------------------------------------------------------------------
@@ -143,7 +145,7 @@ def test_an_array_runs_no_more_than_its_limit() -> None:
         Situation(waiting=[*waiting, job("free", at=9)], running=[running], rooms=rooms, now_s=9)
     )
     assert started(plan) == ["free", "a1"]
-    assert plan.summary("a2") == (
+    assert summary(plan, "a2") == (
         Rule.ARRAY_LIMIT,
         "at most 2 members of the array may run at a time (2 running)",
         0,
@@ -163,8 +165,8 @@ def test_a_user_at_the_limit_lets_others_pass_and_keeps_the_own_order() -> None:
     assert started(plan) == ["bob"]
     assert plan.rule("ann-big") is Rule.USER_GPUS
     assert plan.rule("ann-small") is Rule.OWN_ORDER
-    assert "2 GPUs" in plan.explain("ann-big").reason
-    assert "raise the user's limit" in plan.explain("ann-small").remedy
+    assert "2 GPUs" in explain(plan, "ann-big").reason
+    assert "raise the user's limit" in explain(plan, "ann-small").remedy
 
 
 def test_what_exceeds_a_users_limit_by_itself_stops_none_of_the_users_others() -> None:
@@ -201,11 +203,11 @@ def test_a_job_that_surely_ends_in_time_passes() -> None:
     assert [(one.key, one.backfilled) for one in plan.starts] == [("short", True)]
     assert plan.promise is not None
     assert plan.promise.nodes == ("n0",)
-    told = plan.explain("head")
+    told = explain(plan, "head")
     assert told.estimate_s == 2990
     assert told.basis == "history"
     assert told.latest_s == 3600 + 60 - 10
-    assert "--max-duration 48m" in plan.explain("long").remedy
+    assert "--max-duration 48m" in explain(plan, "long").remedy
 
 
 def test_backfill_can_be_switched_off() -> None:
@@ -267,7 +269,7 @@ def test_room_that_strangers_hold_is_kept_too() -> None:
     ]
     plan = decide(Situation(waiting=waiting, rooms=stranger))
     assert [(one.key, one.nodes) for one in plan.starts] == [("small", ("n1",))]
-    assert plan.explain("head").estimate_s is None
+    assert explain(plan, "head").estimate_s is None
 
 
 def test_the_heads_share_of_its_users_limit_is_kept_for_it() -> None:
@@ -335,7 +337,7 @@ def test_a_head_that_waits_for_a_slot_is_promised_the_first_end() -> None:
     )
     plan = decide(situation)
     assert plan.promise is not None
-    assert plan.explain("head").latest_s == plan.promise.at_s == 1060
+    assert explain(plan, "head").latest_s == plan.promise.at_s == 1060
 
 
 # -- making way ----------------------------------------------------------------------------------
@@ -476,7 +478,7 @@ def test_what_is_free_and_what_comes_nearest() -> None:
     busy = runs("busy", "n0", gpus=3, cpus=1)
     rooms = [less(room("n0", gpus=4), busy), room("n1", gpus=0)]
     plan = decide(Situation(waiting=[job("j", gpus=3)], running=[busy], rooms=rooms))
-    told = plan.explain("j")
+    told = explain(plan, "j")
     assert told.nearest == "n0 lacks 2 GPUs"
     assert [one["free_gpus"] for one in told.free] == [1, 0]
     assert told.remedy == "with 1 GPU on one node it would start now"
@@ -490,22 +492,22 @@ def test_an_advice_knows_the_targets_limit_of_jobs_and_its_switches() -> None:
     situation = Situation(
         waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=2)
     )
-    assert "--max-duration 49m or less" in decide(situation).explain("long").remedy
+    assert "--max-duration 49m or less" in explain(decide(situation), "long").remedy
     strict = replace(situation, limits=Limits(backfill=False))
     assert (
-        decide(strict).explain("long").remedy == "with priority 1 it would be first and start now"
+        explain(decide(strict), "long").remedy == "with priority 1 it would be first and start now"
     )
     full = replace(situation, limits=Limits(jobs=1))
-    assert decide(full).explain("long").remedy == ""
+    assert explain(decide(full), "long").remedy == ""
 
 
 def test_a_higher_limit_of_an_array_is_advised_only_where_it_would_start_the_job() -> None:
     first = runs("arr:0", "n0", cpus=1, group="arr")
     waiting = [job("arr:1", at=1, cpus=1, group="arr", group_limit=1)]
     has_room = Situation(waiting=waiting, running=[first], rooms=[less(room(cpus=4), first)])
-    assert "higher limit after the %" in decide(has_room).explain("arr:1").remedy
+    assert "higher limit after the %" in explain(decide(has_room), "arr:1").remedy
     full = replace(has_room, rooms=[less(room(cpus=1), first)])
-    told = decide(full).explain("arr:1")
+    told = explain(decide(full), "arr:1")
     assert (told.rule, told.remedy) == (Rule.ARRAY_LIMIT, "")
 
 
@@ -513,7 +515,7 @@ def test_who_asks_for_more_gpus_than_its_user_may_ever_hold_is_told_so() -> None
     situation = Situation(
         waiting=[job("big", gpus=4)], rooms=[room(gpus=8)], limits=Limits(gpus_per_user=2)
     )
-    assert decide(situation).explain("big").remedy.startswith("submit it with fewer GPUs")
+    assert explain(decide(situation), "big").remedy.startswith("submit it with fewer GPUs")
 
 
 def test_estimates_follow_the_line() -> None:
@@ -526,12 +528,12 @@ def test_estimates_follow_the_line() -> None:
     ]
     rooms = [less(room(), busy)]
     plan = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=10))
-    assert plan.estimates == {
+    assert estimates(plan) == {
         "first": (90, "history"),
         "second": (140, "history"),
         "third": (340, "limit"),
     }
-    told = plan.explain("fourth")
+    told = explain(plan, "fourth")
     assert (told.estimate_s, told.basis) == (None, "unknown")
 
 
@@ -542,7 +544,7 @@ def test_estimates_know_the_targets_limit_of_jobs() -> None:
         waiting=waiting, running=[busy], rooms=[less(room(), busy)], limits=Limits(jobs=1)
     )
     plan = decide(situation)
-    assert plan.estimates == {"first": (100, "history"), "second": (150, "history")}
+    assert estimates(plan) == {"first": (100, "history"), "second": (150, "history")}
 
 
 def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
@@ -550,7 +552,7 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
         busy = runs("busy", "n0", cpus=4, started=0)
         rooms = [less(room(), busy)]
         situation = Situation(waiting=[job("j", cpus=4)], running=[busy], rooms=rooms, now_s=now_s)
-        decision = decide(situation).explain("j")
+        decision = explain(decide(situation), "j")
         return decision.estimate_s, decision.basis
 
     assert told(5) == (None, "unknown")
@@ -558,7 +560,7 @@ def test_a_job_that_has_just_begun_says_nothing_of_its_end() -> None:
     situation = Situation(
         waiting=[job("j", cpus=4)], running=[limited], rooms=[less(room(), limited)], now_s=5
     )
-    assert decide(situation).estimate("j") == (95, "limit")
+    assert estimate(decide(situation), "j") == (95, "limit")
     assert told(20) == (20, "elapsed")
     assert told(3600) == (3600, "elapsed")
 
@@ -578,7 +580,7 @@ def test_the_end_of_a_job_that_outran_all_earlier_runs_is_called_a_guess() -> No
         waiting = [job("next", at=1, cpus=4, expected_s=50), job("behind", at=2, cpus=4)]
         rooms = [less(room(), busy)]
         decision = decide(Situation(waiting=waiting, running=[busy], rooms=rooms, now_s=now_s))
-        found = decision.explain(key)
+        found = explain(decision, key)
         return found.estimate_s, found.basis, found.source, found.to_dict()["is_guess"]
 
     for now_s in (40, 300):
@@ -593,7 +595,7 @@ def test_members_that_their_array_holds_back_are_estimated_too() -> None:
     ]
     plan = decide(Situation(waiting=waiting, rooms=[room()]))
     assert [one.key for one in plan.starts] == ["m0", "m1"]
-    assert [plan.estimate(f"m{n}") for n in range(2, 6)] == [
+    assert [estimate(plan, f"m{n}") for n in range(2, 6)] == [
         (60, "history"), (60, "history"), (120, "history"), (120, "history"),
     ]  # fmt: skip
 
@@ -607,16 +609,16 @@ def test_jobs_that_depend_on_others_start_after_their_ends() -> None:
         job("held", at=4, cpus=1, blocked_by="held", blocked_rule=Rule.HELD),
     ]
     plan = decide(Situation(waiting=waiting, running=[busy], rooms=[less(room(), busy)]))
-    assert plan.estimate("child") == (150, "history")
-    assert plan.estimate("of child") == (None, "unknown")  # nobody knows how long "child" takes
-    assert plan.estimate("held") == (None, "")
+    assert estimate(plan, "child") == (150, "history")
+    assert estimate(plan, "of child") == (None, "unknown")  # nobody knows how long "child" takes
+    assert estimate(plan, "held") == (None, "")
 
 
 def test_an_estimate_reaches_any_depth_when_it_is_asked_for() -> None:
     waiting = [job(f"j{n}", at=n, cpus=4, expected_s=10) for n in range(DEPTH + 50)]
     plan = decide(Situation(waiting=waiting, rooms=[room()]))
-    assert len(plan.estimates) == DEPTH
-    assert plan.explain(f"j{DEPTH + 40}").estimate_s == 10 * (DEPTH + 40)
+    assert len(estimates(plan)) == DEPTH
+    assert explain(plan, f"j{DEPTH + 40}").estimate_s == 10 * (DEPTH + 40)
 
 
 def test_the_guides_example() -> None:
@@ -639,11 +641,11 @@ def test_the_guides_example() -> None:
         "d": "start",
         "e": "start",
     }
-    told = plan.explain("b")
+    told = explain(plan, "b")
     assert told.estimate_s == 1.5 * hour
     assert told.latest_s == 3.5 * hour + 70
     before_d = decide(Situation(waiting=waiting[:2], running=[a], rooms=[node], now_s=now))
-    remedy = before_d.explain("c").remedy
+    remedy = explain(before_d, "c").remedy
     assert remedy == "with --max-duration 1h28m or less it would pass those ahead and start now"
     waiting[0] = replace(waiting[0], priority=1)
     willing = replace(a, preemptible=True)

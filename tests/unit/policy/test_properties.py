@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rayjobs.core.units import parse_duration
 from rayjobs.policy import (
+    Decisions,
     Limits,
     NodeRoom,
-    Plan,
     Promise,
     Rule,
     Running,
@@ -21,6 +21,8 @@ from rayjobs.policy import (
     Situation,
     Waiting,
     decide,
+    explain,
+    summary,
     take,
 )
 from rayjobs.policy.durations import as_running
@@ -135,11 +137,11 @@ def test_one_decision(situation: Situation) -> None:
         assert plan.promise.is_claim
         assert plan.promise.key == one.by == plan.head
     for key in waiting:  # everybody is told something, and it can be said in JSON
-        told = plan.explain(key)
+        told = explain(plan, key)
         assert told.reason
         assert told.start == (key in plan.started)
         assert (told.position > 0) == (key in plan.positions)
-        assert plan.summary(key)[0] is told.rule
+        assert summary(plan, key)[0] is told.rule
 
 
 def with_advice(job: Waiting, advice: str) -> Waiting:
@@ -161,7 +163,7 @@ def with_advice(job: Waiting, advice: str) -> Waiting:
     return replace(job, shape=replace(job.shape, nodes=1, **{name: float(value)}))
 
 
-def carried_out(plan: Plan) -> Situation:
+def carried_out(plan: Decisions) -> Situation:
     """Return the situation right after a plan was carried out."""
     situation = plan.situation
     waiting = {one.key: one for one in situation.waiting}
@@ -183,7 +185,7 @@ def carried_out(plan: Plan) -> Situation:
 def test_what_is_advised_starts_the_job(situation: Situation) -> None:
     plan = decide(situation)
     for key in plan.queue:
-        advice = plan.explain(key).remedy
+        advice = explain(plan, key).remedy
         if not advice.endswith("start now"):
             continue
         for now in (situation, carried_out(plan)):
@@ -206,7 +208,7 @@ def test_the_reason_and_its_numbers_hold_once_the_plan_is_carried_out(
     limits, waiting = situation.limits, {one.key: one for one in now.waiting}
     place = {key: index for index, key in enumerate(plan.queue)}
     for key, one in waiting.items():
-        rule, reason, position = plan.summary(key)
+        rule, reason, position = summary(plan, key)
         holding = [other for other in now.running if rule is Rule.TARGET_JOBS]
         match rule:
             case Rule.ARRAY_LIMIT:
@@ -278,7 +280,7 @@ def test_waiting_changes_nobodys_turn(situation: Situation, later_s: int) -> Non
     assert decide(now).line == decide(then).line
 
 
-def check_capacity(plan: Plan, waiting: dict[str, Waiting]) -> None:
+def check_capacity(plan: Decisions, waiting: dict[str, Waiting]) -> None:
     rooms = {one.node_id: one for one in plan.situation.rooms}
     for start in plan.starts:
         shape = waiting[start.key].shape
@@ -291,7 +293,7 @@ def check_capacity(plan: Plan, waiting: dict[str, Waiting]) -> None:
     assert list(rooms.values()) == list(plan.rooms)
 
 
-def check_limits(plan: Plan, waiting: dict[str, Waiting]) -> None:
+def check_limits(plan: Decisions, waiting: dict[str, Waiting]) -> None:
     limits, situation = plan.situation.limits, plan.situation
     new = [waiting[one.key] for one in plan.starts]
     now: list[Waiting | Running] = [*situation.running, *new]
@@ -308,7 +310,7 @@ def check_limits(plan: Plan, waiting: dict[str, Waiting]) -> None:
             assert sum(1 for other in now if other.group == one.group) <= one.group_limit
 
 
-def check_turn(plan: Plan, waiting: dict[str, Waiting]) -> None:
+def check_turn(plan: Decisions, waiting: dict[str, Waiting]) -> None:
     """Whoever starts behind one that waits in the line is marked; without backfill nobody does."""
     place = {key: index for index, key in enumerate(plan.line)}
     for start in plan.starts:
@@ -374,7 +376,7 @@ def first_head(trace: list[TraceJob], limits: Limits) -> tuple[str, Promise | No
     """Return who waits first in line after the first decision, and what it is promised."""
     seen: list[tuple[str, Promise | None] | None] = []
 
-    def look(plan: Plan) -> None:
+    def look(plan: Decisions) -> None:
         seen.append(None if plan.head is None else (plan.head, plan.promise))
 
     play(trace, POOL, limits, watch=look)
@@ -435,7 +437,7 @@ def test_the_head_starts_by_its_promise_within_limits(
     trace: list[TraceJob], jobs: int | None, of_user: int | None, gpus: float | None
 ) -> None:
     limits = Limits(preemption=False, jobs=jobs, jobs_per_user=of_user, gpus_per_user=gpus)
-    plans: list[Plan] = []
+    plans: list[Decisions] = []
     outcomes = play(trace, GPU_POOL, limits, watch=plans.append)
     starts = {one.job.job: one.started_s for one in outcomes}
     promised: dict[str, float] = {}
@@ -460,7 +462,7 @@ def test_the_head_starts_by_its_promise_within_limits(
 def test_whom_others_make_way_for_starts_in_their_room(trace: list[TraceJob]) -> None:
     asked: dict[str, float] = {}
 
-    def look(plan: Plan) -> None:
+    def look(plan: Decisions) -> None:
         for one in plan.preempts:
             asked.setdefault(one.by, plan.situation.now_s)
 

@@ -13,6 +13,7 @@ from typing import Any
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning.engine import Finish, Plan, StopTrial, Submit, SweepState, conclude
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.tune.scheduling import TuneScheduler
 
 # A script: parameters → (reports of the metric, how it ends, names it reports)
 Script = Callable[[Mapping[str, Any]], tuple[list[float], JobState, tuple[str, ...]]]
@@ -121,7 +122,7 @@ class World:
 
     def _drive(self, until: int) -> Finish:
         sampler = self.spec.sampling.sampler(self.spec.goal)
-        scheduler = self.spec.policy.scheduler(self.spec.goal)
+        scheduler = TuneScheduler(self.spec.policy, self.spec.goal)
         for stop in self.state.pending_stops:
             self._cancel(stop.number)
         for _ in range(until):

@@ -16,12 +16,13 @@ from rayjobs.tuning.errors import SweepUsageError
 from rayjobs.tuning.goal import PrimaryMetricGoal
 from rayjobs.tuning.results import best_trial
 from rayjobs.tuning.trials import TrialRecord, TrialState
+from rayjobs.tuning.tune.scheduling import TuneScheduler
 from tests.unit.tuning.simulation import World, good, sweep
 
 
 def actions_of(state: SweepState, spec: Any) -> tuple[Any, ...]:
     return state.next_actions(
-        spec, spec.sampling.sampler(spec.goal), spec.policy.scheduler(spec.goal)
+        spec, spec.sampling.sampler(spec.goal), TuneScheduler(spec.policy, spec.goal)
     )
 
 

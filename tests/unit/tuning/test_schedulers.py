@@ -23,6 +23,7 @@ from rayjobs.tuning.policies import (
 from rayjobs.tuning.policies.asha import quantile
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from rayjobs.tuning.tune.schedulers import scheduler_of
+from rayjobs.tuning.tune.scheduling import TuneScheduler
 
 MAX, MIN = PrimaryMetricGoal.MAXIMIZE, PrimaryMetricGoal.MINIMIZE
 
@@ -61,7 +62,7 @@ def test_what_tune_answers_is_the_policys_decision(policy: Policy, interval: int
     table = [
         running(number, *values[:interval], judged=interval - 1) for number, values in TABLE.items()
     ]
-    told = {verdict.trial: verdict.stop for verdict in policy.scheduler(MAX).judge(table)}
+    told = {verdict.trial: verdict.stop for verdict in TuneScheduler(policy, MAX).judge(table)}
     history = {number: list(values) for number, values in TABLE.items()}
     assert told == {n: policy.judge(history, n, interval, goal=MAX) for n in TABLE}
 
@@ -70,7 +71,7 @@ def test_asha_stops_who_comes_to_a_rung_below_its_limit() -> None:
     # In order of number.  rung 1: .50 first; .40 < .50; .30 < q(2/3 of .40 .50) = .4667;
     #                              .52 > q(.30 .40 .50) = .4333
     #                       rung 3: .65 first; .51 < .65
-    scheduler = AshaPolicy(9, 1, 3).scheduler(MAX)
+    scheduler = TuneScheduler(AshaPolicy(9, 1, 3), MAX)
     at_one = [running(number, values[0]) for number, values in TABLE.items()]
     first = scheduler.judge(at_one)
     assert [verdict.stop is not None for verdict in first] == [False, True, True, False]
@@ -91,20 +92,20 @@ def test_asha_stops_who_comes_to_a_rung_below_its_limit() -> None:
     assert (zero.trial, zero.stop, zero.intervals) == (0, None, 3)
     assert three.stop is not None and three.stop.interval == three.intervals == 3
     # A driver that takes over is given the table alone, and decides the same.
-    assert AshaPolicy(9, 1, 3).scheduler(MAX).judge(at_three) == (zero, three)
+    assert TuneScheduler(AshaPolicy(9, 1, 3), MAX).judge(at_three) == (zero, three)
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
 def test_a_judged_report_is_never_judged_again(policy: Policy) -> None:
     table = [running(number, *values, judged=4) for number, values in TABLE.items()]
-    assert policy.scheduler(MAX).judge(table) == ()
+    assert TuneScheduler(policy, MAX).judge(table) == ()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.kind)
 def test_what_an_earlier_driver_let_pass_is_not_stopped_by_the_next(policy: Policy) -> None:
     # Trial 1 was the first to report, and was let go on; trial 0 came later and is better.
     table = [running(0, 0.9, judged=1), running(1, 0.1, 0.95, judged=1)]
-    [verdict] = policy.scheduler(MAX).judge(table)
+    [verdict] = TuneScheduler(policy, MAX).judge(table)
     assert (verdict.trial, verdict.intervals, verdict.stop) == (1, 2, None)
 
 
@@ -117,7 +118,7 @@ def test_policies_without_a_memory_are_asked_about_new_reports_alone() -> None:
 
     old = [running(n, *[0.5] * 50, judged=50) for n in range(20)]
     over = running(20, *[0.1] * 50, state=TrialState.COMPLETED)
-    scheduler = Counting().scheduler(MAX)
+    scheduler = TuneScheduler(Counting(), MAX)
     scheduler.judge([*old, over, running(21, *[0.4] * 51, judged=50)])
     assert asked == [(21, 51)]
 
@@ -126,7 +127,7 @@ def test_reports_of_ended_and_stopped_trials_count_and_are_not_judged() -> None:
     for changes in ({"state": TrialState.COMPLETED}, {"stop_requested": True}):
         old = running(0, 0.9, 0.9, **changes)
         for policy in (BanditPolicy(slack_factor=0.1), AshaPolicy(9, 1, 3)):
-            [verdict] = policy.scheduler(MAX).judge([old, running(1, 0.1)])
+            [verdict] = TuneScheduler(policy, MAX).judge([old, running(1, 0.1)])
             assert (verdict.trial, verdict.intervals) == (1, 1)
             assert verdict.stop is not None and "interval 1: 0.1 <" in verdict.stop.reason
 
@@ -134,10 +135,8 @@ def test_reports_of_ended_and_stopped_trials_count_and_are_not_judged() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("goal", [MAX, MIN])
 def test_a_report_that_is_not_finite_is_no_rungs_limit(goal: PrimaryMetricGoal, bad: float) -> None:
-    first, second, third = (
-        AshaPolicy(9, 1, 3)
-        .scheduler(goal)
-        .judge([running(0, bad), running(1, 0.5), running(2, bad)])
+    first, second, third = TuneScheduler(AshaPolicy(9, 1, 3), goal).judge(
+        [running(0, bad), running(1, 0.5), running(2, bad)]
     )
     assert first.stop is None and second.stop is None
     assert third.stop is not None and third.stop.own is None
@@ -153,7 +152,7 @@ def test_tunes_asha_is_the_policys_rule(
     reports: list[list[float]], factor: float, goal: PrimaryMetricGoal
 ) -> None:
     policy = AshaPolicy(9, 1, factor)
-    scheduler = policy.scheduler(goal)
+    scheduler = TuneScheduler(policy, goal)
     table: list[TrialRecord] = []
     for number, values in enumerate(reports):
         table.append(running(number, *values))
