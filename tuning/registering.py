@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import logging
 
 from rayjobs.core.errors import RayjobsError
 from rayjobs.jobs.records import Job
+from rayjobs.models import registry
 from rayjobs.results.metrics import number_text
 from rayjobs.store.requests import JobChanges
 from rayjobs.tuning.spec import SweepSpec
@@ -16,7 +15,6 @@ from rayjobs.workspace.folder import OpenWorkspace
 
 log = logging.getLogger(__name__)
 
-REGISTRY = "rayjobs.api.model"
 PROPERTY = "model"
 
 
@@ -31,26 +29,25 @@ def register_best(workspace: OpenWorkspace, sweep: Job, spec: SweepSpec, trial: 
     if known is not None:
         return f"registered as model {known}{worse_at_its_end(spec, trial)}"
     wanted = f"trial {trial.number} was not registered as model {spec.register_as!r}"
-    if importlib.util.find_spec(REGISTRY) is None:
-        text = f"{wanted}: this version of rayjobs has no model registry"
-    else:
-        try:
-            model = importlib.import_module(REGISTRY).register_best(
-                workspace,
-                name=spec.register_as,
-                run_id=trial.job_id,
-                metric_name=spec.metric,
-                value=trial.best(spec.goal),
-                configuration=dict(trial.parameters),
-                sweep_id=sweep.id,
-                path=spec.model_path,
-                tags={"sweep": sweep.id, "trial": str(trial.number)},
-            )
-            label = f"{model.name}:{model.version}"
-            workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
-            return f"registered as model {label}{worse_at_its_end(spec, trial)}"
-        except (RayjobsError, OSError) as error:
-            text = f"{wanted}: {error}"
+    value = trial.best(spec.goal)
+    assert spec.register_as is not None and trial.job_id is not None and value is not None
+    try:
+        model = registry.register_best(
+            workspace,
+            name=spec.register_as,
+            run_id=trial.job_id,
+            metric_name=spec.metric,
+            value=value,
+            configuration=dict(trial.parameters),
+            sweep_id=sweep.id,
+            path=spec.model_path,
+            tags={"sweep": sweep.id, "trial": str(trial.number)},
+        )
+        label = f"{model.name}:{model.version}"
+        workspace.store.update(sweep.id, JobChanges(properties={PROPERTY: label}))
+        return f"registered as model {label}{worse_at_its_end(spec, trial)}"
+    except (RayjobsError, OSError) as error:
+        text = f"{wanted}: {error}"
     log.warning("%s: %s", sweep.id, text)
     workspace.store.add_event(sweep.id, "not_registered", text, attempt=sweep.attempt)
     return text

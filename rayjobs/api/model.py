@@ -6,172 +6,59 @@ Source: ``azureml.core.Model``.
 from __future__ import annotations
 
 import builtins
-import os
-import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rayjobs.api import html
-from rayjobs.api.model_facts import ModelFacts, dataset_rows, opened_of
 from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
-from rayjobs.core.ids import token
-from rayjobs.jobs.records import ModelDraft, ModelVersion
-from rayjobs.models import files as modelfiles
-from rayjobs.models import lineage, uploaded
+from rayjobs.jobs.records import ModelVersion
+from rayjobs.models import registry, uploaded
 from rayjobs.models.names import check_alias, check_name, has, tags_of, texts, version_of
-from rayjobs.resume import checkpoints
-from rayjobs.submit.submitting import user_name
+from rayjobs.workspace.folder import OpenWorkspace
 
 if TYPE_CHECKING:
     from rayjobs.api.run import JobRun
     from rayjobs.api.workspace import Workspace
-    from rayjobs.workspace.folder import OpenWorkspace
 
 MODELS_FOLDER = "azureml-models"  # Source: where Azure ML v1 looks for downloaded models
 
 
-def register(
-    workspace: Workspace | OpenWorkspace,
-    *,
-    name: str,
-    run: str,
-    path: str | None = None,
-    tags: Mapping[str, Any] | None = None,
-    properties: Mapping[str, Any] | None = None,
-    description: str | None = None,
-    aliases: Sequence[str] = (),
-    framework: str = "",
-    framework_version: str = "",
-    primary_metric: str | None = None,
-    value: float | None = None,
-    configuration: Mapping[str, Any] | None = None,
-    sweep: str | None = None,
-) -> Model:
-    """Register a completed run's file or folder as the next version of a model.
+class Framework:
+    """Azure ML's names of frameworks, for `model_framework`."""
 
-    Done again with the same files of the same run, it gives the same version; tags are added and
-    aliases moved. Nothing is copied: the model has the run's stored bytes.
-
-    Args:
-        run: Whatever names the run.
-        path: The run's file or folder; None takes the model's name.
-        primary_metric: A metric that must be finite, kept in the lineage with its value.
-        value: Its value that the model was chosen by; None takes the last one.
-        configuration: Parameters that the run was given, for the lineage.
-
-    Raises:
-        NotFoundError: there is no such run or file.
-        UsageError: a sentence that says why this is no model: the run has not completed, the
-            metric is not finite, a file is torn, or the lineage is not known.
-    """
-    opened = opened_of(workspace)
-    check_name(name)
-    for alias in aliases:
-        check_alias(alias)
-    store = opened.store
-    job = lineage.find_run(store, run)
-    lineage.refuse_without(job)
-    points = store.metrics(job.id)
-    primary = lineage.primary_of(store, job, points, primary_metric, value)
-    chosen = modelfiles.choose(store, opened.blobs, job, path or name)
-    draft = ModelDraft(
-        name=name,
-        path=chosen.path,
-        digest=chosen.digest,
-        files=chosen.files,
-        sources=chosen.sources,
-        lineage=lineage.lineage_of(
-            store,
-            job,
-            chosen,
-            points,
-            primary=primary,
-            configuration=configuration,
-            sweep=sweep,
-        ),
-        user=user_name(),
-        framework=framework,
-        framework_version=framework_version,
-        description=description,
-        tags=texts(tags),
-        properties=texts(properties),
-        aliases=tuple(aliases),
-    )
-    kept, _ = store.put_model(job.id, draft)
-    return Model._of(workspace, kept)
+    CUSTOM = "Custom"
+    TENSORFLOW = "TensorFlow"
+    SCIKITLEARN = "ScikitLearn"
+    ONNX = "Onnx"
+    TFKERAS = "TfKeras"
+    PYTORCH = "PyTorch"
+    MULTI = "Multi"
 
 
-def register_path(
-    workspace: Workspace | OpenWorkspace, *, name: str, path: str | Path, **facts: Any
-) -> Model:
-    """Register a file or folder of this machine as the next version of a model.
+def _refused(name: str) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(
+            f"Model.{name} is not supported: rayjobs trains and registers models, and serves none. "
+            f"Serve the files that Model.download gives"
+        )
 
-    Args:
-        facts: As `rayjobs.models.uploaded.put` takes them.
-
-    Raises:
-        NotFoundError: there is nothing at `path`.
-        UsageError: the name is not valid, or the folder has no files.
-        StoreError: a file cannot be stored.
-    """
-    for alias in facts.get("aliases", ()):
-        check_alias(alias)
-    opened = opened_of(workspace)
-    kept = uploaded.put(opened, name=check_name(name), path=path, user=user_name(), **facts)
-    return Model._of(workspace, kept)
+    refuse.__name__ = name
+    refuse.__doc__ = "Not supported: rayjobs serves no models."
+    return staticmethod(refuse)
 
 
-def register_best(
-    workspace: Workspace | OpenWorkspace,
-    *,
-    name: str,
-    run_id: str,
-    metric_name: str,
-    value: float,
-    configuration: Mapping[str, Any],
-    sweep_id: str,
-    path: str = "outputs",
-    tags: Mapping[str, Any] | None = None,
-) -> Model:
-    """Register the best run of a sweep; see `register`.
-
-    Raises:
-        NotFoundError: there is no such run or file.
-        UsageError: the run has not completed, or has not logged this finite value.
-    """
-    return register(
-        workspace,
-        name=name,
-        run=run_id,
-        path=path,
-        tags=tags,
-        primary_metric=metric_name,
-        value=value,
-        configuration=configuration,
-        sweep=sweep_id,
-    )
-
-
-def find(workspace: Workspace | OpenWorkspace, text: str) -> Model:
-    """Return the model that ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS`` names.
-
-    Raises:
-        NotFoundError: there is no such model, version or alias.
-        UsageError: the version is no number.
-    """
-    store = opened_of(workspace).store
-    name, at, alias = text.partition("@")
-    if at:
-        return Model._of(workspace, store.model(name, alias=alias))
-    name, colon, version = text.partition(":")
-    number = version_of(version) if colon and version != "latest" else None
-    return Model._of(workspace, store.model(name, version=number))
-
-
-class Model(ModelFacts):
+class Model:
     """One version of a model."""
+
+    Framework = Framework
+    deploy = _refused("deploy")
+    package = _refused("package")
+    profile = _refused("profile")
+    print_configuration = _refused("print_configuration")
+    get_sas_urls = _refused("get_sas_urls")
 
     def __init__(
         self,
@@ -195,7 +82,7 @@ class Model(ModelFacts):
             UsageError: neither `name` nor `id` was given.
         """
         if id is not None:
-            found = find(workspace, id)._kept
+            found = registry.find(opened_of(workspace).store, id)
         elif name is None:
             raise UsageError("give Model(workspace, name), or id='name:version'")
         else:
@@ -213,11 +100,12 @@ class Model(ModelFacts):
                 if not matching:
                     raise NotFoundError(f"no version of model {name!r} has all that was asked for")
                 found = matching[0]
-        self.workspace = workspace
+        self.workspace: Workspace | OpenWorkspace = workspace
         self._kept = found
 
     @classmethod
-    def _of(cls, workspace: Any, kept: ModelVersion) -> Model:
+    def of(cls, workspace: Workspace | OpenWorkspace, kept: ModelVersion) -> Model:
+        """Return the model of a version that was found."""
         model = cls.__new__(cls)
         model.workspace = workspace
         model._kept = kept
@@ -226,6 +114,112 @@ class Model(ModelFacts):
     def __repr__(self) -> str:
         """Return name, version and run."""
         return f"Model(name={self.name}, version={self.version}, run_id={self.run_id})"
+
+    # -- what a version says of itself ------------------------------------------------------------
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._kept.name
+
+    @property
+    def version(self) -> int:
+        """Its version, from 1."""
+        return self._kept.version
+
+    @property
+    def id(self) -> str:
+        """``name:version``."""
+        return f"{self.name}:{self.version}"
+
+    @property
+    def url(self) -> str:
+        """Its address within rayjobs."""
+        return f"rayjobs://{opened_of(self.workspace).name}/models/{self.name}/{self.version}"
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags."""
+        return dict(self._kept.tags)
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """Its properties, which are written once."""
+        return dict(self._kept.properties)
+
+    @property
+    def description(self) -> str:
+        """What people should know."""
+        return self._kept.description
+
+    @property
+    def model_framework(self) -> str:
+        """The framework that was named."""
+        return self._kept.framework
+
+    @property
+    def model_framework_version(self) -> str:
+        """Its version."""
+        return self._kept.framework_version
+
+    @property
+    def created_time(self) -> datetime:
+        """When it was registered (UTC)."""
+        return self._kept.created_at
+
+    @property
+    def created_by(self) -> str:
+        """Who registered it."""
+        return self._kept.created_by
+
+    @property
+    def run_id(self) -> str | None:
+        """The run that produced it; None for one that a user uploaded."""
+        return self._kept.run or None
+
+    @property
+    def run(self) -> JobRun | None:
+        """The run that produced it; None for one that a user uploaded."""
+        from rayjobs.api.workspace import Workspace
+
+        if self.run_id is None:
+            return None
+
+        workspace = self.workspace
+        if isinstance(workspace, OpenWorkspace):
+            workspace = Workspace(path=workspace.path)
+        return workspace.get_run(self.run_id)
+
+    @property
+    def aliases(self) -> list[str]:
+        """Names that point to this version now."""
+        return [*self._kept.aliases]
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """Where it comes from, see docs/guides/models.md."""
+        return dict(self._kept.lineage)
+
+    @property
+    def datasets(self) -> list[dict[str, Any]]:
+        """What the run read."""
+        return [dict(one) for one in self._kept.lineage.get("data", ())]
+
+    @property
+    def lineage_text(self) -> str:
+        """Where it comes from, in a few words."""
+        if uploaded.UPLOADED in self._kept.lineage:
+            return uploaded.sentence(self._kept.lineage)
+        return f"run {self._kept.run}"
+
+    @property
+    def resource_configuration(self) -> str:
+        """What it was said to need where it is deployed; "" if nothing was said."""
+        return str(self._kept.lineage.get("resources", ""))
+
+    @property
+    def record(self) -> ModelVersion:
+        """All that is kept."""
+        return self._kept
 
     # -- registered and found ------------------------------------------------------------------
     @staticmethod
@@ -260,7 +254,7 @@ class Model(ModelFacts):
 
         Raises:
             NotFoundError: there is no such file or folder.
-            UsageError: the name is not valid, or see `register` of this module.
+            UsageError: the name is not valid, or see `rayjobs.models.registry.register`.
         """
         path = str(model_path)
         run_id = getattr(run, "id", run)
@@ -270,8 +264,8 @@ class Model(ModelFacts):
         given = [pair for pair in samples if pair[1] is not None]
         data = dataset_rows([*(datasets or ()), *given])
         if run_id is None:
-            return register_path(
-                workspace,
+            uploaded_one = registry.register_path(
+                opened_of(workspace),
                 name=model_name,
                 path=path,
                 child_paths=child_paths,
@@ -283,13 +277,14 @@ class Model(ModelFacts):
                 tags=texts(tags_of(tags)),
                 properties=texts(properties),
             )
+            return Model.of(workspace, uploaded_one)
         if child_paths:
             raise UsageError(
                 "child_paths choose files of a folder of this machine; name the run's folder that "
                 "holds just the model"
             )
-        made = register(
-            workspace,
+        registered = registry.register(
+            opened_of(workspace),
             name=model_name,
             run=str(run_id),
             path=path,
@@ -299,6 +294,7 @@ class Model(ModelFacts):
             framework=model_framework or "",
             framework_version=model_framework_version or "",
         )
+        made = Model.of(workspace, registered)
         if data:
             made._change(data=data)
         return made
@@ -326,7 +322,7 @@ class Model(ModelFacts):
         """
         kept = opened_of(workspace).store.models(name=name, run=run_id, latest=latest)
         return [
-            Model._of(workspace, one)
+            Model.of(workspace, one)
             for one in kept
             if has(one, tags, properties, None)
             and model_framework in (None, one.framework)
@@ -446,34 +442,8 @@ class Model(ModelFacts):
             UsageError: it is there already, and `exist_ok` is off.
             StoreError: a stored file is damaged; nothing was written.
         """
-        target = Path(target_dir) / PurePosixPath(self._kept.path).name
-        if target.exists() and not (exists_ok or exist_ok):
-            raise UsageError(
-                f"{target} exists; give another folder, or replace the model's files there "
-                f"(--force, exist_ok=True)"
-            )
-        target.parent.mkdir(parents=True, exist_ok=True)
-        blobs = opened_of(self.workspace).blobs
-        files = self._kept.files
-        if len(files) == 1 and files[0].name == target.name:
-            blobs.get_to(files[0].blob, target, digest=files[0].digest)
-            return str(target)
-        rows = {one.name: (one.blob, one.digest) for one in files}
-        if not target.exists():
-            checkpoints.write_to(blobs, rows, target)
-            return str(target)
-        if not target.is_dir():
-            raise UsageError(f"{target} is a file, and the model is a folder; name another folder")
-        fresh = target.with_name(f".{target.name}.{os.getpid()}-{token(4)}")
-        try:
-            checkpoints.write_to(blobs, rows, fresh)
-            for one in sorted(path for path in fresh.rglob("*") if not path.is_dir()):
-                place = target / one.relative_to(fresh)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                one.replace(place)
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
-        return str(target)
+        blobs, replaces = opened_of(self.workspace).blobs, bool(exists_ok or exist_ok)
+        return str(registry.download(blobs, self._kept, target_dir, exist_ok=replaces))
 
     # -- shown and written -------------------------------------------------------------------------
     def serialize(self) -> dict[str, Any]:
@@ -505,3 +475,41 @@ class Model(ModelFacts):
 
 def _names_dataset(one: ModelVersion, dataset_id: str) -> bool:
     return any(row.get("dataset_id") == dataset_id for row in one.lineage.get("data", ()))
+
+
+def dataset_rows(datasets: Any) -> list[dict[str, Any]]:
+    """Return rows of a lineage's ``data`` for pairs of purpose and registered dataset.
+
+    Raises:
+        UsageError: a dataset is not registered, or a pair is not one.
+    """
+    rows = []
+    for pair in datasets or ():
+        try:
+            purpose, dataset = pair
+            name, version = dataset.name, dataset.version
+        except (TypeError, ValueError, AttributeError) as error:
+            raise UsageError(
+                f"{pair!r:.120} is not a pair of purpose and dataset; give [('training', dataset)]"
+            ) from error
+        if not name:
+            raise UsageError(
+                f"the dataset for {purpose!r} is not registered, so a lineage cannot name it; "
+                f"register it first"
+            )
+        title = f"{name}:{version}"
+        rows.append(
+            {
+                "name": str(purpose),
+                "source": f"dataset:{title}",
+                "version": title,
+                "dataset": title,
+                "dataset_id": dataset.id,
+            }
+        )
+    return rows
+
+
+def opened_of(workspace: Workspace | OpenWorkspace) -> OpenWorkspace:
+    """Return the open files of a workspace, given as either."""
+    return workspace if isinstance(workspace, OpenWorkspace) else workspace.opened

@@ -568,10 +568,12 @@ class JobRun(RunFiles, LoggingRun):
             NotFoundError: the run has no such file.
             UsageError: the run has not completed, or the file is not whole.
         """
-        from rayjobs.api.model import register
+        from rayjobs.api.model import Model
+        from rayjobs.models import registry
 
-        return register(
-            self.experiment.workspace,
+        workspace = self.experiment.workspace
+        registered = registry.register(
+            workspace.opened,
             name=model_name,
             run=self.id,
             path=model_path,
@@ -581,6 +583,7 @@ class JobRun(RunFiles, LoggingRun):
             framework=model_framework or "",
             framework_version=model_framework_version or "",
         )
+        return Model.of(workspace, registered)
 
     # -- tags and properties -------------------------------------------------------------------
     def get_tags(self) -> dict[str, str | None]:

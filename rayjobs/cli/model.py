@@ -16,7 +16,6 @@ from rayjobs.cli.settings import CommandList, Settings, common_options, json_opt
 from rayjobs.core.text import counted, size_text
 
 if TYPE_CHECKING:
-    from rayjobs.api.model import Model
     from rayjobs.jobs.records import ModelVersion
 
 EPILOG = """\b
@@ -105,7 +104,7 @@ def register(
     Registering the same files of the same run again returns the same version. A run that has not
     completed, a metric that is not finite and an incomplete file are refused.
     """
-    from rayjobs.api import model as models
+    from rayjobs.models import registry
 
     if (run is None) == (source is None):
         raise click.UsageError("give --run JOB for a run's files, or --from PATH for files here.")
@@ -120,11 +119,11 @@ def register(
     }
     with settings.open() as workspace:
         if source is not None:
-            done = models.register_path(workspace, name=name, path=source, **texts).record
+            done = registry.register_path(workspace, name=name, path=source, **texts)
         else:
-            done = models.register(
+            done = registry.register(
                 workspace, name=name, run=str(run), path=path, primary_metric=metric, **texts
-            ).record
+            )
     if settings.as_json:
         print_json(_json(done))
         return
@@ -183,7 +182,7 @@ def ls(settings: Settings, name: str | None, show_all: bool, run: str | None) ->
 @click.pass_obj
 def show(settings: Settings, model: str) -> None:
     """Show all details of a version: files, tags, who registered it and when."""
-    found = _find(settings, model).record
+    found = _find(settings, model)
     if settings.as_json:
         print_json(_json(found))
         return
@@ -217,7 +216,7 @@ def show(settings: Settings, model: str) -> None:
 @click.pass_obj
 def lineage(settings: Settings, model: str) -> None:
     """Show where a version comes from: run, code, environment, data, settings, metrics."""
-    found = _find(settings, model).record
+    found = _find(settings, model)
     if settings.as_json:
         print_json({"model": f"{found.name}:{found.version}", **found.lineage})
         return
@@ -264,7 +263,8 @@ def lineage(settings: Settings, model: str) -> None:
 @click.pass_obj
 def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
     """Point ALIAS at one version of a model."""
-    from rayjobs.api import model as models
+    from rayjobs.models import registry
+    from rayjobs.models.names import check_alias
 
     with settings.open() as workspace:
         if remove:
@@ -272,9 +272,9 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
             workspace.store.set_model_alias(name, alias, None)
             click.echo(f"{name}@{alias} is gone")
             return
-        found = models.find(workspace, model)
-        found.add_alias(alias)
-    click.echo(f"{found.name}@{alias} is {found.id}")
+        found = registry.find(workspace.store, model)
+        workspace.store.set_model_alias(found.name, check_alias(alias), found.version)
+    click.echo(f"{found.name}@{alias} is {found.name}:{found.version}")
 
 
 @model.command(
@@ -289,14 +289,14 @@ def alias(settings: Settings, model: str, alias: str, remove: bool) -> None:
 @click.pass_obj
 def download(settings: Settings, model: str, output: str, force: bool) -> None:
     """Fetch a version's file or folder; every byte is checked against its digest."""
-    from rayjobs.api import model as models
     from rayjobs.core.terminal import one_line
+    from rayjobs.models import registry
 
     with settings.open() as workspace:
-        found = models.find(workspace, model)
-        path = found.download(output, exist_ok=force)
+        found = registry.find(workspace.store, model)
+        path = registry.download(workspace.blobs, found, output, exist_ok=force)
     if settings.as_json:
-        print_json({"model": found.id, "path": path})
+        print_json({"model": f"{found.name}:{found.version}", "path": str(path)})
     else:
         click.echo(one_line(str(path)))
 
@@ -314,15 +314,15 @@ def rm(settings: Settings, model: str, force: bool) -> None:
 
     Name the version: NAME:VERSION. `rayjobs prune` frees the files that nothing else needs.
     """
-    from rayjobs.api import model as models
+    from rayjobs.models import registry
 
     with settings.open() as workspace:
         if ":" not in model:
-            models.find(workspace, model)
+            registry.find(workspace.store, model)
             raise click.UsageError(
                 f"{model!r} names no version; `rayjobs model ls -a` lists them. Write NAME:VERSION."
             )
-        found = models.find(workspace, model)
+        found = registry.find(workspace.store, model)
         aliases = workspace.store.delete_model(found.name, found.version, force=force)
     title = f"{found.name}:{found.version}"
     if settings.as_json:
@@ -333,11 +333,11 @@ def rm(settings: Settings, model: str, force: bool) -> None:
         settings.note(f"deleted its alias {found.name}@{one}")
 
 
-def _find(settings: Settings, text: str) -> Model:
-    from rayjobs.api import model as models
+def _find(settings: Settings, text: str) -> ModelVersion:
+    from rayjobs.models import registry
 
     with settings.open() as workspace:
-        return models.find(workspace, text)
+        return registry.find(workspace.store, text)
 
 
 def _json(one: ModelVersion) -> dict[str, Any]:

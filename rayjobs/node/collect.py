@@ -21,7 +21,6 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.collected import Collected
 from rayjobs.results.collect import MetricFollower, Publisher, deliver, log_tails, missing_records
-from rayjobs.results.dropped_checkpoints import CheckpointPublisher
 
 log = logging.getLogger(__name__)
 
@@ -216,7 +215,7 @@ class Collecting:
         if publisher is None:
             workspace = self._workspaces.of(on)
             job, attempt = on.job, on.attempt
-            publisher = CheckpointPublisher(
+            publisher = Publisher(
                 on,
                 blobs=workspace.blobs,
                 publish=lambda files: workspace.store.publish_files(

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
-from rayjobs.core.errors import RayjobsError
+from rayjobs.core.errors import PrepareError, RayjobsError
 from rayjobs.injob import exitrecord, recordfiles
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import EndCause, EndReason
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
 from rayjobs.node.data import NodeData
-from rayjobs.node.fence import Fence
 from rayjobs.node.hosts import host_of, host_on, record_of, record_of_dead_host
 from rayjobs.node.scratch import Scratch, remove_if_empty
 from rayjobs.protocol.attempts import AttemptOnNode
@@ -29,6 +31,8 @@ CLEAN_TIMEOUT_S = 60.0
 CLEAN_PAUSE_S = 0.05
 # How long scratch stays that was kept after its attempt's end.
 KEEP_S = 7 * 86400.0
+# A late call of a target actor that was replaced comes within seconds.
+REMEMBERED = 10_000
 
 
 def _ended(record: ExitRecord, *, proven: bool) -> Settled:
@@ -36,6 +40,56 @@ def _ended(record: ExitRecord, *, proven: bool) -> Settled:
     # the process that ended it may have died before it could say so.
     ended_now = record.end_reason is EndReason.PLACE_LOST
     return Settled.of_record(record, proven=proven, ended_now=ended_now)
+
+
+class Fence:
+    """What was ended on this node, and what is being started, by the attempts' markers.
+
+    Two target actors may look after one attempt for a moment: the new one ends it and queues the
+    job again, while the old one, which does not know yet, starts its host.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing ended."""
+        self._ended: dict[str, None] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._callers: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def starting(self, marker: str) -> AsyncIterator[None]:
+        """Start an attempt's host within; `end` waits for that.
+
+        Raises:
+            PrepareError: class ``system``: the attempt was ended already.
+        """
+        async with self._locked(marker):
+            if marker in self._ended:
+                raise PrepareError(
+                    "the attempt was ended before its host was started: another target actor "
+                    "looks after the job now",
+                    failure_class="system",
+                )
+            yield
+
+    async def end(self, marker: str) -> None:
+        """Refuse every later start of an attempt; return once one that had begun is through."""
+        self._ended[marker] = None
+        while len(self._ended) > REMEMBERED:
+            del self._ended[next(iter(self._ended))]
+        async with self._locked(marker):
+            return
+
+    @asynccontextmanager
+    async def _locked(self, marker: str) -> AsyncIterator[None]:
+        """Hold an attempt's lock, which stays the same one as long as anybody waits for it."""
+        self._callers[marker] += 1
+        try:
+            async with self._locks.setdefault(marker, asyncio.Lock()):
+                yield
+        finally:
+            self._callers[marker] -= 1
+            if not self._callers[marker]:
+                del self._callers[marker], self._locks[marker]
 
 
 class Ends:

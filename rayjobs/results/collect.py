@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from rayjobs.core.paths import (
 )
 from rayjobs.core.text import counted
 from rayjobs.injob import openfiles
+from rayjobs.injob.checkpoint import MANIFEST
 from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.metricsfile import METRIC_KINDS, MOST_BYTES, MOST_RANK_FILES, read_batch
 from rayjobs.injob.recordfiles import MOST_RECORD_BYTES, UnusableFileError
@@ -40,6 +41,7 @@ from rayjobs.store.base import Store
 from rayjobs.store.requests import JobChanges
 from rayjobs.workspace.blobs import Blob, BlobStore
 
+_OF_STEP = re.compile(r"(?P<at>(?:node-\d+/)?outputs/checkpoints/)step-(?P<step>\d+)/(?P<name>.+)")
 _RANK_FILE = re.compile(r"rank-([0-9]{1,9})\.jsonl")
 STABLE_S = 2.0  # a file untouched for so long is taken for whole
 AGAIN_S = 30.0  # a file that keeps changing is stored again at most this often while running
@@ -222,6 +224,10 @@ class Publisher:
 
     A file is visible once `publish` has taken its row (``store.publish_files`` of the job and
     attempt). When that is refused, a newer attempt owns the job, and nothing more is stored.
+
+    Args:
+        drop: Removes rows of files by their names (``store.drop_files``), for the checkpoints that
+            the script drops; None: everything that was stored stays.
     """
 
     def __init__(
@@ -230,6 +236,7 @@ class Publisher:
         *,
         blobs: BlobStore,
         publish: Callable[[Sequence[StoredFile]], bool],
+        drop: Callable[[Sequence[str]], bool] | None = None,
         clock: Clock | None = None,
         watch: Watch = lambda _name, _size: None,
     ) -> None:
@@ -240,6 +247,7 @@ class Publisher:
         self.left_out: list[str] = []
         self._blobs = blobs
         self._publish = publish
+        self._drop = drop
         self._clock = clock or SystemClock()
         self._seen: dict[str, _Seen] = {}
         # A `step` that still runs on its thread must not meet `finish`.
@@ -251,7 +259,9 @@ class Publisher:
         Problems are not told: the file is tried again, at the latest by `finish`.
         """
         with self._lock:
-            return self._step()
+            count = self._step()
+            self._drop_old()
+            return count
 
     def _step(self) -> int:
         count = 0
@@ -288,7 +298,9 @@ class Publisher:
         when something else could not.
         """
         with self._lock:
-            return self._finish()
+            problems = self._finish()
+            self._drop_old()
+            return problems
 
     def _finish(self) -> list[str]:
         self._watch("the list of its files", 0)
@@ -315,6 +327,34 @@ class Publisher:
                 f"{counted(more, 'more file')} could not be stored.",
             ]
         return problems
+
+    def _drop_old(self) -> None:
+        """Take those checkpoints out of storage that the script itself has dropped (`keep`).
+
+        Only what this publisher stored of this attempt goes, and only once a newer checkpoint that
+        the job still has is stored whole: a resume always finds one.
+        """
+        if self._drop is None or self.refused:
+            return
+        if sum(name.endswith(f"/{MANIFEST}") for name in self._seen) < 2:
+            return
+        present: dict[str, bool] = {}
+        for name, path in scan_files(self.on).files:
+            if _OF_STEP.fullmatch(name):
+                try:
+                    present[name] = not self._is_due(name, path.stat(), None)
+                except OSError:
+                    present[name] = False  # it has just gone: the next look tells
+        names = superseded(self._seen, present)
+        if not names:
+            return
+        try:
+            if not self._drop(names):
+                self.refused = True
+        except RayjobsError:
+            return  # they are still in `_seen`: tried again
+        for name in names:
+            del self._seen[name]
 
     def _visible_or(self, problems: list[str], stored: list[StoredFile]) -> None:
         if stored:
@@ -400,6 +440,35 @@ class Publisher:
 
 
 _Due = tuple[str, Path, os.stat_result]
+
+
+def superseded(stored: Collection[str], present: dict[str, bool]) -> list[str]:
+    """Return the stored files of checkpoints that the job has dropped, and needs no more.
+
+    Args:
+        stored: Names that are stored.
+        present: Names that the job still has → whether they are stored as they are now.
+    """
+    here: dict[str, dict[int, bool]] = {}
+    for name, is_stored in present.items():
+        match = _OF_STEP.fullmatch(name)
+        if match is not None:
+            steps, step = here.setdefault(match["at"], {}), int(match["step"])
+            steps[step] = steps.get(step, True) and is_stored
+    found = []
+    for name in stored:
+        match = _OF_STEP.fullmatch(name)
+        if match is None:
+            continue
+        steps, step = here.get(match["at"], {}), int(match["step"])
+        whole = (
+            newer
+            for newer, is_stored in steps.items()
+            if is_stored and f"{match['at']}step-{newer:012d}/{MANIFEST}" in present
+        )
+        if step not in steps and step < max(whole, default=-1):
+            found.append(name)
+    return sorted(found)
 
 
 def _parts(due: Sequence[_Due]) -> Iterator[Sequence[_Due]]:

@@ -10,9 +10,9 @@ import math
 
 import pytest
 
-from rayjobs.api import model as models
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.jobs.states import JobState
+from tests import registering as models
 from tests.unit.models.conftest import Runs
 from tests.unit.models.conftest import runs as runs  # the fixture
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.api import model as models
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import series
 from rayjobs.resume import checkpoints
 from rayjobs.spec.model import Retries
 from rayjobs.submit import submitting
+from tests import registering as models
 from tests.jobs import Jobs
 
 pytestmark = pytest.mark.ray

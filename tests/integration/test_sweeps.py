@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from rayjobs import Experiment, ScriptRunConfig, Workspace
-from rayjobs.api import model as models
 from rayjobs.jobs.states import JobState
 from rayjobs.tuning import (
     BanditPolicy,
@@ -23,6 +22,7 @@ from rayjobs.tuning import (
 from rayjobs.tuning.runs import HyperDriveRun
 from rayjobs.tuning.table import load_trials
 from rayjobs.tuning.trials import TrialState
+from tests import registering as models
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from rayjobs.node.fence import Fence
+from rayjobs.node.ends import Fence
 from rayjobs.node.leases import Launching
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.node.fence import Fence
+from rayjobs.node.ends import Fence
 from rayjobs.node.leases import require
 from rayjobs.policy import Shape
 from rayjobs.protocol.agent import AgentLostError, NotPlacedError

@@ -13,7 +13,7 @@ from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
-from rayjobs.node.fence import Fence
+from rayjobs.node.ends import Fence
 from rayjobs.policy import Shape
 from rayjobs.protocol.agent import NotPlacedError
 from rayjobs.protocol.attempts import AttemptOnNode

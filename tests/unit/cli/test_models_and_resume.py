@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from rayjobs import Workspace
-from rayjobs.api import model as models
 from rayjobs.jobs.records import Job, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
 from rayjobs.submit import submitting
+from tests import registering as models
 from tests.unit.cli.conftest import Terminal
 from tests.unit.models.conftest import Runs
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.api import model as models
 from rayjobs.cli.main import run
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.datastore import Dataset, Datastore
@@ -19,6 +18,7 @@ from rayjobs.spec.model import Array, Input, JobSpec
 from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.store.sql import SqlStore
 from rayjobs.workspace.folder import WorkspaceFiles
+from tests import registering as models
 from tests.unit.models.conftest import Runs
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from rayjobs import Model
-from rayjobs.api import model as models
 from rayjobs.core.errors import NotFoundError, StoreError, UsageError
 from rayjobs.data.pins import INPUT_EVENT
 from rayjobs.spec.model import Input
+from tests import registering as models
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 

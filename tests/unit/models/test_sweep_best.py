@@ -6,7 +6,6 @@ import math
 
 import pytest
 
-from rayjobs.api import model as models
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.records import Job
 from rayjobs.spec.model import JobSpec
@@ -14,6 +13,7 @@ from rayjobs.store.requests import NewJob, NewSweep
 from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.spec import SweepSpec
 from rayjobs.tuning.trials import TrialRecord, TrialState
+from tests import registering as models
 from tests.unit.models.conftest import SNAPSHOT, Runs
 
 SPEC = SweepSpec.model_validate(

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rayjobs.core.errors import PrepareError
-from rayjobs.node.fence import REMEMBERED, Fence
+from rayjobs.node.ends import REMEMBERED, Fence
 
 
 def test_a_start_after_the_end_is_refused() -> None:

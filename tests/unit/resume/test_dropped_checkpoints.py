@@ -11,7 +11,7 @@ from rayjobs import checkpoint
 from rayjobs.core.errors import StoreError
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.jobs.records import Job
-from rayjobs.results.dropped_checkpoints import CheckpointPublisher, superseded
+from rayjobs.results.collect import Publisher, superseded
 from rayjobs.resume import checkpoints
 from tests.attempts import on_node
 from tests.unit.resume.conftest import Trainer
@@ -19,9 +19,7 @@ from tests.unit.resume.conftest import Trainer
 AT = "outputs/checkpoints/"
 
 
-def publisher(
-    trainer: Trainer, job: Job, paths: AttemptPaths, **changes: Any
-) -> CheckpointPublisher:
+def publisher(trainer: Trainer, job: Job, paths: AttemptPaths, **changes: Any) -> Publisher:
     store, number = trainer.workspace.store, int(paths.root.name[1:])
     given = {
         "blobs": trainer.workspace.blobs,
@@ -29,7 +27,7 @@ def publisher(
         "drop": lambda names: store.drop_files(job.id, attempt=number, names=names),
         **changes,
     }
-    return CheckpointPublisher(on_node(paths.root, attempt=number), **given)
+    return Publisher(on_node(paths.root, attempt=number), **given)
 
 
 def save(paths: AttemptPaths, step: int, keep: int = 2) -> None:

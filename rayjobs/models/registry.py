@@ -1,0 +1,196 @@
+"""The model registry: versions of files, each with the run and the data that it comes from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.core.ids import token
+from rayjobs.jobs.records import ModelDraft, ModelVersion
+from rayjobs.models import files as modelfiles
+from rayjobs.models import lineage, uploaded
+from rayjobs.models.names import check_alias, check_name, texts, version_of
+from rayjobs.resume import checkpoints
+from rayjobs.store.base import Store
+from rayjobs.submit.submitting import user_name
+from rayjobs.workspace.blobs import BlobStore
+from rayjobs.workspace.folder import OpenWorkspace
+
+
+def register(
+    opened: OpenWorkspace,
+    *,
+    name: str,
+    run: str,
+    path: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    properties: Mapping[str, Any] | None = None,
+    description: str | None = None,
+    aliases: Sequence[str] = (),
+    framework: str = "",
+    framework_version: str = "",
+    primary_metric: str | None = None,
+    value: float | None = None,
+    configuration: Mapping[str, Any] | None = None,
+    sweep: str | None = None,
+) -> ModelVersion:
+    """Register a completed run's file or folder as the next version of a model.
+
+    Done again with the same files of the same run, it gives the same version; tags are added and
+    aliases moved. Nothing is copied: the model has the run's stored bytes.
+
+    Args:
+        run: Whatever names the run.
+        path: The run's file or folder; None takes the model's name.
+        primary_metric: A metric that must be finite, kept in the lineage with its value.
+        value: Its value that the model was chosen by; None takes the last one.
+        configuration: Parameters that the run was given, for the lineage.
+
+    Raises:
+        NotFoundError: there is no such run or file.
+        UsageError: a sentence that says why this is no model: the run has not completed, the
+            metric is not finite, a file is torn, or the lineage is not known.
+    """
+    check_name(name)
+    for alias in aliases:
+        check_alias(alias)
+    store = opened.store
+    job = lineage.find_run(store, run)
+    lineage.refuse_without(job)
+    points = store.metrics(job.id)
+    primary = lineage.primary_of(store, job, points, primary_metric, value)
+    chosen = modelfiles.choose(store, opened.blobs, job, path or name)
+    draft = ModelDraft(
+        name=name,
+        path=chosen.path,
+        digest=chosen.digest,
+        files=chosen.files,
+        sources=chosen.sources,
+        lineage=lineage.lineage_of(
+            store,
+            job,
+            chosen,
+            points,
+            primary=primary,
+            configuration=configuration,
+            sweep=sweep,
+        ),
+        user=user_name(),
+        framework=framework,
+        framework_version=framework_version,
+        description=description,
+        tags=texts(tags),
+        properties=texts(properties),
+        aliases=tuple(aliases),
+    )
+    registered, _ = store.put_model(job.id, draft)
+    return registered
+
+
+def register_path(
+    opened: OpenWorkspace, *, name: str, path: str | Path, **facts: Any
+) -> ModelVersion:
+    """Register a file or folder of this machine as the next version of a model.
+
+    Args:
+        facts: As `rayjobs.models.uploaded.put` takes them.
+
+    Raises:
+        NotFoundError: there is nothing at `path`.
+        UsageError: the name is not valid, or the folder has no files.
+        StoreError: a file cannot be stored.
+    """
+    for alias in facts.get("aliases", ()):
+        check_alias(alias)
+    return uploaded.put(opened, name=check_name(name), path=path, user=user_name(), **facts)
+
+
+def register_best(
+    opened: OpenWorkspace,
+    *,
+    name: str,
+    run_id: str,
+    metric_name: str,
+    value: float,
+    configuration: Mapping[str, Any],
+    sweep_id: str,
+    path: str = "outputs",
+    tags: Mapping[str, Any] | None = None,
+) -> ModelVersion:
+    """Register the best run of a sweep; see `register`.
+
+    Raises:
+        NotFoundError: there is no such run or file.
+        UsageError: the run has not completed, or has not logged this finite value.
+    """
+    return register(
+        opened,
+        name=name,
+        run=run_id,
+        path=path,
+        tags=tags,
+        primary_metric=metric_name,
+        value=value,
+        configuration=configuration,
+        sweep=sweep_id,
+    )
+
+
+def find(store: Store, text: str) -> ModelVersion:
+    """Return the version that ``NAME``, ``NAME:VERSION`` or ``NAME@ALIAS`` names.
+
+    Raises:
+        NotFoundError: there is no such model, version or alias.
+        UsageError: the version is not a number.
+    """
+    name, at, alias = text.partition("@")
+    if at:
+        return store.model(name, alias=alias)
+    name, colon, version = text.partition(":")
+    number = version_of(version) if colon and version != "latest" else None
+    return store.model(name, version=number)
+
+
+def download(
+    blobs: BlobStore, model: ModelVersion, target_dir: str | Path = ".", *, exist_ok: bool = False
+) -> Path:
+    """Write a version's file, or its folder, below `target_dir`; return the path.
+
+    Each is checked against its digest before any of them appears. With `exist_ok` the model's
+    own files replace those of the same name; other files of the folder stay.
+
+    Raises:
+        UsageError: it is there already, and `exist_ok` is off.
+        StoreError: a stored file is damaged; nothing was written.
+    """
+    target = Path(target_dir) / PurePosixPath(model.path).name
+    if target.exists() and not exist_ok:
+        raise UsageError(
+            f"{target} exists; give another folder, or replace the model's files there "
+            f"(--force, exist_ok=True)"
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    files = model.files
+    if len(files) == 1 and files[0].name == target.name:
+        blobs.get_to(files[0].blob, target, digest=files[0].digest)
+        return target
+    rows = {one.name: (one.blob, one.digest) for one in files}
+    if not target.exists():
+        checkpoints.write_to(blobs, rows, target)
+        return target
+    if not target.is_dir():
+        raise UsageError(f"{target} is a file, and the model is a folder; name another folder")
+    fresh = target.with_name(f".{target.name}.{os.getpid()}-{token(4)}")
+    try:
+        checkpoints.write_to(blobs, rows, fresh)
+        for one in sorted(path for path in fresh.rglob("*") if not path.is_dir()):
+            path_there = target / one.relative_to(fresh)
+            path_there.parent.mkdir(parents=True, exist_ok=True)
+            one.replace(path_there)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+    return target
