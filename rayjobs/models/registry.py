@@ -10,13 +10,13 @@ from typing import Any
 
 from rayjobs.core.errors import UsageError
 from rayjobs.core.ids import token
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import ModelDraft, ModelVersion
 from rayjobs.models import files as modelfiles
 from rayjobs.models import lineage, uploaded
 from rayjobs.models.names import check_alias, check_name, texts, version_of
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
-from rayjobs.submit.submitting import user_name
 from rayjobs.workspace.blobs import BlobStore
 from rayjobs.workspace.folder import OpenWorkspace
 

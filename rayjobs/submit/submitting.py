@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import shlex
 from collections.abc import Callable, Container, Mapping
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import NotFoundError, Problem, RayjobsError, UsageError
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import INTERACTIVE, Job
 from rayjobs.spec.model import DEFAULT_UMASK, JobSpec
 from rayjobs.store.requests import NewJob
@@ -494,11 +494,3 @@ def _older_jobs(job: Job) -> str:
     if keeping.is_kept(Place(job.target, default_home()).paths):
         return ""  # the process that began the start has the message
     return unfinished.older(job.target, home=default_home(), than=job.id)
-
-
-def user_name() -> str:
-    """Return who submits, for people."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        return f"uid {os.getuid()}"

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from rayjobs.cli.main import run
+from rayjobs.core.errors import UsageError
 from rayjobs.core.paths import home
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
@@ -224,7 +225,10 @@ def test_watch_prints_what_happened_and_exits_as_the_sweep_ended(world: World, c
 def test_a_model_that_was_asked_for_and_not_registered_is_no_success(
     world: World, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayjobs.tuning.registering.REGISTRY", "rayjobs.no_such_registry")
+    def refuse(*_given: Any, **_more: Any) -> None:
+        raise UsageError("its weights are torn")
+
+    monkeypatch.setattr("rayjobs.models.registry.register_best", refuse)
     sweep = finished(world, limits={"total": 1}, register_as="digits-best")
     code, _, err = call("watch", sweep)
     assert code == 1
