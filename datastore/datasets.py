@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import StoredFile, open_backend
+from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.datastore.catalogue import (
     Catalogue,
     DatasetRecord,
@@ -34,7 +35,7 @@ from rayjobs.datastore.errors import (
 from rayjobs.datastore.kept import Tally
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.progress import ProgressCallback, callback_for
-from rayjobs.datastore.reading import Version, check_local, default_cache_root, with_digests
+from rayjobs.datastore.reading import Version, check_local, with_digests
 from rayjobs.datastore.refs import (
     DataPath,
     DataReference,

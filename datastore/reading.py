@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Protocol
 
 from rayjobs.datastore.backends import Backend, open_backend
 from rayjobs.datastore.cache import NodeCache
+from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import digest_of_file
 from rayjobs.datastore.errors import DataChanged
@@ -77,15 +77,6 @@ def command_word(source: Source) -> str:
     if source.datastore == "file:///":
         return f"/{source.path}"
     return f"{source.datastore}/{source.path}".rstrip("/")
-
-
-def default_cache_root() -> Path:
-    """Return the user's cache folder: `DATASTORE_CACHE`, else below the usual cache folder."""
-    chosen = os.environ.get("DATASTORE_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(base) / "rayjobs" / "data"
 
 
 def local_files(dataset: HasFiles, cache_root: Path | None = None) -> list[tuple[str, Path]]:

@@ -25,6 +25,7 @@ MAY_HAVE_CIRCLES = {
 }
 MAY_CLOSE_A_CIRCLE = {
     ("rayjobs.tuning.runs", "rayjobs.tuning.config"): "a sweep's run returns its configuration",
+    ("rayjobs.azureml.running", "rayjobs.azureml.notebooks"): "a notebook runs as a script does",
 }
 
 

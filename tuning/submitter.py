@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import Problem, RayjobsError, SpecError
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Sweep
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import JobSpec
@@ -133,7 +134,7 @@ def submit_sweep(
             driver=DRIVER,
             experiment=experiment or spec.name,
             snapshot=None if packed is None else packed.digest,
-            user=submitting.user_name(),
+            user=user_name(),
             properties={} if packed is None else packed.properties,
             name=spec.name,
             tags=tags or {},

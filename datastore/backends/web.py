@@ -25,6 +25,7 @@ from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.text import duration_text
 from rayjobs.core.version import __version__
 from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.cache_root import default_cache_root
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_file, digest_of_text, hex_of
 from rayjobs.datastore.errors import (
@@ -84,8 +85,6 @@ class WebBackend:
     @classmethod
     def from_record(cls, record: DatastoreRecord) -> WebBackend:
         """Return the backend of a `web` record."""
-        from rayjobs.datastore.reading import default_cache_root
-
         return cls(record.settings["url"], default_cache_root() / "web")
 
     def local_path(self, path: str) -> Path | None:

@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api.run import JobRun
 from rayjobs.core.errors import RayjobsError, SnapshotError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.core.users import user_name
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.store.requests import NewRun
-from rayjobs.submit.submitting import Checked, Packed, pack_source, user_name
+from rayjobs.submit.submitting import Checked, Packed, pack_source
 from rayjobs.workspace.folder import OpenWorkspace, open_workspace
 
 if TYPE_CHECKING:

@@ -367,7 +367,8 @@ class JobRun(RunFiles, LoggingRun):
 
     def cancel(self) -> None:
         """Ask for the job's end; of one that has ended nothing changes."""
-        from rayjobs.submit.submitting import user_name, wake_or_start
+        from rayjobs.core.users import user_name
+        from rayjobs.submit.submitting import wake_or_start
 
         state = self._store.request_cancel(self.id, by=user_name())
         if not state.is_final:
@@ -636,7 +637,8 @@ class JobRun(RunFiles, LoggingRun):
             UsageError: it is a sweep or an array, which ends as its jobs do.
         """
         from rayjobs.api.interactive import failure_of
-        from rayjobs.submit.submitting import user_name, wake_or_start
+        from rayjobs.core.users import user_name
+        from rayjobs.submit.submitting import wake_or_start
 
         failure = failure_of(error_details, error_code)
         state = self._store.request_fail(self.id, by=user_name(), failure=failure)

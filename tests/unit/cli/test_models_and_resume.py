@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs import Workspace
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Job, ModelRefusal
 from rayjobs.jobs.states import JobState
 from rayjobs.models import requested
@@ -188,7 +189,7 @@ def test_a_file_of_this_machine_is_registered_and_says_where_it_is_from(
     Path("bert.bin").write_bytes(b"weights")
     done = terminal.type("model", "register", "bert", "--from", "bert.bin", "--alias", "live")
     assert (done.code, done.out) == (0, "bert:1\n"), done.err
-    origin = f"uploaded by {submitting.user_name()} from {tmp_path / 'bert.bin'} on "
+    origin = f"uploaded by {user_name()} from {tmp_path / 'bert.bin'} on "
     assert origin in terminal.type("model", "show", "bert@live").out
     lineage = terminal.type("model", "lineage", "bert").out
     assert origin in lineage and "bert.bin  sha256:" in lineage
