@@ -12,8 +12,8 @@ from typing import Any
 from rayjobs.api.environment import Environment
 from rayjobs.api.workspace import Workspace
 from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import EnvironmentVersion
-from rayjobs.submit.submitting import user_name
 
 WHEELS = "wheels"  # below the workspace's folder
 
