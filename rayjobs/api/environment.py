@@ -241,14 +241,9 @@ class Environment:
         """
         if version is not None and label is not None:
             raise UsageError("give a version or a label, not both")
-        found = curated(name)
-        if found is not None:
-            made = Environment(name)
+        made = curated_environment(name)
+        if made is not None:
             made.version = version or "1"
-            made.python.conda_dependencies = CondaDependencies.create(
-                pip_packages=["azureml-defaults", *found.pip], python_version=found.python
-            )
-            made.docker.base_image = DEFAULT_GPU_IMAGE if found.gpu else DEFAULT_CPU_IMAGE
             return made
         from rayjobs.api import environment_registry as registry
 
@@ -458,6 +453,19 @@ class Environment:
             "conda": wanted.conda_packages,
             "channels": wanted.conda_channels if wanted.conda_packages else [],
         }
+
+
+def curated_environment(name: str) -> Environment | None:
+    """Return what a curated environment of Azure ML asks for; None: it is not the name of one."""
+    found = curated(name)
+    if found is None:
+        return None
+    made = Environment(name)
+    made.python.conda_dependencies = CondaDependencies.create(
+        pip_packages=["azureml-defaults", *found.pip], python_version=found.python
+    )
+    made.docker.base_image = DEFAULT_GPU_IMAGE if found.gpu else DEFAULT_CPU_IMAGE
+    return made
 
 
 class FrameworkEnvironment(Environment):

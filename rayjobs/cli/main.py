@@ -65,6 +65,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "simulate": ("simulate:simulate", "Replay a job trace under each scheduling policy."),
         "report": ("report:report", "Report wait times and how accurate the estimates were."),
         "dashboard": ("dashboard:dashboard", "Print or open the Ray dashboard."),
+        "env": ("env:env", "List, build, compare and remove environments."),
         "horovod": ("horovod:horovod", "Build Horovod for an environment's PyTorch."),
     },
     "Housekeeping": {

@@ -22,7 +22,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.text import duration_text
 from rayjobs.datastore import credentials
 from rayjobs.environments import base as bases
-from rayjobs.environments import condas, settings
+from rayjobs.environments import condas, locks, settings
 from rayjobs.environments import interpreter as interpreters
 from rayjobs.environments.base import Base
 from rayjobs.environments.building import BuildLog, Control, run
@@ -64,12 +64,14 @@ class Work:
         control: What may end it.
         tell: Called with what people should know.
         known_lock: What an earlier attempt of the same job was given, or None.
+        name: What people call the environment.
     """
 
     paths: AttemptPaths
     control: Control
     tell: Tell
     known_lock: str | None = None
+    name: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     has_waited: bool = False
     said: BuildLog | None = None
@@ -118,6 +120,7 @@ class Environments:
                 work.said.close()
 
     async def _realise(self, asked: Mapping[str, Any], work: Work) -> Realised:
+        work.name = asked.get("name") or work.name
         request, base, of_conda = await self._request(asked, work)
         if of_conda is not None:
             return await self._realise_conda(of_conda, request, work)
@@ -131,6 +134,22 @@ class Environments:
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
         return found
+
+    async def lock(self, asked: Mapping[str, Any], work: Work) -> str:
+        """Return the lock of an environment, as it would be built; of conda without its pip part.
+
+        Raises:
+            PrepareError: see `realise`.
+        """
+        try:
+            self._cache.make()
+            request, base, of_conda = await self._request(asked, work)
+            if of_conda is None:
+                return await self._resolved(request, base, work)
+            return await self._solved(of_conda, self._conda(work), request, work)
+        finally:
+            if work.said is not None:
+                work.said.close()
 
     async def known(self, asked: Mapping[str, Any], work: Work) -> str | None:
         """Return the name of an environment that is whole on this node; None: it must be built."""
@@ -165,22 +184,9 @@ class Environments:
         return Request(lines, python, constraints, digest), base, None
 
     async def _realise_conda(self, wanted: condas.Asked, request: Request, work: Work) -> Realised:
-        conda = condas.Conda(
-            self._cache.conda,
-            work.paths.tmp,
-            partial(self._step, work),
-            settings.search_path(work.env),
-        )
+        conda = self._conda(work)
         digest = request.digest()
-        async with self._alone(digest, work):
-            lock = self._cache.resolved(digest)
-            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
-                lock = work.known_lock
-            if lock is None:
-                work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
-                solved = await conda.solve(wanted)
-                lock = request.head() + condas.joined(solved)
-            self._cache.keep_resolved(digest, lock)
+        lock = await self._solved(wanted, conda, request, work)
         key = _key_of_conda(request, wanted, lock)
         async with self._alone(key, work):
             built = not self._cache.is_whole(key)
@@ -193,6 +199,26 @@ class Environments:
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
         return found
+
+    def _conda(self, work: Work) -> condas.Conda:
+        path = settings.search_path(work.env)
+        return condas.Conda(self._cache.conda, work.paths.tmp, partial(self._step, work), path)
+
+    async def _solved(
+        self, wanted: condas.Asked, conda: condas.Conda, request: Request, work: Work
+    ) -> str:
+        """Return the lock of a request to conda: kept here, of an earlier attempt, or made now."""
+        digest = request.digest()
+        async with self._alone(digest, work):
+            lock = self._cache.resolved(digest)
+            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
+                lock = work.known_lock
+            if lock is None:
+                work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
+                solved = await conda.solve(wanted)
+                lock = request.head() + condas.joined(solved)
+            self._cache.keep_resolved(digest, lock)
+        return lock
 
     async def _build_conda(
         self,
@@ -222,7 +248,7 @@ class Environments:
             head, body = request.head(), of_pip.removeprefix(request.head())
             whole = head + condas.joined(installed) + body
             took_s = round(time.monotonic() - began_s, 3)
-            record = {"key": key, "kind": "conda", "python": python.version_text, "took_s": took_s}
+            record = _record(key, "conda", python, work, took_s, whole)
             await asyncio.to_thread(self._cache.finish_in_place, key, whole, record)
         except BaseException:
             shutil.rmtree(prefix, ignore_errors=True)
@@ -340,12 +366,7 @@ class Environments:
             if base is not None:
                 base.open_to(venv)
             took_s = round(time.monotonic() - began_s, 3)
-            record = {
-                "key": key,
-                "kind": "pip",
-                "python": request.interpreter.version_text,
-                "took_s": took_s,
-            }
+            record = _record(key, "pip", request.interpreter, work, took_s, lock)
             await asyncio.to_thread(self._cache.finish, key, venv, lock, record)
         work.log().write(f"built in {duration_text(took_s)}: {self._cache.folder(key)}")
         work.tell(
@@ -421,6 +442,19 @@ async def _found_by_uv(version: str, work: Work) -> str:
             failure_class="environment",
         )
     return path
+
+
+def _record(
+    key: str, kind: str, python: Interpreter, work: Work, took_s: float, lock: str
+) -> dict[str, Any]:
+    return {
+        "key": key,
+        "kind": kind,
+        "name": work.name,
+        "python": python.version_text,
+        "packages": locks.count(lock),
+        "took_s": took_s,
+    }
 
 
 def _note_use(paths: AttemptPaths, found: Realised) -> None:

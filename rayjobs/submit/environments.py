@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import sys
 import tempfile
@@ -21,6 +22,12 @@ from rayjobs.submit import checks
 from rayjobs.submit.substituting import substituted
 
 ANY = "environment"  # a script that is never run
+
+
+def node_root() -> Path:
+    """Return the scratch of this machine's node."""
+    named = os.environ.get("RAYJOBS_NODE_SCRATCH")
+    return Path(named) if named else paths.home() / "node"
 
 
 def packages_of(asked: Packages | Mapping[str, Any], *, strict: bool = False) -> JobSpec:
@@ -67,6 +74,22 @@ def build_here(
         return found, log.read_text() if log.exists() else ""
 
 
+def lock_here(
+    asked: Packages | Mapping[str, Any], *, tell: Callable[[str], None] = lambda _text: None
+) -> str:
+    """Resolve an environment on this machine; return its lock.
+
+    Raises:
+        SpecError, UsageError, PrepareError: see `build_here`.
+    """
+    spec = packages_of(asked)
+    for one in spec.substitutes:
+        tell(str(one))
+    assert isinstance(spec.environment, Packages)
+    with _work(tell) as (environments, work):
+        return asyncio.run(environments.lock(spec.environment.model_dump(), work))
+
+
 def key_here(asked: Packages | Mapping[str, Any]) -> str | None:
     """Return the name of an environment that is built on this machine's node, or None."""
     try:
@@ -83,7 +106,7 @@ def _work(
     tell: Callable[[str], None] = lambda _text: None,
 ) -> Iterator[tuple[Environments, Work]]:
     """Yield this machine's environments, and the work of no job, with a folder of its own."""
-    node = paths.NodePaths(paths.home() / "node")
+    node = paths.NodePaths(node_root())
     node.root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix="environment-", dir=node.root))
     try:

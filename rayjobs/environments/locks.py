@@ -1,0 +1,102 @@
+"""Reads locks: which packages they hold, in which version, from where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from rayjobs.environments import condas
+from rayjobs.spec.requirements import name_of
+
+_PIP = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?\s*(?:==\s*([^\s;\\]+)|@\s*(\S+))")
+_OF_TARGET = "# of the target: "
+_FILE = re.compile(r"(?P<name>.+)-(?P<version>[^-]+)-(?P<build>[^-]+)\.(?:conda|tar\.bz2)")
+
+
+@dataclass(frozen=True)
+class Package:
+    """A package of an environment.
+
+    Attributes:
+        version: Its version, or the address or path that it comes from.
+        source: "pip", "conda", or "target" for what the target's own Python has.
+    """
+
+    name: str
+    version: str
+    source: str
+
+
+def packages(lock: str) -> list[Package]:
+    """Return the packages of a lock, sorted by name and source."""
+    conda_lock, rest = condas.split(lock)
+    found = [*_of_conda(conda_lock)]
+    for line in rest.splitlines():
+        source = "target" if line.startswith(_OF_TARGET) else "pip"
+        match = _PIP.match(line.removeprefix(_OF_TARGET))
+        if match is not None and not line.startswith("--"):
+            found.append(Package(name_of(match[1]), match[2] or match[3], source))
+    return sorted(set(found), key=lambda one: (one.name, one.source))
+
+
+def count(lock: str) -> int:
+    """Return how many packages a lock installs."""
+    return sum(one.source != "target" for one in packages(lock))
+
+
+def _of_conda(text: str) -> list[Package]:
+    found = []
+    for line in text.splitlines():
+        address = line.strip().removeprefix("- ").removeprefix("conda: ").split("#")[0]
+        match = _FILE.fullmatch(PurePosixPath(address).name)
+        if match is not None:
+            found.append(Package(match["name"], match["version"], "conda"))
+    return found
+
+
+def differences(one: str, other: str) -> list[tuple[str, str, str]]:
+    """Return name, version in one and version in the other lock, where they differ; "" is absent.
+
+    Where a package comes from does not count.
+    """
+    first, second = _versions(one), _versions(other)
+    return [
+        (name, first.get(name, ""), second.get(name, ""))
+        for name in sorted({*first, *second})
+        if first.get(name) != second.get(name)
+    ]
+
+
+def _versions(lock: str) -> Mapping[str, str]:
+    return {name_of(one.name): one.version for one in packages(lock)}
+
+
+def as_conda(name: str, lock: str) -> str:
+    """Return the packages of a lock as a conda specification (YAML), each with its version."""
+    from rayjobs.spec.text import write_yaml
+
+    found = packages(lock)
+    channels = dict.fromkeys(
+        line.strip().removeprefix("- url: ")
+        for line in condas.split(lock)[0].splitlines()
+        if line.strip().startswith("- url: ")
+    )
+    version = re.search(r"for Python ([0-9.]+)", lock)
+    dependencies: list[object] = [
+        f"{one.name}={one.version}" for one in found if one.source == "conda"
+    ]
+    if not any(str(one).startswith("python=") for one in dependencies) and version is not None:
+        dependencies.insert(0, f"python={version[1]}")
+    pip = [
+        f"{one.name} @ {one.version}" if "/" in one.version else f"{one.name}=={one.version}"
+        for one in found
+        if one.source != "conda"
+    ]
+    if pip:
+        dependencies.append({"pip": pip})
+    values: dict[str, object] = {"name": name, "dependencies": dependencies}
+    if channels:
+        values["channels"] = list(channels)
+    return write_yaml(values)

@@ -1,0 +1,98 @@
+"""`rayjobs env` on a machine of its own: what is built, locked, compared, written out, removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.paths import home
+from tests.unit.cli.conftest import Queue, Terminal
+from tests.wheels import make_wheel
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Env:
+    """Types `rayjobs env …`."""
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.terminal = terminal
+
+    def __call__(self, *words: object, code: int = 0) -> str:
+        done = self.terminal.type("env", *map(str, words))
+        assert done.code == code, done
+        return done.out
+
+
+@pytest.fixture
+def env(terminal: Terminal) -> Env:
+    return Env(terminal)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Path:
+    make_wheel(tmp_path / "wheels", "tiny-tool")
+    file = tmp_path / "requirements.txt"
+    file.write_text("--no-index\n--find-links wheels\ntiny-tool\n")
+    return file
+
+
+def test_an_environment_from_its_file_to_its_removal(env: Env, asked: Path, tmp_path: Path) -> None:
+    assert json.loads(env("ls", "--json"))["built"] == []
+    assert "Built here  no" in env("show", asked)
+    key = env("build", asked).strip()
+    assert env("build", asked).strip() == key
+    (built,) = json.loads(env("ls", "--json"))["built"]
+    assert (built["key"], built["kind"], built["packages"]) == (key, "pip", 1)
+    assert built["bytes"] > 1000
+    assert key[:12] in env("ls")
+    shown = json.loads(env("show", key[:8], "--json"))
+    assert shown["list"] == [{"name": "tiny-tool", "version": "1.0", "source": "pip"}]
+    lock = env("lock", asked)
+    assert "--hash=sha256:" in lock
+    assert env("export", key) == lock
+    out = tmp_path / "environment.yml"
+    env("export", key, "--as", "conda", "-o", out)
+    assert "tiny-tool==1.0" in out.read_text()
+    assert "python=3.11" in out.read_text()
+    make_wheel(tmp_path / "wheels", "tiny-tool", "2.0")
+    (row,) = json.loads(env("diff", key, asked, "--json", code=1))
+    assert row == {"package": "tiny-tool", "first": "1.0", "second": "2.0"}
+    env("diff", key, key)
+    assert env("prune", "--max-size", "1GiB") == ""
+    assert key[:12] in env("prune", "--max-size", "0", "--dry-run")
+    assert key[:12] in env("prune", "--max-size", "0")
+    assert json.loads(env("ls", "--json"))["built"] == []
+
+
+def test_what_is_in_use_is_never_removed(env: Env, asked: Path) -> None:
+    key = env("build", asked).strip()
+    attempt = home() / "node" / "attempts" / "job1" / "a1"
+    attempt.mkdir(parents=True)
+    (attempt / "environment.json").write_text(json.dumps({"key": key, "python": "p"}))
+    assert env("prune", "--max-size", "0") == ""
+    assert env("prune", "--older-than", "0s") == ""
+    (built,) = json.loads(env("ls", "--json"))["built"]
+    assert built["used_by"] == ["job1/a1"]
+
+
+def test_names_of_environments_that_are_not_there(terminal: Terminal, queue: Queue) -> None:
+    done = terminal.type("env", "show", "absent")
+    assert done.code == 3
+    assert "no environment 'absent'" in done.err
+    assert terminal.type("env", "build", "absent.txt").code == 3
+    job = queue.completed()
+    done = terminal.type("env", "lock", job.id)
+    assert done.code == 2
+    assert "has no environment of packages" in done.err
+
+
+def test_a_curated_name_shows_what_is_used_instead(env: Env, terminal: Terminal) -> None:
+    shown = env("show", "AzureML-PyTorch-1.6-GPU")
+    assert "torch==1.6.0 → torch==" in shown
+    assert "Python 3.6.2 → Python 3.11" in shown
+    done = terminal.type("env", "build", "--strict", "AzureML-PyTorch-1.6-GPU")
+    assert done.code == 2
+    assert "would be replaced by" in done.err
