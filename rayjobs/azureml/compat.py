@@ -41,6 +41,11 @@ class DataType:
         return "bool"
 
     @staticmethod
+    def to_stream(workspace: Any) -> str:
+        """Return the type of paths into datastores, which stay texts."""
+        return "string"
+
+    @staticmethod
     def to_datetime(formats: Any = None) -> str:
         """Return the type of times."""
         return "datetime"

@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,7 +130,7 @@ def python_of(source: str) -> str:
 
     Such a line inside a text or brackets stays as it is.
     """
-    lines = source.split("\n")
+    lines = _joined(textwrap.dedent(source).split("\n"))
     inside = _continued(lines)
     out = []
     for number, line in enumerate(lines):
@@ -142,11 +143,26 @@ def python_of(source: str) -> str:
         elif (assigned := _assigned(bare)) is not None:
             target, command = assigned
             out.append(f"{indent}{target} = _rayjobs_line({command!r}, globals())")
-        elif bare.endswith("?") and bare.rstrip("?").replace(".", "").isidentifier():
+        elif "?" in (bare[0], bare[-1]) and bare.strip("?").replace(".", "").isidentifier():
             out.append(f"{indent}pass")
         else:
             out.append(line)
     return "\n".join(out)
+
+
+def _joined(lines: list[str]) -> list[str]:
+    """Put the lines of a shell command that ends in a backslash into one; the count stays."""
+    out: list[str] = []
+    number = 0
+    while number < len(lines):
+        line, more = lines[number], 0
+        while line.lstrip().startswith("!") and line.endswith("\\") and number + 1 < len(lines):
+            number += 1
+            more += 1
+            line = line[:-1] + lines[number].strip()
+        out += [line, *[""] * more]
+        number += 1
+    return out
 
 
 def _assigned(line: str) -> tuple[str, str] | None:
@@ -311,3 +327,15 @@ def cells_as_python(path: Path) -> Iterator[tuple[Cell, str]]:
                 yield cell, "\n" + python_of(rest)
             continue
         yield cell, python_of(cell.source)
+
+
+def written_scripts(path: Path) -> Iterator[tuple[Cell, str]]:
+    """Yield the Python files that cells write with ``%%writefile``, with their text.
+
+    Raises:
+        UsageError: the file is not a notebook.
+    """
+    for cell in code_cells(path):
+        first, _, rest = cell.source.lstrip().partition("\n")
+        if first.startswith(("%%writefile", "%%file")) and first.rstrip().endswith(".py"):
+            yield cell, "\n" + rest

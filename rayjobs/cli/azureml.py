@@ -90,3 +90,31 @@ def allow_cpu(settings: Settings, /, off: bool) -> None:
     with settings.open(create=True) as workspace:
         AzureSettings(workspace.store).set_allow_cpu(not off)
     settings.note("jobs that ask for GPUs " + ("need them" if off else "may run on CPUs"))
+
+
+@azureml.command(epilog="\b\nExamples:\n  rayjobs azureml check driver.py\n")
+@click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH..."
+)
+@click.option("--all", "everything", is_flag=True, help="List names that are supported, too.")
+@json_option
+@common_options
+@click.pass_obj
+def check(settings: Settings, /, paths: tuple[Path, ...], everything: bool) -> None:
+    """Report what programs use of Azure ML and what becomes of it; nothing is run.
+
+    Of a file, the lines with names that are substituted, refused or missing; of a folder, a table
+    of its programs. Exits with 1 if a name is refused or missing.
+    """
+    from rayjobs.azureml import checking, reports
+
+    found = checking.check(list(paths))
+    if settings.as_json:
+        print_json([reports.as_json(one) for one in found])
+    elif any(path.is_dir() for path in paths):
+        click.echo(reports.table(found, root=paths[0] if len(paths) == 1 else None))
+    else:
+        for one in found:
+            click.echo(reports.lines(one, everything=everything))
+    if any(not reports.runs(one) for one in found):
+        raise click.exceptions.Exit(1)

@@ -235,6 +235,7 @@ MODULES: Dict[str, Dict[str, str]] = {
             "MpiConfiguration",
             "PyTorchConfiguration",
             "RunConfiguration",
+            "TensorflowConfiguration",
         ),
         **_same(_ENVIRONMENT, "CondaDependencies", "Environment"),
         **_DEFAULT_IMAGES,
@@ -242,6 +243,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         "DataReferenceConfiguration": "rayjobs.datastore.refs:DataReferenceConfiguration",
         **_refused("arrays", "ParallelTaskConfiguration"),
         **_refused("spark", "HdiConfiguration", "SparkConfiguration"),
+        **_refused("spark", "EggLibrary", "JarLibrary", "MavenLibrary", "PyPiLibrary"),
     },
     "azureml.core.script_run": {"ScriptRun": "rayjobs.api.run:JobRun"},
     "azureml.core.script_run_config": {
@@ -271,6 +273,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         **_same(_DATA, "OutputFileDatasetConfig"),
         **_refused("azure", "LinkFileOutputDatasetConfig", "LinkTabularOutputDatasetConfig"),
     },
+    "azureml.data.sql_data_reference": _refused("azure", "SqlDataReference"),
     "azureml.data.tabular_dataset": _same(_DATA, "TabularDataset"),
     "azureml.exceptions": _ALL_EXCEPTIONS,
     "azureml.telemetry": {
@@ -286,11 +289,13 @@ MODULES: Dict[str, Dict[str, str]] = {
     "azureml.train": {},
     "azureml.train.dnn": _same(
         _ESTIMATORS,
+        "Chainer",
         "Gloo",
         "Mpi",
         "Nccl",
         "ParameterServer",
         "PyTorch",
+        "TensorFlow",
     ),
     "azureml.train.estimator": {
         "Estimator": _ESTIMATORS + "Estimator",
@@ -329,6 +334,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         **_SAMPLINGS,
         "HyperParameterSampling": "rayjobs.tuning.samplers:Sampling",
     },
+    "azureml.train.sklearn": _same(_ESTIMATORS, "SKLearn"),
     "azureml.widgets": {"RunDetails": "rayjobs.api.widgets:RunDetails"},
 }
 

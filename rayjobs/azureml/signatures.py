@@ -1,0 +1,73 @@
+"""The signatures of Azure ML's public classes, as the wheels have them.
+
+Source: the wheels named under ``source`` in `signatures.json`, read by
+`tools/azureml_signatures.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FILE = Path(__file__).with_name("signatures.json")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter.
+
+    Attributes:
+        default: Its source text; None: the parameter has none, or is not one that is given by name.
+        kind: ``positional``, ``keyword``, ``rest`` (``*args``) or ``options`` (``**kwargs``).
+    """
+
+    name: str
+    default: str | None
+    kind: str
+
+
+@dataclass(frozen=True)
+class AzureClass:
+    """A class of the wheels.
+
+    Attributes:
+        name: Full name of where it is defined.
+        init: Parameters of its constructor; None: those of `object`.
+        members: Public members: a method's parameters, None for a property or attribute.
+    """
+
+    name: str
+    init: tuple[Parameter, ...] | None
+    members: dict[str, tuple[Parameter, ...] | None]
+
+
+@cache
+def _data() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return loaded
+
+
+def source() -> dict[str, str]:
+    """Return name and version of the wheels."""
+    return dict(_data()["source"])
+
+
+@cache
+def azure_class(full_name: str) -> AzureClass | None:
+    """Return a class by the name it is imported by, such as ``azureml.core.Run``; None: unknown."""
+    defined = _data()["aliases"].get(full_name)
+    values = _data()["classes"].get(defined)
+    if values is None:
+        return None
+    return AzureClass(
+        defined,
+        _parameters(values["init"]),
+        {name: _parameters(given) for name, given in values["members"].items()},
+    )
+
+
+def _parameters(given: list[list[Any]] | None) -> tuple[Parameter, ...] | None:
+    return None if given is None else tuple(Parameter(*one) for one in given)
