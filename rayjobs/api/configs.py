@@ -16,6 +16,7 @@ from rayjobs.core.errors import UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.core.text import name_from
 from rayjobs.data.arguments import DataArguments, Keep, is_data
+from rayjobs.injob.azureml.exceptions import RunConfigurationException
 from rayjobs.spec.model import JobSpec
 from rayjobs.submit.project import default_target
 
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
 
 COMMUNICATORS = ("None", "OpenMpi", "IntelMpi", "Mpi", "Nccl", "Gloo")
+
+
+class RunConfigurationError(UsageError, RunConfigurationException):
+    """A run configuration cannot be used."""
 
 
 class MpiConfiguration:
@@ -89,6 +94,39 @@ class DockerConfiguration:
         self.shm_size = shm_size
 
 
+class TensorflowConfiguration:
+    """A job of TensorFlow's own strategies. One worker alone runs as any script."""
+
+    def __init__(self, worker_count: int = 1, parameter_server_count: int = 1) -> None:
+        self.worker_count = _count("worker_count", worker_count)
+        if not is_whole(parameter_server_count, at_least=0):
+            raise RunConfigurationError(
+                f"parameter_server_count is {parameter_server_count!r}; it must be a whole number"
+            )
+        self.parameter_server_count = parameter_server_count
+
+    def __repr__(self) -> str:
+        """Return the counts."""
+        return shown(
+            self,
+            worker_count=self.worker_count,
+            parameter_server_count=self.parameter_server_count,
+        )
+
+
+class AmlComputeConfiguration:
+    """``run_config.amlcompute``: the machine of a job that names no compute target.
+
+    Attributes:
+        vm_size: Machine size, from which each process has its CPUs and GPUs.
+        vm_priority: ``dedicated`` or ``lowpriority``.
+    """
+
+    def __init__(self) -> None:
+        self.vm_size: str | None = None
+        self.vm_priority: str | None = None
+
+
 class _Processes:
     """``run_config.mpi``: how many processes each node runs."""
 
@@ -145,6 +183,7 @@ class RunConfiguration:
         self.pytorch: PyTorchConfiguration | None = None
         self.max_run_duration_seconds: float | None = None
         self.docker = DockerConfiguration()
+        self.amlcompute = AmlComputeConfiguration()
         self.priority = 0
         self.data_references: dict[str, Any] = {}
         self.data: dict[str, Any] = {}
@@ -156,11 +195,16 @@ class RunConfiguration:
         self.node_types: tuple[str, ...] = ()
         self.spot: bool | None = None
 
-    def distribute(self, config: MpiConfiguration | PyTorchConfiguration) -> None:
+    def distribute(
+        self, config: MpiConfiguration | PyTorchConfiguration | TensorflowConfiguration
+    ) -> None:
         """Take nodes, processes and their way to talk from a configuration."""
         if isinstance(config, MpiConfiguration):
             self.communicator = "OpenMpi"
             self.mpi.process_count_per_node = config.process_count_per_node
+        elif isinstance(config, TensorflowConfiguration):
+            self._distribute_tensorflow(config)
+            return
         elif isinstance(config, PyTorchConfiguration):
             self.framework = "PyTorch"
             self.communicator = config.communication_backend.capitalize()
@@ -172,6 +216,19 @@ class RunConfiguration:
                 f"or a PyTorchConfiguration"
             )
         self.node_count = config.node_count
+
+    def _distribute_tensorflow(self, config: TensorflowConfiguration) -> None:
+        """Take one worker as a plain script.
+
+        Raises:
+            RunConfigurationError: workers that find each other by TF_CONFIG, or parameter servers.
+        """
+        if config.worker_count > 1 or config.parameter_server_count > 1:
+            raise RunConfigurationError(
+                f"{config!r} asks for workers and parameter servers that find each other by "
+                f"TF_CONFIG, which rayjobs does not start; use MpiConfiguration with Horovod"
+            )
+        self.framework, self.communicator, self.node_count = "TensorFlow", "None", 1
 
     def __repr__(self) -> str:
         """Return the target, and what differs from one process on one node."""
@@ -189,7 +246,10 @@ class ScriptRunConfig:
         run_config: RunConfiguration | None = None,
         compute_target: Any = None,
         environment: Any = None,
-        distributed_job_config: MpiConfiguration | PyTorchConfiguration | None = None,
+        distributed_job_config: MpiConfiguration
+        | PyTorchConfiguration
+        | TensorflowConfiguration
+        | None = None,
         resume_from: Any = None,
         max_run_duration_seconds: float | None = None,
         command: str | Sequence[Any] | None = None,

@@ -1,4 +1,4 @@
-"""Estimators of Azure ML v1: PyTorch and the plain Estimator, and how their processes talk.
+"""Estimators of Azure ML v1, and how their processes talk.
 
 Signatures: ``azureml-train-core`` 1.0.85 to 1.62.
 """
@@ -9,24 +9,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rayjobs.api import estimator_checks as checks
+from rayjobs.api.conda_dependencies import CondaDependencies
 from rayjobs.api.configs import (
     MpiConfiguration,
     RunConfiguration,
     ScriptRunConfig,
-    argument_text,
     needs_of,
     shown,
 )
-from rayjobs.api.environment import CondaDependencies, Environment, FrameworkEnvironment
+from rayjobs.api.environment import Environment, FrameworkEnvironment
+from rayjobs.api.notices import notice
 from rayjobs.core.errors import NotFoundError, Problem, SpecError, UsageError
 from rayjobs.core.numbers import is_whole
-from rayjobs.data.arguments import is_data
+from rayjobs.injob.azureml.exceptions import TrainingException
 from rayjobs.spec import requirements
 from rayjobs.spec.curated import FRAMEWORK_PYTHON, PYTORCH_VERSIONS, pytorch
 from rayjobs.submit.project import default_target
 
-# What Azure ML calls machines that may be taken away, and others.
-PRIORITIES = {"lowpriority": True, "dedicated": False}
+
+class EstimatorError(SpecError, TrainingException):
+    """What an estimator was given is wrong; `problems` lists everything at once."""
+
+
+class EstimatorUsageError(UsageError, TrainingException):
+    """An estimator cannot be made so."""
 
 
 class Mpi:
@@ -116,33 +123,47 @@ class Estimator:
         """Check what was asked for.
 
         Raises:
-            SpecError: something is wrong, or not supported; all problems at once.
+            EstimatorError: something is wrong, or not supported; all problems at once.
         """
         conda_file = conda_dependencies_file or conda_dependencies_file_path
-        pip_file = pip_requirements_file or pip_requirements_file_path
         packages = {
             "conda_packages": conda_packages,
             "pip_packages": pip_packages,
             "conda_dependencies_file": conda_file,
-            "pip_requirements_file": pip_file,
+            "pip_requirements_file": pip_requirements_file or pip_requirements_file_path,
         }
-        problems = [
-            *_counts(node_count, process_count_per_node),
-            *_targets(compute_target, vm_size),
-            *_exclusions(
+        image = checks.Image(
+            name=custom_docker_image or custom_docker_base_image,
+            registry=image_registry_details,
+            use_docker=use_docker,
+            shm_size=shm_size,
+        )
+        source = Path(source_directory)
+        spot, problems = checks.spot(vm_priority)
+        problems += [
+            *checks.counts(node_count, process_count_per_node),
+            *checks.targets(compute_target, vm_size),
+            *checks.exclusions(
                 packages,
                 conda_file=conda_file,
                 environment_definition=environment_definition,
                 user_managed=user_managed,
-                use_docker=use_docker,
                 use_gpu=use_gpu,
-                image=custom_docker_image or custom_docker_base_image,
-                shm_size=shm_size,
+                image=image,
                 environment_variables=environment_variables,
             ),
+            *checks.unsupported(
+                source_directory_data_store=source_directory_data_store,
+                _show_package_warnings=_show_package_warnings or None,
+            ),
+            *checks.inputs(inputs),
+            *checks.entry_script(
+                source,
+                entry_script,
+                validate=not _disable_validation,
+                show_warnings=_show_lint_warnings,
+            ),
         ]
-        spot, wrong = _spot(vm_priority)
-        problems += wrong
         nodes, processes, backend = node_count, process_count_per_node, "none"
         try:
             nodes, processes, backend = self._distribution(
@@ -150,19 +171,14 @@ class Estimator:
             )
         except UsageError as error:
             problems.append(Problem("distributed_training", str(error)))
-        if entry_script is None:
-            problems.append(Problem("entry_script", "is missing.", "Name the script to run."))
-        problems += [
-            Problem("inputs", f"{item!r:.80} is not data.", "Give references and named datasets.")
-            for item in inputs or ()
-            if not is_data(item)
-        ]
-        arguments = _arguments(script_params or {}, problems)
+        arguments = checks.arguments(script_params or {}, problems)
         environment = environment_definition
-        if environment is None and not user_managed and not problems:
-            environment = self._environment(packages, Path(source_directory), problems)
+        if environment is None and not problems:
+            environment = self._environment(packages, source, problems, user_managed=user_managed)
         if problems:
-            raise SpecError(problems=problems)
+            raise EstimatorError(problems=problems)
+        if isinstance(environment, Environment) and environment_definition is None:
+            image.put_into(environment)
         settings = RunConfiguration(framework="PyTorch" if backend != "none" else "Python")
         settings.target = default_target().name if compute_target is None else compute_target
         settings.node_count = nodes
@@ -173,9 +189,13 @@ class Estimator:
             settings.environment = environment
         if max_run_duration_seconds is not None:
             settings.max_run_duration_seconds = max_run_duration_seconds
-        settings.use_gpu = bool(use_gpu)
-        settings.node_types = (vm_size,) if vm_size else ()
-        settings.spot = spot
+        # An environment that is given says itself whether it has CUDA: the machine decides.
+        settings.use_gpu = None if environment_definition is not None else bool(use_gpu)
+        settings.amlcompute.vm_size = vm_size
+        settings.amlcompute.vm_priority = vm_priority
+        if compute_target is not None:
+            settings.node_types = (vm_size,) if vm_size else ()
+            settings.spot = spot
         self.source_directory = str(source_directory)
         self.run_config = settings
         self._script = str(entry_script)
@@ -203,9 +223,9 @@ class Estimator:
         arguments = self._arguments
         if script_params is not None:
             problems: list[Problem] = []
-            arguments = _arguments(script_params, problems)
+            arguments = checks.arguments(script_params, problems)
             if problems:
-                raise SpecError(problems=problems)
+                raise EstimatorError(problems=problems)
         config = ScriptRunConfig(
             self.source_directory,
             script=self._script,
@@ -221,29 +241,38 @@ class Estimator:
         return FrameworkEnvironment("estimator")
 
     def _environment(
-        self, packages: Mapping[str, Any], source: Path, problems: list[Problem]
+        self,
+        packages: Mapping[str, Any],
+        source: Path,
+        problems: list[Problem],
+        *,
+        user_managed: bool,
     ) -> Environment | None:
         """Return the framework with an estimator's packages; what cannot be had is a problem.
 
         Files are relative to the source directory. Source: `_estimator_helper` of
         azureml-train-core. One that is not there is looked for where the program runs.
         """
+        if user_managed:
+            made = Environment("estimator")
+            made.python.user_managed_dependencies = True
+            return made
         name = "pip_requirements_file"
         try:
             if packages["conda_dependencies_file"] is not None:
                 name = "conda_dependencies_file"
-                file = _in_source(source, packages[name])
+                file = checks.in_source(source, packages[name])
                 # It replaces the framework's packages.
                 return Environment.from_conda_specification("estimator", file)
-            made = self._framework()
+            framework = self._framework()
             wanted = CondaDependencies.create(
                 pip_packages=packages["pip_packages"], conda_packages=packages["conda_packages"]
             )
             if packages[name] is not None:
-                lines = requirements.read(_in_source(source, packages[name]), field=name)
+                lines = requirements.read(checks.in_source(source, packages[name]), field=name)
                 wanted.set_pip_requirements([*lines, *wanted.pip_lines])
-            made.add(wanted)
-            return made
+            framework.add(wanted)
+            return framework
         except SpecError as error:
             problems.extend(error.problems)
         except (NotFoundError, UsageError) as error:
@@ -266,8 +295,8 @@ class Estimator:
         chosen = None if backend is None else str(backend).lower()
         if isinstance(training, MpiConfiguration):
             chosen = "mpi"
-            nodes = _agreed("node_count", nodes, training.node_count)
-            processes = _agreed(
+            nodes = checks.agreed("node_count", nodes, training.node_count)
+            processes = checks.agreed(
                 "process_count_per_node", processes, training.process_count_per_node
             )
         elif training is not None:
@@ -278,7 +307,7 @@ class Estimator:
                     f"MpiConfiguration"
                 )
             named = getattr(training, "process_count_per_node", 1)
-            processes = _agreed("process_count_per_node", processes, named)
+            processes = checks.agreed("process_count_per_node", processes, named)
         if chosen is not None and chosen not in self.BACKENDS:
             raise UsageError(
                 f"the backend {chosen!r} is not supported; use one of: {', '.join(self.BACKENDS)}"
@@ -296,7 +325,50 @@ class Estimator:
         return nodes, processes, chosen or "none"
 
 
-class PyTorch(Estimator):
+class _FrameworkEstimator(Estimator):
+    """An estimator whose framework has versions; what it asks for is listed in curated images."""
+
+    FRAMEWORK_NAME = ""
+    DEFAULT_VERSION = ""
+    _VERSIONS: tuple[str, ...] = ()
+    _PACKAGES: tuple[str, ...] = ()
+
+    def _take_version(self, framework_version: str | None, optimized_mode: bool) -> None:
+        """Check the version, before the rest is checked.
+
+        Raises:
+            EstimatorUsageError: Azure ML never had it.
+        """
+        version = framework_version or self.DEFAULT_VERSION
+        if version not in self._VERSIONS:
+            known = ", ".join(self._VERSIONS)
+            raise EstimatorUsageError(
+                f"framework_version is {framework_version!r}; known are {known}"
+            )
+        if optimized_mode:
+            notice(
+                "_enable_optimized_mode has no effect: each environment is built once per node "
+                "and used again"
+            )
+        self._asked_version = framework_version
+        self.framework_version = version
+
+    def _framework(self) -> FrameworkEnvironment:
+        version = self._asked_version
+        if version is None:
+            return FrameworkEnvironment(self.FRAMEWORK_NAME, self._PACKAGES)
+        first, *more = self._PACKAGES
+        name = f"{self.FRAMEWORK_NAME} {version}"
+        packages = (f"{first}=={version}", *more)
+        return FrameworkEnvironment(name, packages, python=FRAMEWORK_PYTHON)
+
+    @classmethod
+    def get_supported_versions(cls) -> list[str]:
+        """Return the versions that may be named."""
+        return list(cls._VERSIONS)
+
+
+class PyTorch(_FrameworkEstimator):
     """A script that trains with PyTorch."""
 
     BACKENDS = ("mpi", "gloo", "nccl")
@@ -304,27 +376,54 @@ class PyTorch(Estimator):
     DEFAULT_VERSION = "1.4"
     _VERSIONS = PYTORCH_VERSIONS
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parameters of Azure ML's estimator
         self,
         source_directory: str | Path,
         *,
+        compute_target: Any = None,
+        vm_size: str | None = None,
+        vm_priority: str | None = None,
+        entry_script: str | None = None,
+        script_params: Mapping[Any, Any] | None = None,
+        node_count: int = 1,
+        process_count_per_node: int = 1,
+        distributed_backend: str | None = None,
+        distributed_training: Any = None,
+        use_gpu: bool = False,
+        use_docker: bool = True,
+        custom_docker_base_image: str | None = None,
+        custom_docker_image: str | None = None,
+        image_registry_details: Any = None,
+        user_managed: bool = False,
+        conda_packages: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        conda_dependencies_file_path: str | None = None,
+        pip_requirements_file_path: str | None = None,
+        conda_dependencies_file: str | None = None,
+        pip_requirements_file: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        environment_definition: Any = None,
+        inputs: Sequence[Any] | None = None,
+        source_directory_data_store: Any = None,
+        shm_size: str | None = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: float | None = None,
         framework_version: str | None = None,
         _enable_optimized_mode: bool = False,
-        **options: Any,
+        _disable_validation: bool = True,
+        _show_lint_warnings: bool = False,
+        _show_package_warnings: bool = False,
     ) -> None:
         """Take the options of `Estimator`, and a version.
 
-        A version asks for the torch, torchvision and Horovod of its image. What the target cannot
-        have is substituted when the job is submitted, and listed then.
+        A version asks for the packages of its image. What the target cannot have is substituted
+        when the job is submitted, and listed then.
+
+        Raises:
+            EstimatorError: something is wrong, or not supported; all problems at once.
         """
-        version = framework_version or self.DEFAULT_VERSION
-        if version not in self._VERSIONS:
-            raise UsageError(
-                f"framework_version is {framework_version!r}; known are {', '.join(self._VERSIONS)}"
-            )
-        self._asked_version = framework_version
-        super().__init__(source_directory, **options)
-        self.framework_version = version
+        self._take_version(framework_version, _enable_optimized_mode)
+        super().__init__(**_given(locals(), *_OF_VERSION))
         self.run_config.framework = "PyTorch"
 
     def _framework(self) -> FrameworkEnvironment:
@@ -334,117 +433,194 @@ class PyTorch(Estimator):
         python = FRAMEWORK_PYTHON if version else None
         return FrameworkEnvironment(name, packages, if_used, python=python)
 
-    @classmethod
-    def get_supported_versions(cls) -> list[str]:
-        """Return the versions that may be named."""
-        return list(cls._VERSIONS)
 
+class TensorFlow(_FrameworkEstimator):
+    """A script that trains with TensorFlow."""
 
-def _in_source(source: Path, file: str) -> Path:
-    path = Path(file).expanduser()
-    inside = source.expanduser() / path
-    return inside if inside.exists() or not path.exists() else path
+    BACKENDS = ("mpi",)
+    FRAMEWORK_NAME = "TensorFlow"
+    DEFAULT_VERSION = "1.13"
+    _VERSIONS = ("1.10", "1.12", "1.13", "2.0", "2.1", "2.2")
+    _PACKAGES = ("tensorflow",)
 
+    def __init__(  # noqa: PLR0913 - the parameters of Azure ML's estimator
+        self,
+        source_directory: str | Path,
+        *,
+        compute_target: Any = None,
+        vm_size: str | None = None,
+        vm_priority: str | None = None,
+        entry_script: str | None = None,
+        script_params: Mapping[Any, Any] | None = None,
+        node_count: int = 1,
+        process_count_per_node: int = 1,
+        worker_count: int = 1,
+        parameter_server_count: int = 1,
+        distributed_backend: str | None = None,
+        distributed_training: Any = None,
+        use_gpu: bool = False,
+        use_docker: bool = True,
+        custom_docker_base_image: str | None = None,
+        custom_docker_image: str | None = None,
+        image_registry_details: Any = None,
+        user_managed: bool = False,
+        conda_packages: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        conda_dependencies_file_path: str | None = None,
+        pip_requirements_file_path: str | None = None,
+        conda_dependencies_file: str | None = None,
+        pip_requirements_file: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        environment_definition: Any = None,
+        inputs: Sequence[Any] | None = None,
+        source_directory_data_store: Any = None,
+        shm_size: str | None = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: float | None = None,
+        framework_version: str | None = None,
+        _enable_optimized_mode: bool = False,
+        _disable_validation: bool = True,
+        _show_lint_warnings: bool = False,
+        _show_package_warnings: bool = False,
+    ) -> None:
+        """Take the options of `Estimator`, and a version.
 
-def _agreed(name: str, given: int, named: int) -> int:
-    """Return a count that may stand in two places, each of which is 1 by default.
+        A version asks for the packages of its image. What the target cannot have is substituted
+        when the job is submitted, and listed then.
 
-    Raises:
-        UsageError: they contradict each other.
-    """
-    if 1 not in (given, named) and given != named:
-        raise UsageError(
-            f"says {name}={named}, and the estimator itself {name}={given}; give one of them, or "
-            f"both the same"
-        )
-    return max(given, named)
-
-
-def _counts(nodes: Any, processes: Any) -> list[Problem]:
-    return [
-        Problem(name, f"{value!r} is not a whole number, 1 or more.")
-        for name, value in (("node_count", nodes), ("process_count_per_node", processes))
-        if not is_whole(value, at_least=1)
-    ]
-
-
-def _targets(compute_target: Any, vm_size: str | None) -> list[Problem]:
-    if compute_target is None and vm_size is None:
-        return [Problem("compute_target", "is missing.", "Name one, such as 'local'.")]
-    if compute_target is None:
-        return [
-            Problem(
-                "vm_size",
-                "says what machine, and not of which target; none is made for one run.",
-                "Give the compute_target whose node type has this size.",
+        Raises:
+            EstimatorError: something is wrong, or not supported; all problems at once.
+        """
+        self._take_version(framework_version, _enable_optimized_mode)
+        if worker_count != 1 or parameter_server_count != 1:
+            raise EstimatorError(
+                problems=[
+                    Problem(
+                        "worker_count, parameter_server_count",
+                        "ask for parameter servers, which rayjobs does not start.",
+                        "Use distributed_training=Mpi() with Horovod.",
+                    )
+                ]
             )
-        ]
-    return []
+        super().__init__(**_given(locals(), *_OF_VERSION, *_OF_SERVERS))
 
 
-def _spot(vm_priority: str | None) -> tuple[bool | None, list[Problem]]:
-    """Return whether spot nodes are wanted, and what is wrong with a priority of machines."""
-    if vm_priority is None:
-        return None, []
-    if str(vm_priority).casefold() not in PRIORITIES:
-        known = " or ".join(repr(one) for one in PRIORITIES)
-        return None, [
-            Problem("vm_priority", f"{vm_priority!r} is not a priority.", f"Give {known}.")
-        ]
-    return PRIORITIES[str(vm_priority).casefold()], []
+class Chainer(_FrameworkEstimator):
+    """A script that trains with Chainer."""
+
+    BACKENDS = ("mpi",)
+    FRAMEWORK_NAME = "Chainer"
+    DEFAULT_VERSION = "5.1.0"
+    _VERSIONS = ("5.1.0", "7.0.0")
+    _PACKAGES = ("chainer",)
+
+    def __init__(  # noqa: PLR0913 - the parameters of Azure ML's estimator
+        self,
+        source_directory: str | Path,
+        *,
+        compute_target: Any = None,
+        vm_size: str | None = None,
+        vm_priority: str | None = None,
+        entry_script: str | None = None,
+        script_params: Mapping[Any, Any] | None = None,
+        node_count: int = 1,
+        process_count_per_node: int = 1,
+        distributed_backend: str | None = None,
+        distributed_training: Any = None,
+        use_gpu: bool = False,
+        use_docker: bool = True,
+        custom_docker_base_image: str | None = None,
+        custom_docker_image: str | None = None,
+        image_registry_details: Any = None,
+        user_managed: bool = False,
+        conda_packages: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        conda_dependencies_file_path: str | None = None,
+        pip_requirements_file_path: str | None = None,
+        conda_dependencies_file: str | None = None,
+        pip_requirements_file: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        environment_definition: Any = None,
+        inputs: Sequence[Any] | None = None,
+        source_directory_data_store: Any = None,
+        shm_size: str | None = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: float | None = None,
+        framework_version: str | None = None,
+        _enable_optimized_mode: bool = False,
+        _disable_validation: bool = True,
+        _show_lint_warnings: bool = False,
+        _show_package_warnings: bool = False,
+    ) -> None:
+        """Take the options of `Estimator`, and a version.
+
+        A version asks for the packages of its image. What the target cannot have is substituted
+        when the job is submitted, and listed then.
+
+        Raises:
+            EstimatorError: something is wrong, or not supported; all problems at once.
+        """
+        self._take_version(framework_version, _enable_optimized_mode)
+        super().__init__(**_given(locals(), *_OF_VERSION))
 
 
-def _exclusions(
-    packages: Mapping[str, Any],
-    *,
-    conda_file: str | None,
-    environment_definition: Any,
-    user_managed: bool,
-    use_docker: bool,
-    use_gpu: bool,
-    image: str | None,
-    shm_size: str | None,
-    environment_variables: Mapping[str, str] | None,
-) -> list[Problem]:
-    """What excludes what. Source: the checks of MMLBaseEstimator."""
-    problems = []
-    given = [name for name, value in packages.items() if value]
-    if environment_definition is not None:
-        others = {
-            "an image": image,
-            "use_gpu": use_gpu,
-            "user_managed": user_managed,
-            "shm_size": shm_size,
-            "environment_variables": environment_variables,
-        }
-        excluded = given + [name for name, value in others.items() if value]
-        if excluded:
-            problems.append(Problem("environment_definition", f"excludes {', '.join(excluded)}."))
-    if conda_file and len(given) > 1:
-        others_given = [name for name in given if name != "conda_dependencies_file"]
-        problems.append(Problem("conda_dependencies_file", f"excludes {', '.join(others_given)}."))
-    if user_managed and given:
-        problems.append(Problem("user_managed", f"excludes {', '.join(given)}."))
-    if image is not None:
-        problems.append(
-            Problem("custom_docker_image", "images are not supported.")
-            if use_docker
-            else Problem("use_docker", "False excludes a custom image.")
-        )
-    return problems
+class SKLearn(_FrameworkEstimator):
+    """A script that trains with scikit-learn, in one process."""
+
+    BACKENDS = ()
+    FRAMEWORK_NAME = "SKLearn"
+    DEFAULT_VERSION = "0.20.3"
+    _VERSIONS = ("0.20.3",)
+    _PACKAGES = ("scikit-learn", "scipy", "joblib")
+
+    def __init__(  # noqa: PLR0913 - the parameters of Azure ML's estimator
+        self,
+        source_directory: str | Path,
+        *,
+        compute_target: Any = None,
+        vm_size: str | None = None,
+        vm_priority: str | None = None,
+        entry_script: str | None = None,
+        script_params: Mapping[Any, Any] | None = None,
+        use_docker: bool = True,
+        custom_docker_image: str | None = None,
+        image_registry_details: Any = None,
+        user_managed: bool = False,
+        conda_packages: Sequence[str] | None = None,
+        pip_packages: Sequence[str] | None = None,
+        conda_dependencies_file_path: str | None = None,
+        pip_requirements_file_path: str | None = None,
+        conda_dependencies_file: str | None = None,
+        pip_requirements_file: str | None = None,
+        environment_variables: Mapping[str, str] | None = None,
+        environment_definition: Any = None,
+        inputs: Sequence[Any] | None = None,
+        shm_size: str | None = None,
+        resume_from: Any = None,
+        max_run_duration_seconds: float | None = None,
+        framework_version: str | None = None,
+        _enable_optimized_mode: bool = False,
+        _disable_validation: bool = True,
+        _show_lint_warnings: bool = False,
+        _show_package_warnings: bool = False,
+    ) -> None:
+        """Take the options of `Estimator`, and a version.
+
+        A version asks for the packages of its image. What the target cannot have is substituted
+        when the job is submitted, and listed then.
+
+        Raises:
+            EstimatorError: something is wrong, or not supported; all problems at once.
+        """
+        self._take_version(framework_version, _enable_optimized_mode)
+        super().__init__(**_given(locals(), *_OF_VERSION))
 
 
-def _arguments(script_params: Mapping[Any, Any], problems: list[Problem]) -> list[Any]:
-    """Return the arguments for script parameters; an empty text is a bare flag.
+_OF_VERSION = ("framework_version", "_enable_optimized_mode")
+_OF_SERVERS = ("worker_count", "parameter_server_count")
 
-    Data objects stay what they are: what they become is known when the job's spec is made.
-    """
-    arguments = []
-    for key, value in script_params.items():
-        try:
-            arguments.append(key if is_data(key) else argument_text(key))
-            if not (isinstance(value, str) and value == ""):
-                arguments.append(value if is_data(value) else argument_text(value))
-        except UsageError as error:
-            problems.append(Problem(f"script_params[{key!r:.40}]", str(error)))
-    return arguments
+
+def _given(names: Mapping[str, Any], *own: str) -> dict[str, Any]:
+    """Return a constructor's parameters without `self`, the class, and those of its own."""
+    left_out = {"self", "__class__", *own}
+    return {name: value for name, value in names.items() if name not in left_out}

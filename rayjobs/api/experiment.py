@@ -202,7 +202,11 @@ def _submit_estimator(
 ) -> Run:
     params = kwargs.pop("script_params", None)
     inputs = kwargs.pop("inputs", None)
-    kwargs.pop("source_directory_data_store", None)
+    if kwargs.pop("source_directory_data_store", None) is not None:
+        raise UsageError(
+            "source_directory_data_store was given, and the source directory is packed into the "
+            "workspace's own storage; leave it out"
+        )
     script = config.to_script_run_config(params, inputs)
     return _submit_script(experiment, script, tags=tags, **kwargs)
 

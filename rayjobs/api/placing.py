@@ -65,6 +65,10 @@ def place(
         if record is None:
             notice(compute.unknown_sentence(name))
         target = LOCAL
+    asked = settings.amlcompute
+    if record is None and asked.vm_size:
+        priority = asked.vm_priority or "dedicated"
+        record = ComputeRecord(name, vm_size=asked.vm_size, vm_priority=priority.casefold())
     whole_node = record is not None or compute.rules.whole_node or settings.use_gpu is True
     if not whole_node:
         return _plain(settings, target)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import compute, html
+from rayjobs.api.refusing import refuses
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
@@ -36,6 +37,24 @@ CONFIG_NAMES = (".azureml/config.json", "config.json", "aml_config/config.json")
 _PATH_KEY = "rayjobs_workspace"
 
 
+@refuses(
+    "azure",
+    "add_private_endpoint",
+    "delete_connection",
+    "delete_private_endpoint_connection",
+    "diagnose_workspace",
+    "get_connection",
+    "list_connections",
+    "list_keys",
+    "set_connection",
+    "setup",
+    "sync_keys",
+    "update",
+    "update_dependencies",
+    properties=("discovery_url", "linked_services", "private_endpoints", "service_context"),
+)
+@refuses("serving", properties=("images", "webservices"))
+@refuses("secrets", "get_default_keyvault")
 class Workspace:
     """One queue with its records."""
 

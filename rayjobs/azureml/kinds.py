@@ -225,9 +225,8 @@ def _object_of(name: str) -> Holding:
 
 
 def _by_annotation(function: Any) -> Holding:
-    text = getattr(function, "__annotations__", {}).get("return")
-    if not isinstance(text, str):
-        text = getattr(text, "__name__", "")
+    annotation = getattr(function, "__annotations__", {}).get("return")
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", "") or ""
     try:
         tree = ast.parse(text.strip("'\""), mode="eval").body
     except SyntaxError:

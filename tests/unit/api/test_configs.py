@@ -200,7 +200,12 @@ def test_numbers_that_contradict_each_other_are_refused(
         ({"inputs": [object()]}, "inputs"),
         ({"entry_script": None}, "entry_script"),
         ({"compute_target": None}, "compute_target"),
-        ({"compute_target": None, "vm_size": "STANDARD_D2"}, "vm_size"),
+        ({"compute_target": None}, "compute_target"),
+        ({"source_directory_data_store": "blob"}, "source_directory_data_store"),
+        ({"image_registry_details": object()}, "image_registry_details"),
+        ({"shm_size": "garbage"}, "shm_size"),
+        ({"_show_package_warnings": True}, "_show_package_warnings"),
+        ({"_disable_validation": False}, "entry_script"),
     ],
 )
 def test_the_rules_of_estimators(options: dict[str, Any], where: str) -> None:
@@ -219,7 +224,7 @@ def test_the_plain_estimator_knows_mpi_alone() -> None:
 
 def test_all_problems_of_an_estimator_come_at_once() -> None:
     with pytest.raises(SpecError) as told:
-        PyTorch("src", node_count=0, custom_docker_image="x")
+        PyTorch("src", node_count=0, custom_docker_image="x", use_docker=False)
     assert len(told.value.problems) == 4
 
 
