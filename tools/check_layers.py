@@ -25,6 +25,8 @@ MAY_HAVE_CIRCLES = {
 }
 MAY_CLOSE_A_CIRCLE = {
     ("rayjobs.tuning.runs", "rayjobs.tuning.config"): "a sweep's run returns its configuration",
+    ("rayjobs.pipelines.data", "rayjobs.pipelines.steps"): "data of a pipeline name their producer",
+    ("rayjobs.pipelines.step_data", "rayjobs.pipelines.steps"): "data of a step belong to it",
     ("rayjobs.azureml.running", "rayjobs.azureml.notebooks"): "a notebook runs as a script does",
 }
 

@@ -204,7 +204,8 @@ class PipelineRun(JobRun):
 
     def cancel(self) -> None:
         """Ask for the end of all steps; of one that has ended nothing changes."""
-        from rayjobs.submit.submitting import user_name, wake_or_start
+        from rayjobs.core.users import user_name
+        from rayjobs.submit.submitting import wake_or_start
 
         targets = dict.fromkeys(view.job.target for view in self.views() if not view.is_final)
         state = self._store.request_cancel(self.id, by=user_name())

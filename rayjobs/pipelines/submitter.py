@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core.errors import RayjobsError, UsageError
+from rayjobs.core.users import user_name
 from rayjobs.jobs.records import Pipeline
 from rayjobs.jobs.states import JobState
 from rayjobs.pipelines.planning import Packer, PlannedRun, new_step, plan
@@ -107,7 +108,7 @@ def submit_pipeline(
             parameters=run.values,
             steps=[new_step(number, one, run) for number, one in enumerate(run.steps)],
             experiment=experiment,
-            user=submitting.user_name(),
+            user=user_name(),
             continues=goes_on,
             published=published,
             tags=tags or {},
