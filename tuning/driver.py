@@ -61,6 +61,7 @@ NAMES_S = 2.0
 # if it reports a similar name, else after it has reported other metrics for this time.
 NO_METRIC_S = 30.0
 METRIC_MISSING = "metric_missing"
+MODEL_MISSING = "model_missing"
 TRIAL_TAG = "trial"
 SWEEP_TAG = "sweep"
 _REASONS_SHOWN = 5
@@ -213,6 +214,26 @@ class Driver:
                 changed.append(trial.number)
         if changed:
             self._record(changed)
+            self._look_for_model(changed)
+
+    def _look_for_model(self, changed: Sequence[int]) -> None:
+        """Note, once, that a completed trial stored nothing that could be registered."""
+        if self.spec.register_as is None:
+            return
+        path = self.spec.model_path
+        for trial in self.state.trials:
+            if trial.number not in changed or trial.state is not TrialState.COMPLETED:
+                continue
+            names = [file.name for file in self._store.files(trial.job_id or "")]
+            if any(name == path or name.startswith(f"{path.rstrip('/')}/") for name in names):
+                continue
+            if not any(event.kind == MODEL_MISSING for event in self._store.events(self.id)):
+                text = (
+                    f"trial {trial.number} completed without {path!r}, so it cannot be registered "
+                    f"as model {self.spec.register_as!r}. Let the script write its model below "
+                    f"outputs/, and name that file or folder as model_path"
+                )
+                self._store.add_event(self.id, MODEL_MISSING, text)
 
     def _followed(self, trial: TrialRecord, news: ChildNews) -> TrialRecord:
         """Return the trial with what its job logged, and its end if it has ended."""

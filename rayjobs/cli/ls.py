@@ -28,7 +28,7 @@ from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import plain_text
-from rayjobs.core.text import duration_text
+from rayjobs.core.text import counted, duration_text, verb
 from rayjobs.jobs.records import JobLine
 from rayjobs.jobs.states import FINAL, JobState
 from rayjobs.store.base import Store
@@ -75,6 +75,7 @@ class _Listing:
     is_empty: bool = False  # the workspace has no job at all
     hint: str = ""  # why no job matches
     where: str | None = None
+    hidden: int = 0  # unfinished jobs that a limit leaves out
 
 
 @click.command(epilog=EPILOG)
@@ -153,6 +154,9 @@ def ls(settings: Settings, /, *, watch: bool, **chosen: Any) -> int:
         for one in found.columns:
             if one.note:
                 settings.note(f"{one.note}.")
+        if found.hidden:
+            jobs, are = counted(found.hidden, "unfinished job"), verb(found.hidden, "is", "are")
+            settings.note(f"{jobs} {are} not shown (--limit); `rayjobs queue` lists all.")
     elif found.where is not None:
         settings.note(_none_text(found, chosen))
     return 0
@@ -201,7 +205,19 @@ def _read(settings: Settings, chosen: dict[str, Any]) -> _Listing:
             is_empty=not jobs and not store.counts(),
             hint="" if jobs else _check_names(store, chosen),
             where=str(workspace.path),
+            hidden=_hidden(store, chosen, jobs),
         )
+
+
+def _hidden(store: Store, chosen: Mapping[str, Any], shown: Sequence[JobLine]) -> int:
+    """Return how many unfinished jobs a limit leaves out of a list that no filter narrows."""
+    filters = ("states", "parent", "tag", "filters", "sort", "experiment", "target", "expand")
+    if not chosen["limit"] or any(chosen[name] for name in filters):
+        return 0
+    unfinished = [state for state in JobState if state not in FINAL]
+    listed = {job.id for job in shown}
+    lines = store.job_lines(JobFilter(states=unfinished, members=False, trials=False))
+    return sum(line.id not in listed for line in lines)
 
 
 def _check_names(store: Store, chosen: Mapping[str, Any]) -> str:
@@ -230,7 +246,7 @@ def _queue_place(job: JobLine, outlook: Outlook) -> tuple[int, int, int, int]:
         return (3, 0, 0, -job.serial)
     if job.state is not JobState.QUEUED and outlook.state != str(JobState.QUEUED):
         return (0, 0, 0, job.serial)
-    if outlook.position is not None:
+    if outlook.position:  # 0: it is not in line yet, as while it waits for another job
         return (1, outlook.position, 0, 0)
     return (2, 0, -job.priority, job.serial)
 

@@ -191,7 +191,11 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
             return Outlook(own, reason)
         if condition is not None and condition.is_stopped and not condition.may_run_on:
             return Outlook(str(JobState.QUEUED), f"{reason}: the {job.kind} continues then")
-        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run")
+        hint = ""
+        if condition is not None and condition.is_failing and job.target != LOCAL:
+            short = job.id.rpartition("_")[2]
+            hint = f". If that cluster is gone for good: `rayjobs cancel --force {short}`"
+        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{hint}")
     if answer.status is None:
         return Outlook(own, job.reason)
     if refused := (answer.status.get("refused") or {}).get(str(workspace)):

@@ -70,7 +70,7 @@ def summary_lines(settings: Settings, workspace: OpenWorkspace, job: Job) -> lis
     stored = [one for one in store.files(job.id) if one.name.startswith("outputs/")]
     if stored:
         size = size_text(sum(one.size for one in stored))
-        lines.append(f"  {counted(len(stored), 'stored file')} ({size})")
+        lines.append(f"  {counted(len(stored), 'file')} in outputs/ ({size})")
     commands = next_commands(job, has_metrics=bool(measured), has_files=bool(stored))
     return [*lines, *useful_commands(short_id(job), commands)]
 

@@ -259,13 +259,14 @@ def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
 @click.pass_obj
 def show(settings: Settings, sweep_id: str) -> None:
     """Show all details of a sweep: its search, its trials, and why each one ended."""
-    from rayjobs.cli.sweep_watch import metric_text, trials_table
+    from rayjobs.cli.sweep_watch import metric_text, model_text, trials_table
     from rayjobs.core.clock import SystemClock
     from rayjobs.tuning.watch import head_line
 
     with settings.open() as workspace:
         found = find_sweep(settings, workspace.store, sweep_id)
         spec, state = read_sweep(workspace.store, found)
+        model_notice = model_text(settings, workspace, found)
         job = workspace.store.job(found)
         outlook, shown = stands(workspace, job, state)
     if settings.as_json:
@@ -298,6 +299,8 @@ def show(settings: Settings, sweep_id: str) -> None:
     )
     if notice := metric_text(settings, state, spec):
         click.echo(notice)
+    if model_notice:
+        click.echo(model_notice)
     click.echo("\n" + trials_table(settings, state, spec, shown=shown))
     for line in failed:
         click.echo(f"  {' '.join(line.split())}")

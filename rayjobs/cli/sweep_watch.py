@@ -56,7 +56,7 @@ def stay(settings: Settings, workspace: OpenWorkspace, sweep_id: str, *, start_t
         if sys.stdout.isatty() and not settings.quiet:
             job = _live(settings, workspace, sweep_id, spec)
         else:
-            job = _lines(workspace, sweep_id, spec)
+            job = _lines(settings, workspace, sweep_id, spec)
     except KeyboardInterrupt:
         short = short_id(found.job)
         settings.note(
@@ -100,15 +100,19 @@ def _look(workspace: OpenWorkspace, sweep_id: str) -> tuple[Job, SweepState]:
     return job, load_state(workspace.store, job, now=SystemClock().now())
 
 
-def _lines(workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
+def _lines(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: SweepSpec) -> Job:
     """Print a line for each event, and the final state."""
     from rayjobs.tuning.watch import News, head_line
 
-    news = News(spec)
+    news, noted = News(spec), ""
     while True:
         job, state = _look(workspace, sweep_id)
         for line in news.lines(state):
             click.echo(plain_text(line))
+        if spec.register_as is not None and not noted:
+            noted = model_text(settings, workspace, sweep_id)
+            if noted:
+                click.echo(noted)
         sys.stdout.flush()
         if job.state.is_final:
             click.echo(plain_text(head_line(state, spec, now=SystemClock().now())))
@@ -127,6 +131,7 @@ def _live(settings: Settings, workspace: OpenWorkspace, sweep_id: str, spec: Swe
             parts = [
                 _head(state, spec, columns=columns - 1, shown=shown),
                 wrapped(metric_text(settings, state, spec), columns - 1),
+                wrapped(model_text(settings, workspace, job.id), columns - 1),
             ]
             drawn = trials_table(
                 settings, state, spec, rows=max(3, height - 5), columns=columns - 1, shown=shown
@@ -150,6 +155,16 @@ def metric_text(settings: Settings, state: SweepState, spec: SweepSpec) -> str:
         return ""
     level = settings.style(notice.level, "yellow") if notice.near else notice.level
     return f"{level}: {plain_text(notice.text)}"
+
+
+def model_text(settings: Settings, workspace: OpenWorkspace, sweep_id: str) -> str:
+    """Return a notice that completed trials store no model to register; else empty."""
+    from rayjobs.tuning.driver import MODEL_MISSING
+
+    for event in workspace.store.events(sweep_id):
+        if event.kind == MODEL_MISSING:
+            return f"{settings.style('warning', 'yellow')}: {plain_text(event.message)}"
+    return ""
 
 
 def _head(

@@ -339,9 +339,11 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
     It is refused, with a list, while jobs are not finished: cancel them, or keep them. Where a
     cluster cannot be reached, the stop is recorded: no command starts the target again by itself.
     """
+    from rayjobs.core.errors import TargetError
     from rayjobs.core.paths import home
     from rayjobs.target import unfinished
     from rayjobs.target.reach import UnreachedError
+    from rayjobs.target.stopping import StopRefusedError
     from rayjobs.target.targets import stop_target, was_stopped
 
     if cancels and force:
@@ -362,12 +364,15 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
         unfinished.check_none(name, jobs, command="stop", unreached=where)
     try:
         ran = stop_target(name, force=force, on_stage=settings.note)
-    except UnreachedError as error:
-        if not cancels:
-            if jobs:
+    except TargetError as error:
+        if not cancels or not address or isinstance(error, StopRefusedError):
+            if jobs and isinstance(error, UnreachedError):
                 settings.note(unfinished.what_becomes(name, jobs))
             raise
-        ran, address, unreached = False, error.address, unreached or error.message
+        # The cancel stands all the same, and the stop is recorded.
+        ran, unreached = False, unreached or error.message
+        if not isinstance(error, UnreachedError):  # something answers there, and its Ray does not
+            settings.note(f"the target's actor was not ended: {error.message}")
     if not unreached:  # jobs may have ended while it stopped
         jobs = jobs.still(unfinished.of_target(name, home=home()))
     if settings.as_json:

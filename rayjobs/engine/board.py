@@ -275,7 +275,10 @@ class Board:
         async with self._lock:  # a wake and a round may both ask
             await self._look_at_all()
             path = self._aliases.get(path, path)
-            return self._served.get(path) or await self._add(path)
+            served = self._served.get(path) or await self._add(path)
+            if served is None:  # what looks like a copy may be one that was moved
+                await self._look_at_all()
+            return served or self._served.get(path)
 
     async def _add(self, path: str) -> Served | None:
         if (known := self._same_store(path)) is not None:
@@ -284,9 +287,6 @@ class Board:
             return known
         number = id_of(path)
         known = self._with_id(number)
-        is_gone = known is not None and id_of(known.path) != number
-        if known is not None and is_gone and await self._follow(known.path, path):
-            return self._served[path]
         original = None if known is None else known.path
         if original is None and (copied := await asyncio.to_thread(original_of, path)) is not None:
             original = str(copied)

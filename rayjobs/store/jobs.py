@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.core import ids
 from rayjobs.core.errors import NotFoundError, TakenOverError, UsageError
+from rayjobs.core.terminal import plain_text
 from rayjobs.jobs.records import Job, JobLine, kind_text
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.arrays import split_member
@@ -490,7 +492,7 @@ def _not_found(text: str, rows: Sequence[sqlite3.Row], where: str, kind: str | N
         shown = row["display_name"] or row["name"]
         known.update({name: row["id"] for name in (row["id"], row["tail"], shown) if name})
     near = difflib.get_close_matches(text, known, n=3, cutoff=0.6)
-    meant = ", ".join(dict.fromkeys(near))
+    meant = " or ".join(shlex.quote(plain_text(name)) for name in dict.fromkeys(near))
     listing = "sweep ls" if kind == "sweep" else "ls"
     hint = (
         f"did you mean {meant}?"

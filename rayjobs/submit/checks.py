@@ -34,6 +34,11 @@ COUNT_LIMITS = {
 }
 TAG_LIMIT = 4_096  # characters of a tag's name or value
 
+# Variables in arguments, as a rank expands them (`rayjobs.injob.plan.expand`).
+REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+OWN_PREFIXES = ("RAYJOBS_", "AZUREML_", "AML_PARAMETER_", "AZ_BATCH", "OMPI_", "HOROVOD_")
+MORE_VARIABLES = ("TMPDIR", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "OMP_NUM_THREADS", "PWD")
+
 # Set by the queue in every rank (docs: what a rank sees).
 RESERVED = frozenset(
     {
@@ -142,10 +147,37 @@ def warnings(spec: JobSpec) -> list[str]:
             f"script, and convert a notebook first"
         )
     found.extend(_idle_gpus(spec))
+    found.extend(_unset_variables(spec))
     ray = [name for name in spec.environment_variables if name.startswith("RAY_")]
     if ray:
         found.append(f"{', '.join(ray)}: variables of Ray itself; a rank is not a Ray process")
     return found
+
+
+def _unset_variables(spec: JobSpec) -> list[str]:
+    """Name the variables in the arguments that the job will not have; an image has its own."""
+    from rayjobs.launch.plan import INHERITED, INHERITED_PREFIXES, input_variables
+
+    if spec.container is not None:
+        return []
+    known = {*spec.environment_variables, *spec.secrets, *RESERVED, *INHERITED, *MORE_VARIABLES}
+    for name in (*spec.inputs, *spec.outputs):
+        known |= input_variables(name, "").keys()
+    named = [match for one in spec.arguments for match in REFERENCE.findall(one)]
+    unset = []
+    for name in dict.fromkeys(plain or braced for plain, braced in named):
+        is_ours = name.startswith((*INHERITED_PREFIXES, *OWN_PREFIXES))
+        if name not in known and (not is_ours or name.startswith("AZUREML_DATAREFERENCE_")):
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            unset.append(f"${name}" + (f" (did you mean ${near[0]}?)" if near else ""))
+    if not unset:
+        return []
+    these = "it" if len(unset) == 1 else "them"
+    return [
+        f"the arguments name {', '.join(unset)}, which the job does not have, so the script gets "
+        f"the text as it stands. Set {these} with `--env-var NAME=VALUE`, or "
+        f"leave out the quotes, so that your shell expands {these}"
+    ]
 
 
 # -- the entry script ----------------------------------------------------------------------------

@@ -53,6 +53,11 @@ class Condition:
         return self.standing is Standing.UNKNOWN
 
     @property
+    def is_failing(self) -> bool:
+        """Whether it could not be brought back, and is tried again later."""
+        return self.standing is Standing.FAILING
+
+    @property
     def is_stopped(self) -> bool:
         """Whether it does not run, and nothing is amiss."""
         return self.standing is Standing.STOPPED

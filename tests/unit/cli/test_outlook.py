@@ -73,3 +73,28 @@ def test_a_time_that_an_outage_is_part_of_is_called_a_bound(
     assert "(nothing saw its end)" in terminal.type("show", "-v", done.id).out
     (ran,) = [line for line in terminal.type("show", seen.id).out.splitlines() if "Ran " in line]
     assert "≤" not in ran
+
+
+def test_a_job_that_waits_for_another_is_not_listed_above_the_first_in_line(
+    queue: Queue, terminal: Terminal
+) -> None:
+    after, first = queue.submit("after"), queue.submit("first")
+    path = queue.workspace.path
+    waiting = {
+        f"{path}::{after.id}": {"reason": "waits for parent", "position": 0},
+        f"{path}::{first.id}": {"reason": "first in line", "position": 1},
+    }
+    with target({"ok": True, "waiting": waiting}):
+        listed = json.loads(terminal.type("queue", "--json").out)
+    assert [row["id"] for row in listed] == [first.id, after.id]
+
+
+def test_a_limit_says_how_many_unfinished_jobs_it_hides(queue: Queue, terminal: Terminal) -> None:
+    queue.submit("old")
+    queue.start(queue.submit("older"))
+    queue.completed("new")
+    listed = terminal.type("ls", "-n", "1")
+    assert "new" in listed.out
+    assert "2 unfinished jobs are not shown" in listed.err
+    assert "not shown" not in terminal.type("ls", "-n", "3").err
+    assert "not shown" not in terminal.type("ls", "-n", "1", "-s", "completed").err

@@ -235,7 +235,19 @@ def test_a_likely_secret_is_warned_of_without_being_shown(data: dict[str, Any], 
 
 
 def test_secrets_by_reference_are_not_warned_of() -> None:
-    assert warnings(spec(arguments=["--password", "$DB_PASSWORD", "--password-file", "/x"])) == []
+    secrets = {"DB_PASSWORD": {"env": "RAYJOBS_SECRET_DB"}}
+    arguments = ["--password", "$DB_PASSWORD", "--password-file", "/x"]
+    assert warnings(spec(arguments=arguments, secrets=secrets)) == []
+
+
+def test_a_variable_that_the_job_does_not_have_is_named() -> None:
+    (warning,) = warnings(spec(arguments=["--lr", "$LEARNING_RATE", "${OTHER}"]))
+    assert "$LEARNING_RATE, $OTHER, which the job does not have" in warning
+    data = {"inputs": {"digits": {"source": "dataset:digits"}}}
+    (warning,) = warnings(spec(arguments=["$AZUREML_DATAREFERENCE_digit"], **data))
+    assert "did you mean $AZUREML_DATAREFERENCE_digits?" in warning
+    known = ["$AZUREML_DATAREFERENCE_digits", "$digits", "$RANK", "$HOME", "$RAYJOBS_OUTPUTS", "$X"]
+    assert warnings(spec(arguments=known, environment_variables={"X": "1"}, **data)) == []
 
 
 def test_a_shell_script_as_script_is_warned_of() -> None:

@@ -544,3 +544,19 @@ def test_a_model_without_a_registry_is_said_and_the_sweep_is_completed(
     parent = world.store.job(sweep)
     assert "was not registered as model 'digits-best'" in parent.reason
     assert [e.kind for e in world.store.events(sweep)].count("not_registered") == 1
+
+
+def test_a_trial_without_a_model_is_noted_before_the_sweep_ends(world: World) -> None:
+    sweep = world.submit(register_as="digits-best", limits={"total": 3, "concurrent": 1})
+    driver = world.driver(sweep)
+    assert driver.take_up()
+    for _ in range(200):
+        if any(trial.is_final for trial in world.trials(sweep)):
+            break
+        driver.turn()
+        world.play()
+    said = [event for event in world.store.events(sweep) if event.kind == "model_missing"]
+    assert len(said) == 1
+    assert "trial 0 completed without 'outputs'" in said[0].message
+    assert world.finish(driver) is JobState.COMPLETED
+    assert [event.kind for event in world.store.events(sweep)].count("model_missing") == 1
