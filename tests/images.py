@@ -27,8 +27,9 @@ def python_root(folder: Path) -> Path:
     """Make a root file system with this machine's Python and a shell below `folder`."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     base = Path(sys.base_prefix)
-    for name in ("tmp", "etc", "root", "usr/local/bin", "usr/bin", "lib64", "proc", "dev"):
+    for name in ("tmp", "etc", "root", "sys", "usr/local/bin", "usr/bin", "lib64", "proc", "dev"):
         (folder / name).mkdir(parents=True)
+    (folder / "tmp").chmod(0o1777)
     (folder / "bin").symlink_to("usr/bin")
     (folder / "lib").symlink_to("usr/lib")
     (folder / "usr/lib").mkdir()
@@ -58,14 +59,10 @@ def python_root(folder: Path) -> Path:
 
 
 def take(source: Path, target: Path) -> None:
-    """Put a file of the machine into a root, as a second name of it where that is possible."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if target.exists():
-        return
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:
-        shutil.copy2(source, target)
+    """Copy a file of the machine into a root: never a second name of it, which a test may change."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(os.path.realpath(source), target)
 
 
 def take_libraries(binaries: Iterable[Path], folder: Path) -> None:

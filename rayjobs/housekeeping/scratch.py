@@ -1,4 +1,4 @@
-"""What jobs left on this machine: attempt folders, snapshots, cached inputs, environments."""
+"""What jobs left on this machine: attempts, snapshots, cached inputs, environments, images."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rayjobs.containers import prune as images
 from rayjobs.core.errors import NotFoundError, RayjobsError
 from rayjobs.core.files import locked, locked_if_free
 from rayjobs.core.safe_delete import OwnFolder, Removed
@@ -88,6 +89,7 @@ def plan(
             _plan_snapshots(made, folder)
             _plan_data(made, folder)
             _plan_environments(made, folder)
+            _plan_images(made, folder)
     except FileNotFoundError:
         pass  # no job ever ran here
     return made
@@ -108,6 +110,8 @@ def apply(made: ScratchPlan) -> Removed:
                 removed.add(_remove_snapshot(folder, item.name, made.cutoff))
             elif item.kind == "environment":
                 removed.add(environments.remove(folder, item.name, made.cutoff))
+            elif item.kind == "image":
+                removed.add(images.remove(folder, item.name, made.cutoff))
         _remove_data(made, folder, removed)
         for job, _info in folder.entries("attempts"):
             folder.remove_if_empty(f"attempts/{job}")
@@ -297,6 +301,15 @@ def _plan_environments(made: ScratchPlan, folder: OwnFolder) -> None:
         else:
             size = folder.measure(one.name).bytes
             made.items.append(Leftover("environment", one.name, one.why, size))
+
+
+def _plan_images(made: ScratchPlan, folder: OwnFolder) -> None:
+    for one in images.unused(made.root, folder, made.cutoff):
+        if one.stays:
+            made.kept.append(f"{one.name}: {one.stays}")
+        else:
+            size = folder.measure(one.name).bytes
+            made.items.append(Leftover("image", one.name, one.why, size))
 
 
 # -- cached inputs ---------------------------------------------------------------------------------

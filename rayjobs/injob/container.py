@@ -10,6 +10,7 @@ As a program it tries this on the machine (`python container.py FOLDER` prints o
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -207,10 +208,12 @@ def _folder(root: str, path: str) -> str:
     at = inside(root, path)
     try:
         os.makedirs(at, mode=0o755, exist_ok=True)
-    except OSError as error:
+    except (FileExistsError, NotADirectoryError) as error:
         raise ContainerError(
             error.errno, f"the image has a file where the folder {path} belongs"
         ) from error
+    except OSError as error:
+        raise ContainerError(error.errno, _why_no_place(path, error)) from error
     return at
 
 
@@ -224,12 +227,21 @@ def _file(root: str, path: str, *, replaces: bool) -> str:
             os.makedirs(os.path.dirname(at), exist_ok=True)
             os.close(os.open(at, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
     except OSError as error:
-        raise ContainerError(
-            error.errno, f"the image has no place for {path}: {error.strerror}"
-        ) from error
+        raise ContainerError(error.errno, _why_no_place(path, error)) from error
     if os.path.isdir(at):
         raise ContainerError(21, f"the image has a folder where the file {path} belongs")
     return at
+
+
+def _why_no_place(path: str, error: OSError) -> str:
+    # The last one: the owner has no number in the user namespace.
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EOVERFLOW):
+        return (
+            f"the user who runs the target cannot make {path} in the image; a root file system "
+            f"that is used where it is must belong to that user: give it as an archive or an OCI "
+            f"folder"
+        )
+    return f"the image has no place for {path}: {error.strerror}"
 
 
 def set_limits(plan: ContainerPlan) -> None:

@@ -216,16 +216,19 @@ class Attempt:
         return done.returncode, output.read_bytes()
 
 
-def run_as_nobody(attempt: Attempt, folder: Path, way: str) -> dict[str, Any]:
+def run_as_nobody(
+    attempt: Attempt, folder: Path, way: str, *, python_in_image: str | None = None
+) -> dict[str, Any]:
     """Run an attempt below `folder` as a user without rights, and return its exit record.
 
     Args:
         way: cold or warm.
+        python_in_image: What its ranks run, which is not the host's interpreter then.
     """
     python = python_of_others()
     if python is None:
         pytest.skip("another user can reach no Python here")
-    attempt.plan["python"] = python
+    attempt.plan["python"] = python_in_image or python
     injob = Path(plans.__file__).parent
     socket = str(folder / "w.sock")
     begin = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from rayjobs.target.local_head import LOCAL
 from rayjobs.target.node_settings import NodeSettings
 
 ANSWER_S = 60.0
-ENGINES = ("docker", "podman", "apptainer")
+ENGINES = ("skopeo", "podman", "docker", "buildah")
 _DELEGATE = (
     "A writable cgroup v2 works better: run in a service or scope with Delegate=yes, or give the "
     "container its own (docker run --cgroupns=private, with /sys/fs/cgroup writable)."
@@ -108,9 +107,7 @@ def namespaces(_place: Place) -> Iterator[Finding]:
 def inputs(place: Place) -> Iterator[Finding]:
     """How jobs are kept from changing the data that their inputs come from."""
     settings = NodeSettings.read(LOCAL)
-    node = settings.scratch or place.home / "node"
-    folder = next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))
-    found = InputViews(folder, is_on=settings.input_views).protection()
+    found = InputViews(_writable_folder(place), is_on=settings.input_views).protection()
     data = {"read_only": found.read_only, "overlay": found.overlay}
     if found.why:
         text = f"inputs from local folders are mounted by FUSE, or copied: {found.why}"
@@ -145,10 +142,35 @@ def fuse(_place: Place) -> Iterator[Finding]:
     )
 
 
-def containers(_place: Place) -> Iterator[Finding]:
-    """Which container engine there is."""
-    found = [name for name in ENGINES if shutil.which(name)]
+def containers(place: Place) -> Iterator[Finding]:
+    """Whether jobs can run in images here, and which programs fetch and build them."""
+    from rayjobs.containers import engines
+    from rayjobs.node.containers import INSTEAD, capability_of
+
+    found = engines.available(ENGINES)
     inside = Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
+    able = capability_of(_writable_folder(place))
+    fetching = f"fetched by {', '.join(found)}" if found else "no program here fetches them"
+    data = {
+        "works": not able.why,
+        "why": able.why,
+        "overlay": not able.why_no_overlay,
+        "engines": found,
+        "inside": inside,
+    }
     here = "; this is itself a container" if inside else ""
-    text = f"{', '.join(found)} installed" if found else "none installed; jobs do not need one"
-    yield Finding("containers", Level.OK, text + here, "", {"engines": found, "inside": inside})
+    if able.why:
+        text = f"jobs cannot run in container images: {able.why}{here}"
+        yield Finding("containers", Level.WARN, text, f"{INSTEAD}.", data)
+    elif able.why_no_overlay:
+        text = f"each attempt copies its image: {able.why_no_overlay}; {fetching}{here}"
+        yield Finding("containers", Level.WARN, text, "Overlay mounts make a start faster.", data)
+    else:
+        text = f"jobs can run in container images; {fetching}{here}"
+        yield Finding("containers", Level.OK, text, "", data)
+
+
+def _writable_folder(place: Place) -> Path:
+    """Return the node's scratch folder, or the one in which it would be made."""
+    node = NodeSettings.read(LOCAL).scratch or place.home / "node"
+    return next(one for one in (node, *node.parents) if one.is_dir() and os.access(one, os.W_OK))

@@ -1,0 +1,104 @@
+"""Attempts in containers, without Ray: hosts whose ranks enter an image of the machine's files."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.injob import container as injob_container
+from rayjobs.node.containers import Capability, capability_of
+from tests.conformance.hosts import PACKAGE_HOME, Attempt
+from tests.images import DEFAULT_ENV, python_root
+
+PYTHON = "/usr/local/bin/python"
+ENV = dict(one.split("=", 1) for one in DEFAULT_ENV)
+
+
+@functools.cache
+def able() -> Capability:
+    """What this machine can do with images."""
+    return capability_of(Path("/tmp"))
+
+
+needs_containers = pytest.mark.skipif(
+    bool(able().why), reason=f"no container can be made here: {able().why}"
+)
+
+
+@pytest.fixture(scope="session")
+def image(session_root: Path) -> Path:
+    """A root file system with this machine's Python, made once for all workers of the run."""
+    folder = session_root / "image"
+    with _alone(session_root / "image.lock"):
+        if not (folder / "made").exists():
+            python_root(folder)
+            (folder / "made").touch()
+    return folder
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def in_image(attempt: Attempt, image: Path, *binds: str, **changes: Any) -> Attempt:
+    """Let an attempt's ranks run in an image; `binds` are read-only, at their own paths."""
+    bound = [
+        *({"source": path, "target": path, "read_only": True} for path in (PACKAGE_HOME, *binds)),
+        {"source": str(attempt.root), "target": str(attempt.root)},
+    ]
+    attempt.plan["hold"] = ["namespace"]
+    attempt.plan["python"] = PYTHON
+    attempt.plan["env"] = {**ENV, "HOME": "/root", "USER": "root"}
+    attempt.plan["container"] = {
+        "image": str(image),
+        "scratch": str(attempt.root / "container"),
+        "shm_bytes": 64 * 2**20,
+        "binds": [*bound, *changes.pop("more_binds", [])],
+        **changes,
+    }
+    return attempt
+
+
+def run_once(image: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run one command in an image with the program that nodes use for it."""
+    folder.mkdir()
+    file = folder / "run.json"
+    file.write_text(
+        json.dumps(
+            {
+                "container": {
+                    "image": str(image),
+                    "scratch": str(folder / "scratch"),
+                    "shm_bytes": 2**20,
+                },
+                "arguments": list(arguments),
+                "env": ENV,
+            }
+        )
+    )
+    return subprocess.run(
+        [sys.executable, str(injob_container.__file__), "--run", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def mounts_below(folder: Path) -> list[str]:
+    """The mounts below a folder that this process sees."""
+    text = Path("/proc/self/mountinfo").read_text()
+    points = [line.split()[4] for line in text.splitlines()]
+    return [point for point in points if point.startswith(f"{os.path.realpath(folder)}/")]
