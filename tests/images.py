@@ -59,7 +59,7 @@ def python_root(folder: Path) -> Path:
 
 
 def take(source: Path, target: Path) -> None:
-    """Copy a file of the machine into a root: never a second name of it, which a test may change."""
+    """Copy a file of the machine: never a second name of it, which a test may change."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(os.path.realpath(source), target)
@@ -121,15 +121,29 @@ def oci_folder(
     """Write an OCI folder with these layers."""
     (target / "blobs/sha256").mkdir(parents=True)
     (target / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    kind = "application/vnd.oci.image"
+    of_layer = f"{kind}.layer.v1.tar{'+gzip' if compress else ''}"
     described = [
-        _blob(target, gzip.compress(one, 1, mtime=0) if compress else one) for one in layers
+        _blob(target, gzip.compress(one, 1, mtime=0) if compress else one, of_layer)
+        for one in layers
     ]
     diff_ids = [f"sha256:{hashlib.sha256(one).hexdigest()}" for one in layers]
-    config = _blob(target, _json({
+    config = {
         "architecture": architecture, "os": "linux", "config": {"Env": list(env)},
         "rootfs": {"type": "layers", "diff_ids": diff_ids},
-    }))  # fmt: skip
-    manifest = _blob(target, _json({"schemaVersion": 2, "config": config, "layers": described}))
+    }  # fmt: skip
+    manifest = _blob(
+        target,
+        _json(
+            {
+                "schemaVersion": 2,
+                "mediaType": f"{kind}.manifest.v1+json",
+                "config": _blob(target, _json(config), f"{kind}.config.v1+json"),
+                "layers": described,
+            }
+        ),
+        f"{kind}.manifest.v1+json",
+    )
     if tag is not None:
         manifest["annotations"] = {"org.opencontainers.image.ref.name": tag}
     (target / "index.json").write_bytes(_json({"schemaVersion": 2, "manifests": [manifest]}))
@@ -151,10 +165,10 @@ def docker_archive(target: Path, layers: Sequence[bytes], *, name: str = "made:1
     return target
 
 
-def _blob(target: Path, data: bytes) -> dict[str, object]:
+def _blob(target: Path, data: bytes, kind: str) -> dict[str, object]:
     digest = hashlib.sha256(data).hexdigest()
     (target / "blobs/sha256" / digest).write_bytes(data)
-    return {"digest": f"sha256:{digest}", "size": len(data), "mediaType": "application/octet"}
+    return {"mediaType": kind, "digest": f"sha256:{digest}", "size": len(data)}
 
 
 def _json(value: Mapping[str, object] | Sequence[object]) -> bytes:

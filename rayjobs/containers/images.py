@@ -248,14 +248,14 @@ class Images:
     ) -> str:
         """Unpack what was fetched, unless another name of it was unpacked before."""
         try:
-            image = await asyncio.to_thread(sources.open_path, path, tag)
+            digest = await asyncio.to_thread(_digest, path, tag)
         except BadImageError as error:
             raise _bad(asked, error) from error
-        key = key_of(image.digest)
+        key = key_of(digest)
         async with self._alone(key, work):
             if self._cache.is_whole(key):
                 return key
-            work.tell(f"unpacking {asked.text}", {"step": "unpack", "digest": image.digest})
+            work.tell(f"unpacking {asked.text}", {"step": "unpack", "digest": digest})
             folder = await asyncio.to_thread(self._cache.begin, key)
             try:
                 words = [sys.executable, str(unpacking.__file__), str(path), str(folder)]
@@ -290,6 +290,11 @@ class Images:
                 told = True
                 work.tell("waiting for another attempt that fetches it", {"step": "wait"})
             await work.control.pause()
+
+
+def _digest(path: Path, tag: str | None) -> str:
+    with sources.opened(path, tag) as image:
+        return image.digest
 
 
 def _module_path() -> str:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from rayjobs.core.text import counted
+
 WHITEOUT = ".wh."
 OPAQUE = ".wh..wh..opq"
 MOST_ENTRIES = 5_000_000
@@ -71,9 +73,9 @@ class Counts:
         """Return what a reader should know of it; empty if nothing."""
         said = []
         if self.set_user_id:
-            said.append(f"{self.set_user_id} programs without their set-user-ID bit")
+            said.append(f"{counted(self.set_user_id, 'program')} without the set-user-ID bit")
         if self.devices:
-            said.append(f"{self.devices} device files left out")
+            said.append(f"{counted(self.devices, 'device file')} left out")
         return ", ".join(said)
 
 

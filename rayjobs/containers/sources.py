@@ -13,7 +13,7 @@ import tarfile
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -266,9 +266,10 @@ class _Folder(_Files):
 
 
 class _Archive(_Files):
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, stack: ExitStack) -> None:
+        file = stack.enter_context(path.open("rb"))
         try:
-            self._archive = tarfile.open(path)  # noqa: SIM115 - as long as the image is used
+            self._archive = stack.enter_context(tarfile.open(fileobj=file))  # noqa: SIM115 - the stack does
             self._members = {one.name.removeprefix("./"): one for one in self._archive}
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise BadImageError(f"it is no readable archive: {error}") from error
@@ -288,39 +289,11 @@ class _Archive(_Files):
         return file
 
 
-def open_folder(path: Path, name: str | None = None) -> Image:
-    """Return the image of an OCI folder.
-
-    Raises:
-        BadImageError: it is none, or it is damaged.
-    """
-    return _complete(lambda: OciImage(_Folder(path), name))
-
-
-def open_archive(path: Path, name: str | None = None) -> Image:
-    """Return the image of an archive, whatever its kind.
-
-    Raises:
-        BadImageError: it is none, or it is damaged.
-    """
-
-    def found() -> Image:
-        files = _Archive(path)
-        if "index.json" in files and "oci-layout" in files:
-            return OciImage(files, name)
-        if "manifest.json" in files:
-            return DockerImage(files, name)
-        return RootArchive(path)
-
-    return _complete(found)
-
-
-def _complete(read: Any) -> Image:
+def _complete(read: Callable[[], Image]) -> Image:
     try:
-        image: Image = read()
+        return read()
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise BadImageError(f"its manifest is incomplete: {error!r}") from error
-    return image
 
 
 def file_digest(path: Path) -> str:
@@ -403,14 +376,27 @@ def _architecture() -> str:
     return ARCHITECTURES.get(machine, machine)
 
 
-def open_path(path: Path, name: str | None = None) -> Image:
-    """Return the image of an OCI folder or an archive.
+@contextmanager
+def opened(path: Path, name: str | None = None) -> Iterator[Image]:
+    """Give the image of an OCI folder or an archive, whatever its kind.
+
+    Args:
+        name: Which of several images it is.
 
     Raises:
-        BadImageError: it is neither, or it is damaged.
-        FileNotFoundError: there is nothing.
+        BadImageError: it is none, or it is damaged.
+        OSError: it cannot be read.
     """
+    with ExitStack() as stack:
+        yield _complete(lambda: _image_of(path, name, stack))
+
+
+def _image_of(path: Path, name: str | None, stack: ExitStack) -> Image:
     if path.is_dir():
-        return open_folder(path, name)
-    path.stat()
-    return open_archive(path, name)
+        return OciImage(_Folder(path), name)
+    files = _Archive(path, stack)
+    if "index.json" in files and "oci-layout" in files:
+        return OciImage(files, name)
+    if "manifest.json" in files:
+        return DockerImage(files, name)
+    return RootArchive(path)

@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> int:
     """Run the program; the last line of what it prints says why it failed."""
     source, folder, *rest = arguments
     try:
-        unpack(sources.open_path(Path(source), rest[0] if rest else None), Path(folder))
+        with sources.opened(Path(source), rest[0] if rest else None) as image:
+            unpack(image, Path(folder))
     except BadImageError as error:
         print(f"error: {error}")
         return 1

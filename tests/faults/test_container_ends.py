@@ -1,0 +1,151 @@
+"""Nothing of a container outlives its host, and a node that can make none says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayjobs.core.errors import PrepareError
+from rayjobs.injob.identity import is_alive
+from rayjobs.injob.plan import LaunchPlan
+from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.node.containers import Capability, NodeContainers
+from rayjobs.node.workspaces import Workspaces
+from rayjobs.protocol.attempts import ContainerRequest
+from tests.attempts import request_of
+from tests.conformance.hosts import Attempt, until
+from tests.containers import image, in_image, mounts_below, needs_containers, run_once
+
+__all__ = ["image"]
+
+pytestmark = [needs_containers, pytest.mark.timeout(300)]
+
+# Two grandchildren in sessions of their own, deaf, one with its environment wiped.
+DAEMONS = """
+import os, signal, subprocess, sys, time
+deaf = ("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "print('daemon', os.getpid(), flush=True); time.sleep(600)")
+for env in (None, {}):
+    subprocess.Popen([sys.executable, "-c", "import subprocess, sys;"
+                      f"subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True)"],
+                     start_new_session=True, env=env).wait()
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def with_daemons(short_path: Path, image: Path) -> Attempt:
+    attempt = in_image(Attempt.make(short_path, DAEMONS, grace_s=0.5), image).start_cold()
+    until(lambda: attempt.log().count(b"daemon") == 2 and b"ready" in attempt.log(), "daemons")
+    return attempt
+
+
+def test_a_host_that_is_killed_takes_setsid_grandchildren_and_mounts_with_it(
+    short_path: Path, image: Path
+) -> None:
+    """Off switch: an init that does not end with its host, in `Namespace.make`."""
+    attempt = with_daemons(short_path, image)
+    pids = [int(line.split()[1]) for line in attempt.log().splitlines() if line[:1] == b"d"]
+    left = [found for pid in pids if (found := attempt.outside(pid)) is not None]
+    assert len(left) == 2
+    assert attempt.identity is not None
+    os.kill(attempt.identity.pid, signal.SIGKILL)
+    until(lambda: not [one for one in left if is_alive(one)], "the end of the grandchildren")
+    until(lambda: not find_leftovers(attempt.marker), "the end of all processes")
+    assert mounts_below(short_path) == []
+
+
+def test_cancel_ends_deaf_daemons_of_a_container(short_path: Path, image: Path) -> None:
+    attempt = with_daemons(short_path, image)
+    attempt.cancel()
+    record = attempt.wait()
+    assert record["outcome"] == "canceled"
+    assert record["leftovers"]["proven_dead"]
+    assert not find_leftovers(attempt.marker)
+
+
+def test_where_the_kernel_forbids_it_the_trial_says_so(tmp_path: Path) -> None:
+    """In a user namespace of its own, in which no PID namespace may be made."""
+    script = f"""
+import os
+from pathlib import Path
+from rayjobs.injob import namespace, kernel
+from rayjobs.node.containers import capability_of
+user, group = os.geteuid(), os.getegid()
+kernel.unshare(kernel.CLONE_NEWUSER)
+for name, text in (("setgroups", "deny"), ("uid_map", f"{{user}} {{user}} 1"),
+                   ("gid_map", f"{{group}} {{group}} 1")):
+    Path("/proc/self", name).write_text(text)
+for kind in ("pid", "user"):
+    Path(f"/proc/sys/user/max_{{kind}}_namespaces").write_text("0")
+print(capability_of(Path({str(tmp_path)!r})).why)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    assert "PID namespaces: unshare: No space left on device" in done.stdout, done
+
+
+def bring(folder: Path, plan: LaunchPlan, asked: ContainerRequest, able: Capability | None) -> str:
+    """Return why an image cannot be brought for a plan."""
+    node = NodeContainers(folder / "images", Workspaces(lambda _: None, shares_disk=True))  # type: ignore[arg-type]
+    node._tell = lambda *_: None  # type: ignore[method-assign]
+    if able is not None:
+        node._capability = able
+    with pytest.raises(PrepareError) as caught:
+        asyncio.run(node.bring(request_of(plan, folder, container=asked)))
+    assert caught.value.failure_class == "environment"
+    assert caught.value.is_permanent
+    return str(caught.value)
+
+
+def test_a_node_that_can_run_no_image_names_both_ways_out(short_path: Path) -> None:
+    plan = LaunchPlan.from_json(Attempt.make(short_path, "pass").plan)
+    said = bring(
+        short_path, plan, ContainerRequest(image="python:3.13"), Capability("user namespaces: no")
+    )
+    assert "container images cannot be run on this node: user namespaces: no. Two ways out" in said
+    assert "start the node itself from the image" in said
+    assert "packages of the job's `environment`" in said
+
+
+def test_an_image_that_lacks_python_or_mpirun_is_refused_before_its_ranks_start(
+    short_path: Path, image: Path
+) -> None:
+    attempt = Attempt.make(short_path, "pass")
+    plan = LaunchPlan.from_json(attempt.plan)
+    empty = short_path / "empty"
+    empty.mkdir()
+    said = bring(short_path, plan, ContainerRequest(image=str(empty)), None)
+    assert "the image has no Python that the script can run with" in said
+    attempt.plan["beside"] = {"kind": "mpi", "socket": "x", "nodes": []}
+    plan = LaunchPlan.from_json(attempt.plan)
+    said = bring(short_path, plan, ContainerRequest(image=str(image)), None)
+    assert "there is no mpirun and no orted in its PATH" in said
+
+
+def test_a_limit_above_the_nodes_own_is_said(short_path: Path, image: Path) -> None:
+    attempt = in_image(
+        Attempt.make(short_path, "pass"),
+        image,
+        limits=[{"name": "nofile", "soft": -1, "hard": -1}],
+    )
+    record = attempt.start_cold().wait()
+    assert record["outcome"] == "host_error"
+    assert "--ulimit nofile=-1:-1 is above the node's own limit" in record["reason"]
+
+
+def test_the_program_that_asks_images_gives_the_exit_code_of_what_it_ran(
+    short_path: Path, image: Path
+) -> None:
+    done = run_once(image, short_path / "run", "/bin/sh", "-c", "echo hello; exit 7")
+    assert (done.returncode, done.stdout) == (7, "hello\n")
+    done = run_once(image, short_path / "missing", "/no/such/program")
+    assert done.returncode == 127
+    assert "cannot be run in the image" in done.stderr

@@ -1,0 +1,139 @@
+"""A registry that asks for a password: right, wrong, missing; the password is nowhere kept.
+
+With Debian's `docker-registry` and `skopeo`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rayjobs.containers.engines import Login
+from rayjobs.containers.images import AskedImage
+from rayjobs.core.errors import PrepareError
+from tests.images import file, layer, oci_folder
+from tests.jobs import until
+from tests.unit.containers.conftest import ImageNode
+
+# Set-up installs both. Where it could not, it has said why; in CI the tests then fail.
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("docker-registry") and shutil.which("skopeo")) and not os.environ.get("CI"),
+    reason="docker-registry or skopeo is not installed: make setup",
+)
+
+USER, PASSWORD = "reader", "correct-horse"
+# Of PASSWORD, by bcrypt with 16 rounds.
+HASHED = "$2b$04$mLZMtJ/msVHKHE/H.gIGXO8Jx6TSYmUntKBND1XAdZPU3XB4RmNPa"
+CONFIG = """
+version: 0.1
+log: {{level: error}}
+storage: {{filesystem: {{rootdirectory: {folder}/data}}}}
+http: {{addr: "127.0.0.1:{port}", secret: of-this-test}}
+auth: {{htpasswd: {{realm: test, path: {folder}/htpasswd}}}}
+"""
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A registry of this test."""
+
+    address: str
+
+    def name(self, what: str) -> str:
+        """The full name of an image there."""
+        return f"{self.address}/{what}"
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Iterator[Registry]:
+    """A registry with the image team/train:1."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "htpasswd").write_text(f"{USER}:{HASHED}\n")
+    config = tmp_path / "registry.yml"
+    config.write_text(CONFIG.format(folder=tmp_path, port=port))
+    server = subprocess.Popen(
+        ["docker-registry", "serve", str(config)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"localhost:{port}"
+
+    def answers() -> bool:
+        try:
+            urllib.request.urlopen(f"http://{address}/v2/", timeout=5)
+        except urllib.error.HTTPError as error:
+            return error.code == 401
+        except OSError:
+            return False
+        return False
+
+    try:
+        until(answers, "the registry answers")
+        oci = oci_folder(tmp_path / "oci", [layer([file("etc/hello", b"hello\n")])], tag="1")
+        subprocess.run(
+            ["skopeo", "copy", "--insecure-policy", "--quiet", "--dest-tls-verify=false",
+             "--dest-creds", f"{USER}:{PASSWORD}", f"oci:{oci}:1",
+             f"docker://{address}/team/train:1"],
+            check=True,
+        )  # fmt: skip
+        yield Registry(address)
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture
+def image_node(tmp_path: Path) -> ImageNode:
+    return ImageNode(tmp_path / "node")
+
+
+def asked(registry: Registry, what: str, password: str | None) -> AskedImage:
+    login = None if password is None else Login(registry.address, USER, password)
+    return AskedImage(image=registry.name(what), login=login)
+
+
+def test_the_right_password_fetches_and_is_nowhere_kept(
+    registry: Registry, image_node: ImageNode
+) -> None:
+    wish = image_node.wish(secrets=[PASSWORD])
+    found = image_node.realise(asked(registry, "team/train:1", PASSWORD), wish)
+    assert (found.root / "etc/hello").read_text() == "hello\n"
+    assert wish.steps == ["fetch", "unpack"]
+    # Found again without the registry, and without the password.
+    assert not image_node.realise(asked(registry, "team/train:1", None)).fetched
+    kept = [path for path in image_node.paths.root.rglob("*") if path.is_file()]
+    assert kept and not [path for path in kept if PASSWORD.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("password", ["wrong", None])
+def test_a_wrong_or_missing_password_is_said_with_what_to_check(
+    registry: Registry, image_node: ImageNode, password: str | None
+) -> None:
+    with pytest.raises(PrepareError) as caught:
+        image_node.realise(asked(registry, "team/train:1", password))
+    error = caught.value
+    assert error.failure_class == "environment"
+    assert error.is_permanent, "another attempt has the same password"
+    assert f"the image '{registry.name('team/train:1')}': it cannot be fetched" in str(error)
+    assert "Check container.registry" in str(error)
+    assert "level=fatal" not in str(error)
+    assert image_node.left_in_building == []
+
+
+def test_an_image_that_the_registry_lacks_is_not_asked_for_again(
+    registry: Registry, image_node: ImageNode
+) -> None:
+    with pytest.raises(PrepareError, match="manifest unknown") as caught:
+        image_node.realise(asked(registry, "team/train:2", PASSWORD))
+    assert caught.value.is_permanent

@@ -1,0 +1,245 @@
+"""Layers: whiteouts in order, links that stay inside, members that lead outside, digests."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from rayjobs.containers import sources, unpacking
+from rayjobs.containers.layers import BadImageError, Root
+from tests.images import docker_archive, file, layer, oci_folder, other
+
+DIR, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
+
+
+def applied(folder: Path, *layers: bytes) -> Root:
+    """Apply layers to a new root."""
+    path = folder / "rootfs"
+    path.mkdir()
+    root = Root(path)
+    for number, one in enumerate(layers, 1):
+        root.apply(io.BytesIO(one), f"layer {number}")
+    root.finish()
+    return root
+
+
+def digest(path: Path, name: str | None = None) -> str:
+    with sources.opened(path, name) as found:
+        return found.digest
+
+
+def unpacked(path: Path, target: Path) -> None:
+    with sources.opened(path) as found:
+        unpacking.unpack(found, target)
+
+
+def names(root: Root) -> set[str]:
+    """Everything in a root."""
+    return {str(path.relative_to(root.path)) for path in root.path.rglob("*")}
+
+
+def test_a_whiteout_takes_away_what_lower_layers_have_and_nothing_of_its_own(
+    tmp_path: Path,
+) -> None:
+    lower = layer([file("a"), file("b"), file("dir/x"), file("dir/y"), file("gone/z")])
+    upper = layer(
+        [file("a", b"new"), file(".wh.a"), file(".wh.b"), file("dir/.wh.x"), file(".wh.gone")]
+    )
+    root = applied(tmp_path, lower, upper)
+    assert names(root) == {"a", "dir", "dir/y"}
+    assert (root.path / "a").read_text() == "new"
+    assert root.counts.removed == 3
+
+
+def test_an_opaque_folder_keeps_only_what_its_own_layer_has_in_any_order(tmp_path: Path) -> None:
+    lower = layer([file("d/old"), file("d/deep/old"), file("d/deep/kept/old"), file("e/old")])
+    upper = layer([file("d/new"), file("d/deep/kept/new"), file("d/.wh..wh..opq"), file("d/late")])
+    root = applied(tmp_path, lower, upper)
+    assert names(root) == {
+        "d", "d/new", "d/late", "d/deep", "d/deep/kept", "d/deep/kept/new", "e", "e/old",
+    }  # fmt: skip
+
+
+def test_a_later_layer_brings_back_what_an_earlier_one_took(tmp_path: Path) -> None:
+    root = applied(
+        tmp_path, layer([file("a", b"1")]), layer([file(".wh.a")]), layer([file("a", b"3")])
+    )
+    assert (root.path / "a").read_text() == "3"
+
+
+def test_files_folders_and_links_take_each_others_place(tmp_path: Path) -> None:
+    first = layer([file("was-folder/x"), file("was-file"), other("was-link", LINK, to="/etc")])
+    second = layer(
+        [file("was-folder", b"f"), file("was-file/x"), other("was-link", DIR), file("was-link/in")]
+    )
+    root = applied(tmp_path, first, second)
+    assert (root.path / "was-folder").read_text() == "f"
+    assert (root.path / "was-file/x").exists()
+    assert not (root.path / "was-link").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        (file("../evil"), "leads out of the image"),
+        (file("a/../../evil"), "leads out of the image"),
+        (file("/etc/evil"), "the absolute path"),
+        (other("hard", HARD, to="../../etc/passwd"), "leads out of the image"),
+        (other("hard", HARD, to="/etc/passwd"), "the absolute path"),
+        (other("hard", HARD, to="not-there"), "which it lacks"),
+        (file(".wh..."), "names no file"),
+        (file("a/.wh..."), "names no file"),
+        (file(".wh."), "names no file"),
+    ],
+)
+def test_a_member_that_leads_outside_refuses_the_whole_image(
+    tmp_path: Path, member: tarfile.TarInfo | tuple[tarfile.TarInfo, bytes], says: str
+) -> None:
+    (tmp_path / "evil").write_text("untouched")
+    with pytest.raises(BadImageError, match=says):
+        applied(tmp_path, layer([file("a/ok"), member]))
+    assert (tmp_path / "evil").read_text() == "untouched"
+
+
+def test_links_are_followed_inside_the_image_alone(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    up = "/".join([".."] * 20)
+    root = applied(
+        tmp_path,
+        layer(
+            [
+                other("absolute", LINK, to=str(outside)),
+                other("relative", LINK, to=f"{up}{outside}"),
+                file("absolute/one"),
+                file("relative/two"),
+                file("absolute/.wh.kept"),
+                other("lib", LINK, to="usr/lib"),
+                file("lib/libc"),
+            ]
+        ),
+        layer([file("absolute/.wh..wh..opq"), other("hard", HARD, to="lib/libc")]),
+    )
+    assert sorted(path.name for path in outside.iterdir()) == ["kept"]
+    assert (outside / "kept").read_text() == "kept"
+    inside = root.path / str(outside).lstrip("/")
+    assert not (inside / "one").exists(), "the opaque whiteout of the second layer took it"
+    assert (root.path / "usr/lib/libc").exists()
+    assert (root.path / "hard").stat().st_nlink == 2
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadImageError, match="circle of links"):
+        applied(
+            tmp_path,
+            layer([other("a", LINK, to="b"), other("b", LINK, to="a"), file("a/x")]),
+        )
+
+
+def test_a_file_never_goes_through_a_link_that_stands_in_its_place(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("kept")
+    root = applied(tmp_path, layer([other("x", LINK, to=str(outside)), file("x", b"mine")]))
+    assert outside.read_text() == "kept"
+    assert (root.path / "x").read_text() == "mine"
+
+
+def test_set_user_id_bits_and_device_files_are_left_out_and_counted(tmp_path: Path) -> None:
+    root = applied(
+        tmp_path,
+        layer(
+            [
+                file("bin/sudo", b"x", mode=0o4755),
+                file("bin/write", b"x", mode=0o2755),
+                other("shared", DIR, mode=0o2775),
+                other("dev/null", tarfile.CHRTYPE),
+                other("dev/disk", tarfile.BLKTYPE),
+            ]
+        ),
+    )
+    for name in ("bin/sudo", "bin/write", "shared"):
+        assert not (root.path / name).stat().st_mode & (stat.S_ISUID | stat.S_ISGID)
+    assert stat.S_IMODE((root.path / "bin/sudo").stat().st_mode) == 0o755
+    assert names(root) >= {"dev"} and not (root.path / "dev/null").exists()
+    assert root.counts.sentence() == (
+        "2 programs without the set-user-ID bit, 2 device files left out"
+    )
+
+
+def test_modes_and_times_are_kept_also_of_folders_without_write_permission(tmp_path: Path) -> None:
+    closed = other("closed", DIR, mode=0o555)
+    closed.mtime = 1_000_000
+    inner, data = file("closed/in", b"x", mode=0o640)
+    inner.mtime = 2_000_000
+    root = applied(tmp_path, layer([closed, (inner, data)]))
+    assert (root.path / "closed").stat().st_mtime == 1_000_000
+    assert (root.path / "closed/in").stat().st_mtime == 2_000_000
+    assert (root.path / "closed").stat().st_mode & 0o577 == 0o555
+    os.chmod(root.path / "closed", 0o755)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_layer_whose_bytes_were_changed_is_refused(tmp_path: Path, compress: bool) -> None:
+    good = layer([file("a", b"x" * 5000)])
+    folder = oci_folder(tmp_path / "oci", [good], compress=compress)
+    blob = max((folder / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
+    raw = bytearray(blob.read_bytes())
+    if compress:
+        blob = max(
+            (folder / "blobs/sha256").iterdir(), key=lambda path: path.read_bytes()[:1] == b"\x1f"
+        )
+        raw = bytearray(blob.read_bytes())
+    raw[len(raw) // 2] ^= 0xFF
+    blob.write_bytes(bytes(raw))
+    target = tmp_path / "out"
+    target.mkdir()
+    with pytest.raises(BadImageError, match="damaged"):
+        unpacked(folder, target)
+    assert not (target / unpacking.RECORD).exists()
+
+
+def test_a_layer_that_is_cut_short_is_refused(tmp_path: Path) -> None:
+    archive = docker_archive(tmp_path / "image.tar", [layer([file("a", b"x" * 50_000)])])
+    raw = archive.read_bytes()
+    archive.write_bytes(raw[: len(raw) - 40_000])
+    target = tmp_path / "out"
+    target.mkdir()
+    with pytest.raises(BadImageError):
+        unpacked(archive, target)
+
+
+def test_configuration_and_manifest_are_compared_with_their_digests(tmp_path: Path) -> None:
+    folder = oci_folder(tmp_path / "oci", [layer([file("a")])])
+    for blob in (folder / "blobs/sha256").iterdir():
+        if b"diff_ids" in blob.read_bytes():
+            blob.write_bytes(
+                blob.read_bytes().replace(b"FROM_THE_IMAGE=yes", b"FROM_THE_IMAGE=not")
+            )
+    with pytest.raises(BadImageError, match="is damaged"):
+        digest(folder)
+
+
+def test_an_image_of_another_machine_and_one_of_several_are_told_apart(tmp_path: Path) -> None:
+    arm = oci_folder(tmp_path / "arm", [layer([file("a")])], architecture="arm64")
+    with pytest.raises(BadImageError, match="it is for arm64"):
+        digest(arm)
+    tagged = oci_folder(tmp_path / "tagged", [layer([file("a")])], tag="1")
+    assert digest(tagged, "1") == digest(tagged)
+    with pytest.raises(BadImageError, match="no image called '2'"):
+        digest(tagged, "2")
+
+
+def test_a_blob_name_that_leads_outside_is_refused(tmp_path: Path) -> None:
+    folder = oci_folder(tmp_path / "oci", [layer([file("a")])])
+    index = folder / "index.json"
+    text = index.read_text()
+    begin = text.index("sha256:")
+    index.write_text(text.replace(text[begin : begin + 71], "sha256:../../../../etc/passwd"))
+    with pytest.raises(BadImageError, match="is no digest"):
+        digest(folder)
