@@ -191,6 +191,9 @@ def described(facts: Mapping[str, Any]) -> tuple[str, str]:
         built = facts.get("torch_built_for") or {}
         with_cuda = f" (CUDA {built['cuda']})" if built.get("cuda") else ""
         runs.append(f"torch {facts['torch']}{with_cuda}")
+    if facts.get("image"):
+        digest = facts.get("image_digest")
+        runs.append(f"image {facts['image']}" + (f" ({digest[:19]}…)" if digest else ""))
     if facts.get("package_count"):
         runs.append(f"{facts['package_count']} packages")
     if facts.get("why"):
