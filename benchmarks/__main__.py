@@ -27,6 +27,7 @@ PARTS = (
     "listing",
     "ddp",
     "horovod",
+    "container",
 )
 NEEDS_HEAD = ("warm", "cli", "memory", "ddp", "horovod")
 
@@ -80,6 +81,10 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         from benchmarks import bench_distributed
 
         return lambda rounds, _quick: bench_distributed.measure_horovod(head, rounds=rounds)
+    if name == "container":
+        from benchmarks import bench_container
+
+        return lambda rounds, _quick: bench_container.measure(rounds=rounds)
     if name == "sweep":
         return _sweep
     if name == "queue":

@@ -35,7 +35,7 @@ print(json.dumps({
     "modules": sorted(name for name in sys.modules if name.startswith("rayjobs")),
 }))
 open("/of-the-image", "w").write("changed")
-os.symlink("/x", "/root/link")
+os.symlink("/x", "/tmp/link")
 """
 
 

@@ -31,10 +31,10 @@ DAEMONS = """
 import os, signal, subprocess, sys, time
 deaf = ("import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
         "print('daemon', os.getpid(), flush=True); time.sleep(600)")
+leave = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 for env in (None, {}):
-    subprocess.Popen([sys.executable, "-c", "import subprocess, sys;"
-                      f"subprocess.Popen([sys.executable, '-c', {deaf!r}], start_new_session=True)"],
-                     start_new_session=True, env=env).wait()
+    words = [sys.executable, "-c", leave, sys.executable, "-c", deaf]
+    subprocess.Popen(words, start_new_session=True, env=env).wait()
 print("ready", flush=True)
 time.sleep(600)
 """
