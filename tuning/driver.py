@@ -41,6 +41,7 @@ from rayjobs.tuning.registering import register_best
 from rayjobs.tuning.results import best_trial
 from rayjobs.tuning.samplers import Sampler
 from rayjobs.tuning.spec import SweepSpec, parse_sweep
+from rayjobs.tuning.stored_results import store_results
 from rayjobs.tuning.table import load_state, row_of
 from rayjobs.tuning.trials import TrialRecord, TrialState
 from rayjobs.tuning.tune.scheduling import TuneScheduler
@@ -363,6 +364,7 @@ class Driver:
                 self.id, attempt=self._claim, old=JobState.RUNNING, new=JobState.FINALIZING
             ):
                 raise TakenOverError(f"sweep {self.id} has another driver now")
+            store_results(self.workspace, self._job, self.spec, self.state.trials, best)
             if self.spec.register_as is not None and best is not None:
                 reason += f"; {register_best(self.workspace, self._job, self.spec, best)}"
         if finish.state is JobState.FAILED:

@@ -23,6 +23,8 @@ from rayjobs.tuning.policies import NoTerminationPolicy, Policy, parse_policy
 from rayjobs.tuning.samplers import BayesianParameterSampling, Sampling, parse_sampling
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+RESULT = r"^[A-Za-z0-9_]+$"
+BEST = "best:"
 MAX_TOTAL = 1000
 MAX_CONCURRENT = 100
 MAX_DURATION_S = 10_080 * 60.0  # a week, Azure ML's limit
@@ -93,6 +95,21 @@ _TEACHES_NOTHING = Problem(
 )
 
 
+class Result(BaseModel):
+    """Something that is stored when the sweep has ended.
+
+    Attributes:
+        what: ``metrics`` (of all trials, as one JSON file), or ``best:PATH``: a file or folder of
+            the best trial, such as ``best:outputs/model.pt``.
+        destination: ``datastore/path``; ``{run-id}`` and ``{output-name}`` are filled in.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    what: Annotated[str, Field(pattern=r"^(metrics|best:.+)$")]
+    destination: Annotated[str, Field(pattern=r"^[^/]+/.+$")]
+
+
 class SweepSpec(BaseModel):
     """One sweep.
 
@@ -107,6 +124,7 @@ class SweepSpec(BaseModel):
         limits: How many trials, and for how long.
         register_as: Name of the model that the best trial's outputs are registered as.
         model_path: The file or folder under ``outputs/`` that is registered.
+        results: What is stored when the sweep has ended, by name.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
@@ -123,6 +141,7 @@ class SweepSpec(BaseModel):
     limits: Limits
     register_as: Annotated[str, Field(pattern=NAME)] | None = None
     model_path: Annotated[str, Field(min_length=1)] = "outputs"
+    results: Mapping[Annotated[str, Field(pattern=RESULT)], Result] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _fits_together(self) -> SweepSpec:

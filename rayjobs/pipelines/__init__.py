@@ -11,6 +11,12 @@ from typing import TYPE_CHECKING, Any
 # name → module that defines it
 _LAZY = {
     "InputPortBinding": "rayjobs.pipelines.data",
+    "MpiStep": "rayjobs.pipelines.more_steps",
+    "CommandStep": "rayjobs.pipelines.more_steps",
+    "EstimatorStep": "rayjobs.pipelines.more_steps",
+    "HyperDriveStep": "rayjobs.pipelines.more_steps",
+    "ModuleStep": "rayjobs.pipelines.more_steps",
+    "HyperDriveStepRun": "rayjobs.pipelines.runs",
     "Pipeline": "rayjobs.pipelines.pipeline",
     "PipelineData": "rayjobs.pipelines.data",
     "PipelineDataset": "rayjobs.pipelines.data",
@@ -33,7 +39,13 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.data import PipelineDataset as PipelineDataset
     from rayjobs.pipelines.data import PipelineParameter as PipelineParameter
     from rayjobs.pipelines.data import TrainingOutput as TrainingOutput
+    from rayjobs.pipelines.more_steps import CommandStep as CommandStep
+    from rayjobs.pipelines.more_steps import EstimatorStep as EstimatorStep
+    from rayjobs.pipelines.more_steps import HyperDriveStep as HyperDriveStep
+    from rayjobs.pipelines.more_steps import ModuleStep as ModuleStep
+    from rayjobs.pipelines.more_steps import MpiStep as MpiStep
     from rayjobs.pipelines.pipeline import Pipeline as Pipeline
+    from rayjobs.pipelines.runs import HyperDriveStepRun as HyperDriveStepRun
     from rayjobs.pipelines.runs import PipelineRun as PipelineRun
     from rayjobs.pipelines.runs import PortDataReference as PortDataReference
     from rayjobs.pipelines.runs import StepRun as StepRun

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rayjobs.core.errors import Problem
-from rayjobs.pipelines.spec import PipelineError, PipelineSpec, parameters_in, step_sources
+from rayjobs.pipelines.spec import (
+    PipelineError,
+    PipelineSpec,
+    outputs_of,
+    parameters_in,
+    step_sources,
+)
 
 DEFAULT_DESTINATION = "workspaceblobstore/azureml/{run-id}/{output-name}"
 
@@ -104,8 +110,7 @@ def _unknown(spec: PipelineSpec) -> Iterator[Problem]:
                     f"no step produces it: there is no step {producer!r}.",
                     _near(producer, spec.steps),
                 )
-            elif output not in (spec.steps[producer].job.get("outputs") or {}):
-                outputs = spec.steps[producer].job.get("outputs") or {}
+            elif output not in (outputs := outputs_of(spec.steps[producer])):
                 yield Problem(
                     path,
                     f"no step produces it: step {producer!r} has no output {output!r}.",
@@ -133,7 +138,7 @@ def _same_outputs(spec: PipelineSpec) -> Iterator[Problem]:
     """Find two outputs at one place of a datastore; a place with the run's id is one's own."""
     seen: dict[str, str] = {}
     for name, step in spec.steps.items():
-        for output, given in (step.job.get("outputs") or {}).items():
+        for output, given in outputs_of(step).items():
             place = given.get("destination") if isinstance(given, Mapping) else given
             place = str(place or DEFAULT_DESTINATION).replace("{output-name}", str(output))
             place = place.replace("{run-id}", f"{{run-id of {name}}}").rstrip("/")

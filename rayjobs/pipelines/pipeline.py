@@ -82,6 +82,7 @@ class Pipeline:
             names={id(step): names[index] for index, step in enumerate(self.steps)},
             default_datastore=datastore_name_of(default),
             keep=self.workspace.catalogue.put_manifest,
+            workspace=self.workspace,
             default_source_directory=None if source is None else str(source),
         )
         for step in self.steps:

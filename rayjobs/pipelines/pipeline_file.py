@@ -127,9 +127,7 @@ def _step(one: Mapping[str, Any], defaults: Mapping[str, Any], folder: Path) -> 
     if isinstance(own.get("after"), str):
         own["after"] = [own["after"]]
     if isinstance(own.get("sweep"), Mapping) and "definition" not in own["sweep"]:
-        sweep = dict(own["sweep"])
-        results = sweep.pop("results", {})
-        own["sweep"] = {"definition": sweep, "results": results}
+        own["sweep"] = {"definition": dict(own["sweep"])}
     return {"job": merge(defaults, job), **own}
 
 

@@ -18,6 +18,7 @@ from rayjobs.pipelines.spec import (
     PipelineSpec,
     StepSpec,
     chosen_values,
+    outputs_of,
     step_sources,
     variable_of,
     with_values,
@@ -366,7 +367,9 @@ class _Maker:
             definition = with_values(dict(step.sweep.definition), self.values)
             sweep = self._sweep(name, definition, spec)
             parts["sweep"] = definition
-        decision = self.decisions.of(name, step, parts, outputs=tuple(spec.outputs), fresh=fresh)
+        decision = self.decisions.of(
+            name, step, parts, outputs=tuple(outputs_of(step)), fresh=fresh
+        )
         spec = spec.model_copy(
             update={
                 "depends_on": tuple(Dependency(job=one) for one in waits),

@@ -18,8 +18,10 @@ from rayjobs.core.paths import home as default_home
 from rayjobs.data import made
 from rayjobs.jobs.records import Job, StepRow
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.spec import outputs_of, read_pipeline
 from rayjobs.pipelines.views import StepView, views_of
 from rayjobs.submit import attaching
+from rayjobs.tuning.runs import HyperDriveRun
 
 if TYPE_CHECKING:
     from rayjobs.api.experiment import Experiment
@@ -307,7 +309,9 @@ class StepRun(JobRun):
     # -- outputs -----------------------------------------------------------------------------------
     def get_outputs(self) -> dict[str, StepRunOutput]:
         """Return the step's outputs by name."""
-        return {name: StepRunOutput(self, name) for name in self._job().spec.outputs}
+        definition = read_pipeline(self._store.pipeline(self._row.pipeline).spec)
+        step = definition.steps[self._row.name]
+        return {name: StepRunOutput(self, name) for name in outputs_of(step)}
 
     def get_output(self, name: str) -> StepRunOutput:
         """Return an output.
@@ -388,6 +392,22 @@ def step_run(experiment: Experiment, job_id: str) -> StepRun:
     return StepRun(experiment, job_id)
 
 
+class HyperDriveStepRun(HyperDriveRun):
+    """The sweep of a step: trials, best run, metrics.
+
+    Source: ``azureml.pipeline.steps.HyperDriveStepRun``.
+    """
+
+    def __init__(self, step_run: StepRun) -> None:
+        """Take the sweep of a step; of a reused step, the one whose results it takes.
+
+        Raises:
+            NotFoundError: the step is not a sweep.
+        """
+        super().__init__(step_run.experiment, step_run.original.id)
+        self.step_run = step_run
+
+
 class StepRunOutput:
     """An output of a step run.
 
@@ -424,7 +444,10 @@ class PortDataReference:
         stored = self._made()
         if stored is not None:
             return stored.datastore, stored.path
-        store, _, template = self._job.spec.outputs[self.name].destination.partition("/")
+        output = self._job.spec.outputs.get(self.name)
+        if output is None:
+            raise NotFoundError(f"{self._job.id} is {self._job.state}: {self.name} is not stored")
+        store, _, template = output.destination.partition("/")
         path = template.replace("{run-id}", self._job.id).replace("{output-name}", self.name)
         return store, path
 
@@ -504,7 +527,6 @@ class PipelineGraph:
 
     def __init__(self, run: PipelineRun) -> None:
         from rayjobs.pipelines.graph import graph_of
-        from rayjobs.pipelines.spec import read_pipeline
 
         self.run = run
         graph = graph_of(read_pipeline(run._pipeline.spec))

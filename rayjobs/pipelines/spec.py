@@ -60,13 +60,11 @@ class SweepPart(Model):
     """What makes a step a sweep.
 
     Attributes:
-        definition: The sweep's own definition without its job, as in a sweep file.
-        results: Output name → what is stored there when the sweep has ended: ``metrics``, or
-            ``best:PATH`` for a file or folder of the best trial.
+        definition: The sweep's own definition without its job, as in a sweep file. Its `results`
+            are outputs of the step.
     """
 
     definition: Mapping[str, Any]
-    results: Mapping[str, str] = Field(default_factory=dict)
 
 
 class StepSpec(Model):
@@ -115,6 +113,14 @@ class PipelineSpec(Model):
     )
     steps: Mapping[Annotated[str, Field(pattern=JOB_NAME)], StepSpec] = Field(min_length=1)
     continue_on_step_failure: bool = False
+
+
+def outputs_of(step: StepSpec) -> dict[str, Any]:
+    """Return the outputs of a step, with those that a sweep stores at its end."""
+    found = dict(step.job.get("outputs") or {})
+    if step.sweep is not None:
+        found |= dict(step.sweep.definition.get("results") or {})
+    return found
 
 
 def read_pipeline(values: Mapping[str, Any]) -> PipelineSpec:

@@ -20,6 +20,7 @@ from rayjobs.pipelines.data import (
 from rayjobs.pipelines.spec import Parameter, step_source, type_of
 
 if TYPE_CHECKING:
+    from rayjobs.api.workspace import Workspace
     from rayjobs.pipelines.steps import StepBase
 
 
@@ -31,6 +32,7 @@ class Building:
         names: Step → its key in the pipeline, by `id` of the step.
         default_datastore: Name of the datastore of outputs that name none.
         keep: Keeps a dataset that is not registered.
+        workspace: Where names of compute targets are known; None: nowhere.
         default_source_directory: Of steps that name none; None: there is none.
         producers: Output of a step → step and output's name, by `id` of the object.
         parameters: Those that steps have named so far.
@@ -40,6 +42,7 @@ class Building:
     names: dict[int, str]
     default_datastore: str
     keep: Keep
+    workspace: Workspace | None = None
     default_source_directory: str | None = None
     producers: dict[int, tuple[StepBase, str]] = field(default_factory=dict)
     parameters: dict[str, Parameter] = field(default_factory=dict)

@@ -148,7 +148,7 @@ PipelineStep = StepBase
 """Azure ML's name of the base class."""
 
 
-class _ScriptStep(StepBase):
+class ScriptStep(StepBase):
     """A step that one configuration of a job describes."""
 
     def _job(
@@ -193,7 +193,8 @@ class _ScriptStep(StepBase):
                 run_config=settings,
                 resume_from=resume_from,
             )
-        job = config.to_spec(keep=building.keep).model_dump(mode="json", exclude_defaults=True)
+        spec = config.to_spec(keep=building.keep, workspace=building.workspace)
+        job = spec.model_dump(mode="json", exclude_defaults=True)
         if directory is None:
             job.pop("source_directory", None)
         for name, text in open_counts.items():
@@ -214,7 +215,7 @@ def _take_parameters(settings: RunConfiguration, building: Building) -> dict[str
     return found
 
 
-def _settings(runconfig: Any, compute_target: Any) -> RunConfiguration:
+def settings_of(runconfig: Any, compute_target: Any) -> RunConfiguration:
     """Return what a step runs with: a copy of its run configuration, on its target."""
     if runconfig is None:
         settings = RunConfiguration()
@@ -233,7 +234,9 @@ def _settings(runconfig: Any, compute_target: Any) -> RunConfiguration:
     return settings
 
 
-def _applied(settings: RunConfiguration, params: Mapping[str, Any] | None) -> RunConfiguration:
+def applied_parameters(
+    settings: RunConfiguration, params: Mapping[str, Any] | None
+) -> RunConfiguration:
     """Return a run configuration with the fields that `runconfig_pipeline_params` sets."""
     for name, value in (params or {}).items():
         if not isinstance(value, PipelineParameter):
@@ -254,7 +257,7 @@ def _applied(settings: RunConfiguration, params: Mapping[str, Any] | None) -> Ru
     return settings
 
 
-class PythonScriptStep(_ScriptStep):
+class PythonScriptStep(ScriptStep):
     """A step that runs a Python script.
 
     Args:
@@ -303,7 +306,9 @@ class PythonScriptStep(_ScriptStep):
         self.script_name = script_name
         self.params = dict(params or {})
         self.source_directory = None if source_directory is None else str(source_directory)
-        self._settings = _applied(_settings(runconfig, compute_target), runconfig_pipeline_params)
+        self._settings = applied_parameters(
+            settings_of(runconfig, compute_target), runconfig_pipeline_params
+        )
 
     def build(self, building: Building) -> StepSpec:
         """See `StepBase.build`."""

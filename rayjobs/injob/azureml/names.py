@@ -16,8 +16,9 @@ SDK_VERSION = "1.61.0"
 
 # Why a name is refused, and the closest alternative.
 SENTENCES: Dict[str, str] = {
-    "pipelines": "pipelines: next; until then submit each step as a run, and name the runs that it "
-    "waits for by JobSpec(depends_on=...) or `rayjobs submit --after`",
+    "pipelines": "this part of pipelines is not supported yet; the steps and runs of "
+    "azureml.pipeline.core and azureml.pipeline.steps are",
+    "modules": "rayjobs keeps no modules; use PythonScriptStep with the script and its folder",
     "serving": "rayjobs trains and registers models; download one with Model.download, or `rayjobs "
     "model download`, and serve it with the tool of your choice",
     "automl": "rayjobs does not choose models; write the training script, and search its "
@@ -45,6 +46,7 @@ _COMPUTE = "rayjobs.api.compute:"
 _DATA = "rayjobs.datastore:"
 _AUTH = "rayjobs.azureml.authentication:"
 _EXCEPTIONS = "rayjobs.injob.azureml.exceptions:"
+_PIPELINES = "rayjobs.pipelines:"
 _TUNING = "rayjobs.tuning:"
 _VERSION = "rayjobs.injob.azureml.names:SDK_VERSION"
 
@@ -335,6 +337,61 @@ MODULES: Dict[str, Dict[str, str]] = {
         "HyperParameterSampling": "rayjobs.tuning.samplers:Sampling",
     },
     "azureml.train.sklearn": _same(_ESTIMATORS, "SKLearn"),
+    "azureml.pipeline.core": {
+        **_same(
+            _PIPELINES,
+            "InputPortBinding",
+            "Pipeline",
+            "PipelineData",
+            "PipelineDataset",
+            "PipelineParameter",
+            "PipelineRun",
+            "PipelineStep",
+            "PortDataReference",
+            "StepRun",
+            "StepRunOutput",
+            "StepSequence",
+            "TrainingOutput",
+        ),
+        **_refused("modules", "Module", "ModuleVersion", "PipelineDraft"),
+        **_refused(
+            "pipelines", "PipelineEndpoint", "PublishedPipeline", "Schedule", "ScheduleRecurrence"
+        ),
+    },
+    "azureml.pipeline.core.builder": _same(
+        _PIPELINES, "PipelineData", "PipelineStep", "StepSequence"
+    ),
+    "azureml.pipeline.core.graph": _same(
+        _PIPELINES,
+        "InputPortBinding",
+        "PipelineDataset",
+        "PipelineParameter",
+        "PortDataReference",
+        "TrainingOutput",
+    ),
+    "azureml.pipeline.core.pipeline": _same(_PIPELINES, "Pipeline"),
+    "azureml.pipeline.core.run": _same(
+        _PIPELINES, "PipelineRun", "PortDataReference", "StepRun", "StepRunOutput"
+    ),
+    "azureml.pipeline.steps": {
+        **_same(
+            _PIPELINES,
+            "CommandStep",
+            "EstimatorStep",
+            "HyperDriveStep",
+            "HyperDriveStepRun",
+            "ModuleStep",
+            "MpiStep",
+            "PythonScriptStep",
+        ),
+        **_refused("pipelines", "ParallelRunConfig", "ParallelRunStep"),
+        **_refused("automl", "AutoMLStep", "AutoMLStepRun"),
+        **_refused("compute", "AdlaStep", "AzureBatchStep", "DatabricksStep", "KustoStep"),
+        **_refused("azure", "DataTransferStep"),
+        **_refused("spark", "HDISynapseSparkStep", "RScriptStep", "SynapseSparkStep"),
+    },
+    "azureml.pipeline.steps.mpi_step": _same(_PIPELINES, "MpiStep"),
+    "azureml.pipeline.steps.python_script_step": _same(_PIPELINES, "PythonScriptStep"),
     "azureml.widgets": {"RunDetails": "rayjobs.api.widgets:RunDetails"},
 }
 

@@ -1,0 +1,48 @@
+"""A program of our own, in the form of Azure ML's pipeline programs, runs unchanged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rayjobs.api.workspace import Workspace
+from rayjobs.jobs.states import JobState
+from tests.azure.running import azureml_run, copy_twin
+from tests.local_target import LocalTarget
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+def test_steps_parameters_reuse_mpi_and_a_sweep(local_target: LocalTarget, own_home: Path) -> None:
+    folder = copy_twin("pipelines", own_home)
+    done = azureml_run("driver.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    for line in (
+        "problems []",
+        "status Finished",
+        "step search Finished ['best_model', 'metrics_data']",
+        'model {"total": 12}',
+        "log level low",
+        "ranks 2",
+        "best 9.0",
+        "compare trials 2 best rate 0.75",
+        "reused ['prepare', 'search', 'spread', 'train']",
+        "other 30",
+        "reused []",
+    ):
+        assert line in lines, done.stdout
+    workspace = Workspace()
+    store = workspace.opened.store
+    newest, again, first = store.pipelines()
+    assert {one.job.state for one in (newest, again, first)} == {JobState.COMPLETED}
+    steps = {row.name: row for row in store.steps(first.job.id)}
+    spread = store.job(steps["spread"].job)
+    assert (spread.spec.distribution.nodes, spread.spec.distribution.backend) == (2, "mpi")
+    assert spread.spec.environment_variables["MINE"] == "1"
+    assert store.job(store.steps(newest.job.id)[2].job).spec.distribution.nodes in (1, 2)
+    reused = store.steps(again.job.id)
+    assert [row.original is None for row in reused].count(True) == 1
+    assert all(not store.attempts(row.job) for row in reused if row.original)
+    workspace.close()
