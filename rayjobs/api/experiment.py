@@ -120,8 +120,8 @@ class Experiment:
         (``azureml.scriptrun``, ``hyperdrive``). `tags` and `properties` are a key, or a mapping of
         keys to values that a run must have.
         """
-        from rayjobs.api.filters import RunFilter
         from rayjobs.api.kinds import run_of
+        from rayjobs.jobs.run_filter import RunFilter
 
         wanted = RunFilter.of(type, tags, properties)
         end_orphans(self.workspace.store)
@@ -171,6 +171,7 @@ def _submit_job(
         idempotency_key=key,
         parent=parent,
         numbered=numbered,
+        wake=experiment.workspace.wakes_targets,
     )
     run = JobRun(experiment, done.job.id)
     run.warnings = done.warnings

@@ -14,16 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api import html
 from rayjobs.api.kinds import RunFactory, add_factory, run_of
 from rayjobs.api.run_files import RunFiles
-from rayjobs.core.clock import to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.terminal import Shower
-from rayjobs.data import pins
 from rayjobs.injob.metricsfile import METRIC_KINDS
 from rayjobs.injob.run import LoggingRun
 from rayjobs.injob.secrets import secret_of
 from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint
 from rayjobs.jobs.states import JobState
-from rayjobs.results import metrics
+from rayjobs.results import details, metrics
 from rayjobs.store.requests import JobChanges, JobFilter
 from rayjobs.submit import attaching
 from rayjobs.workspace.orphans import end_orphans
@@ -115,7 +113,7 @@ class JobRun(RunFiles, LoggingRun):
             UsageError: `compute` has no workspace, or `status` is another one.
         """
         from rayjobs.api.experiment import Experiment
-        from rayjobs.api.filters import RunFilter
+        from rayjobs.jobs.run_filter import RunFilter
 
         if status not in (None, "Running", "Queued"):
             raise UsageError(f"status is {status!r}; give 'Running' or 'Queued'")
@@ -181,7 +179,7 @@ class JobRun(RunFiles, LoggingRun):
         return str(self._job().state)
 
     @property
-    def parent(self) -> JobRun | None:  # type: ignore[override]
+    def parent(self) -> JobRun | None:
         """The run that this one belongs to."""
         parent = self._job().parent
         return None if parent is None else run_of(self.experiment, self._store.job(parent))
@@ -203,7 +201,7 @@ class JobRun(RunFiles, LoggingRun):
             type: See `Experiment.get_runs`.
             status: Their state.
         """
-        from rayjobs.api.filters import RunFilter
+        from rayjobs.jobs.run_filter import RunFilter
 
         wanted = RunFilter.of(type, tags, properties, status)
         end_orphans(self._store)
@@ -376,66 +374,24 @@ class JobRun(RunFiles, LoggingRun):
 
     def get_details(self) -> dict[str, Any]:
         """Return what is known about the run as a dict."""
-        job = self._job()
-        spec = job.spec
-        details: dict[str, Any] = {
-            "runId": job.id,
-            "target": job.target,
-            "status": str(job.state),
-            "startTimeUtc": None if job.started_at is None else to_text(job.started_at),
-            "endTimeUtc": None if job.ended_at is None else to_text(job.ended_at),
-            "properties": {"ContentSnapshotId": job.snapshot or "", **job.properties},
-            "inputDatasets": pins.input_datasets(self._store, job),
-            "outputDatasets": pins.output_datasets(self._store, job),
-            "runDefinition": {
-                "script": spec.script,
-                "command": spec.command,
-                "arguments": list(spec.arguments),
-                "target": job.target,
-                "nodeCount": spec.distribution.nodes,
-                "environmentVariables": dict(spec.environment_variables),
-                "maxRunDurationSeconds": spec.max_duration_s,
-            },
-            "logFiles": {name: self._url(name) for name in self._logs().names()},
-            "submittedBy": job.user,
-            "tags": dict(job.tags),
-            "attempt": job.attempt,
-        }
-        if job.failure is not None:
-            details["error"] = {
-                "error": {
-                    "code": str(job.failure.failure_class),
-                    "message": job.failure.message,
-                    "details": [*job.failure.lines],
-                    "rank": job.failure.rank,
-                    "exitCode": job.failure.exit_code,
-                    "signal": job.failure.signal,
-                }
-            }
-        return details
+        return details.details_of(self._opened, self._job())
 
     def get_details_with_logs(self) -> dict[str, Any]:
         """Return `get_details` with the logs' text in place of their addresses."""
-        details = self.get_details()
+        found = self.get_details()
         logs = self._logs()
-        details["logFiles"] = {
-            name: logs.read(name).decode("utf-8", "replace") for name in details["logFiles"]
+        found["logFiles"] = {
+            name: logs.read(name).decode("utf-8", "replace") for name in found["logFiles"]
         }
-        return details
+        return found
 
     def get_detailed_status(self) -> dict[str, Any]:
         """Return the state with its reason."""
         job = self._job()
         return {"status": str(job.state), "details": job.reason}
 
-    def _url(self, name: str) -> str:
-        for one in self._store.files(self.id):
-            if one.name == name:
-                return f"rayjobs://{self._opened.name}/{self.id}/{name}"
-        return ""
-
     def get_portal_url(self) -> str:
-        """Return the run's address: ``rayjobs://WORKSPACE/RUN``, which `rayjobs show` takes too."""
+        """Return the address of the run within rayjobs: ``rayjobs://WORKSPACE/RUN``."""
         return f"rayjobs://{self._opened.name}/{self.id}"
 
     def get_environment(self) -> Environment:
@@ -501,7 +457,7 @@ class JobRun(RunFiles, LoggingRun):
             run_type: With `recursive`, only of runs of this type (see `Experiment.get_runs`).
             populate: Give images as bytes; otherwise they are names of files.
         """
-        from rayjobs.api.filters import RunFilter
+        from rayjobs.jobs.run_filter import RunFilter
 
         wanted = RunFilter.of(run_type)
         if not recursive:

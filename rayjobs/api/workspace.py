@@ -58,6 +58,7 @@ _PATH_KEY = "rayjobs_workspace"
 class Workspace:
     """One queue with its records."""
 
+    wakes_targets = True  # whether a submit tells the target, and starts it
     sku = "Basic"
 
     def __init__(

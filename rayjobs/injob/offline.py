@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
 from rayjobs.injob import modelrequests
+from rayjobs.injob.attempt_runs import children_tags
+from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
 from rayjobs.injob.logvalues import number_of
 from rayjobs.injob.metricsfile import METRIC_KINDS, stored_value
 from rayjobs.injob.run import LoggingRun
-from rayjobs.injob.submitted import RunExperiment, paths_by_name
+from rayjobs.injob.submitted import paths_by_name
 from rayjobs.injob.uploads import UploadArea, clean_name
 
 
@@ -25,7 +27,10 @@ class OfflineRun(LoggingRun):
         self.parent = parent
         self.name = name or self.id
         self.status = "Running"
-        self.experiment = RunExperiment("offline", "offline")
+        self.display_name = self.name
+        self.description = ""
+        self.number = 0
+        self.experiment = RunExperiment("offline", RunWorkspace("offline"))
         self.input_datasets = paths_by_name("AZUREML_DATAREFERENCE_", "RAYJOBS_INPUT_")
         self.output_datasets: Dict[str, str] = {}
         self.children: List["OfflineRun"] = []
@@ -104,9 +109,41 @@ class OfflineRun(LoggingRun):
         self.children.append(child)
         return child
 
-    def get_children(self, **kwargs: Any) -> List["OfflineRun"]:
-        """Return the runs made by `child_run`."""
-        return list(self.children)
+    def create_children(
+        self,
+        count: Optional[int] = None,
+        tag_key: Optional[str] = None,
+        tag_values: Optional[Iterable[Any]] = None,
+    ) -> List["OfflineRun"]:
+        """Return several new offline runs below this one, see `JobRun.create_children`."""
+        made = []
+        for key, value in children_tags(count, tag_key, tag_values):
+            child = self.child_run()
+            child._tags[key] = value
+            made.append(child)
+        return made
+
+    def get_children(
+        self,
+        recursive: bool = False,
+        tags: Any = None,
+        properties: Any = None,
+        type: Optional[str] = None,
+        status: Optional[str] = None,
+    ) -> List["OfflineRun"]:
+        """Return the runs made by `child_run` that meet all filters."""
+        found: List[OfflineRun] = []
+        for child in self.children:
+            if (
+                type in (None, child.type)
+                and status in (None, child.status)
+                and _has(child.get_tags(), tags)
+                and _has(child.get_properties(), properties)
+            ):
+                found.append(child)
+            if recursive:
+                found += child.get_children(True, tags, properties, type, status)
+        return found
 
     def complete(self, **kwargs: Any) -> None:
         """Note that the run is complete."""
@@ -133,6 +170,13 @@ class OfflineRun(LoggingRun):
             self.complete()
         else:
             self.status = "Failed"
+
+
+def _has(known: Mapping[str, Any], wanted: Any) -> bool:
+    asked = {wanted: None} if isinstance(wanted, str) else dict(wanted or {})
+    return all(
+        key in known and (value is None or known[key] == str(value)) for key, value in asked.items()
+    )
 
 
 def _short(value: Any) -> str:

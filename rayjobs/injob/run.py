@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
@@ -115,13 +116,10 @@ class LoggingRun(Run):
     """What a run can log; where it goes is left to `_put` and `_upload`."""
 
     type = "azureml.scriptrun"
-    parent: Optional[Run] = None
 
     def __init__(self, run_id: str) -> None:
         """Make the run called `run_id`."""
         self.id = run_id
-        self.display_name = run_id
-        self.description = ""
         self._tags: Dict[str, Optional[str]] = {}
         self._properties: Dict[str, str] = {}
 
@@ -298,21 +296,16 @@ class LoggingRun(Run):
         """Do nothing to a submitted run: it is complete when its script exits with 0."""
 
     def fail(self, error_details: Any = None, error_code: Any = None, **kwargs: Any) -> None:
-        """Note a failure in the run's history; the end is decided by the exit code."""
+        """Let the job be Failed when its script has ended, also with exit code 0."""
         text = str(error_details if error_details is not None else error_code or "")
         self._put("fail", "error", text[: logvalues.MAX_TEXT])
 
-    def child_run(self, name: Any = None, run_id: Any = None, outputs: Any = None) -> "Run":
-        """Refuse: child runs do not exist yet."""
-        raise RunNotSupportedError(
-            "child runs inside a job are not supported yet; log into this run, with the child's "
-            "name in the metric's name"
-        )
-
     def cancel(self) -> None:
-        """Refuse: a script ends itself."""
-        raise RunNotSupportedError(
-            "a run cannot cancel itself; leave the script by sys.exit(), or use `rayjobs cancel`"
+        """Warn: a script ends itself."""
+        warnings.warn(
+            "a run cannot cancel itself, and goes on; leave the script by sys.exit(), or use "
+            "`rayjobs cancel`",
+            stacklevel=2,
         )
 
     # -- models ------------------------------------------------------------------------------

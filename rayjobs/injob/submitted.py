@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import shutil
+import sys
 import time
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Set, Tuple
 
 from rayjobs.injob import logvalues, modelrequests
+from rayjobs.injob.attempt_runs import AttemptRun, refuse_datastore
+from rayjobs.injob.attempt_workspace import RunExperiment, RunWorkspace
+from rayjobs.injob.channel import Channel, has_token, own_channel
 from rayjobs.injob.inputs import InputDatasets, read_record
-from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, read_all, stored_value
-from rayjobs.injob.run import LoggingRun
-from rayjobs.injob.uploads import UploadArea
+from rayjobs.injob.metricsfile import METRIC_KINDS, Appender, combine, read_all, stored_value
+from rayjobs.injob.uploads import UploadArea, clean_name
 
 
-class SubmittedRun(LoggingRun):
+class SubmittedRun(AttemptRun):
     """The run of the job that this process belongs to."""
 
     def __init__(self, run_id: str, metrics_dir: str, rank: int) -> None:
@@ -23,10 +28,7 @@ class SubmittedRun(LoggingRun):
         environment = os.environ
         self.rank = rank
         self.attempt = int(environment.get("RAYJOBS_ATTEMPT") or 1)
-        self.experiment = RunExperiment(
-            environment.get("RAYJOBS_EXPERIMENT", ""),
-            environment.get("RAYJOBS_WORKSPACE_NAME", ""),
-        )
+        self.experiment = RunExperiment(environment.get("RAYJOBS_EXPERIMENT", ""), open_workspace)
         self._metrics_dir = metrics_dir
         root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics_dir)
         record = read_record(root)
@@ -41,8 +43,12 @@ class SubmittedRun(LoggingRun):
         self._area = UploadArea(os.path.join(root, "uploads"))
         self._file = Appender(os.path.join(metrics_dir, "rank-%d.jsonl" % rank))
         self._names: Dict[str, str] = {}
+        self._removed: Set[str] = set()  # tags that this process took away
         self._models_file = os.path.join(root, "models", "rank-%d.jsonl" % rank)
         self._models: Set[Tuple[str, str]] = set()
+
+    def _channel(self) -> Channel:
+        return own_channel()
 
     @property
     def status(self) -> str:
@@ -88,6 +94,39 @@ class SubmittedRun(LoggingRun):
             )
         self._file.append(line)
 
+    def _own_metrics(self, name: Optional[str]) -> Dict[str, Any]:
+        # What this process has logged, also what is not stored yet.
+        return combine(pair for pair in self._logged() if name is None or pair[0] == name)
+
+    def get_tags(self) -> Dict[str, Optional[str]]:
+        """Return the run's tags, with what this process has changed of them.
+
+        A process without the attempt's token knows only those that it has set itself.
+        """
+        known = self._facts()["tags"] if has_token() else {}
+        stored = {key: value or None for key, value in known.items()}
+        left = {key: one for key, one in stored.items() if key not in self._removed}
+        return {**left, **self._tags}
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set one tag; without a value it stands for itself."""
+        super().tag(key, value)
+        self._removed.discard(key)
+
+    def remove_tags(self, tags: Iterable[str]) -> Dict[str, Optional[str]]:
+        """Remove tags by key; return those that are left."""
+        keys = [tags] if isinstance(tags, str) else list(tags)
+        self._removed.update(keys)
+        return super().remove_tags(keys)
+
+    def get_properties(self) -> Dict[str, str]:
+        """Return the run's properties, with what this process has added.
+
+        A process without the attempt's token knows only those that it has added itself.
+        """
+        known = self._facts()["properties"] if has_token() else {}
+        return {**known, **self._properties}
+
     def _logged(self) -> List[Tuple[str, Any]]:
         pairs = []
         for record in read_all(self._file.path):
@@ -96,7 +135,9 @@ class SubmittedRun(LoggingRun):
         return pairs
 
     # -- files -------------------------------------------------------------------------------
-    def upload_file(self, name: str, path_or_stream: Any, **kwargs: Any) -> str:
+    def upload_file(
+        self, name: str, path_or_stream: Any, datastore_name: Optional[str] = None
+    ) -> str:
         """Store a file (path or binary stream) with the run under `name`; return the name.
 
         Raises:
@@ -104,12 +145,21 @@ class SubmittedRun(LoggingRun):
             ValueError: `name` leads out of the run.
             OSError: the file cannot be read, or there is no room for its copy.
         """
+        refuse_datastore(datastore_name)
         stored = self._area.add(name, path_or_stream)
         self._put("upload", stored, None)
         return stored
 
-    def upload_files(self, names: Iterable[str], paths: Iterable[str], **kwargs: Any) -> List[str]:
-        """Store several files, see `upload_file`."""
+    def upload_files(
+        self,
+        names: Iterable[str],
+        paths: Iterable[str],
+        return_artifacts: bool = False,
+        timeout_seconds: Optional[float] = None,
+        datastore_name: Optional[str] = None,
+    ) -> List[str]:
+        """Store several files, see `upload_file`; they are copied when this returns."""
+        refuse_datastore(datastore_name)
         name_list, path_list = list(names), list(paths)
         if len(name_list) != len(path_list):
             raise ValueError(
@@ -117,8 +167,11 @@ class SubmittedRun(LoggingRun):
             )
         return [self.upload_file(name, path) for name, path in zip(name_list, path_list)]
 
-    def upload_folder(self, name: str, path: str, **kwargs: Any) -> List[str]:
+    def upload_folder(
+        self, name: str, path: str, datastore_name: Optional[str] = None
+    ) -> List[str]:
         """Store all files below a folder under `name`/…; return their names."""
+        refuse_datastore(datastore_name)
         if not os.path.isdir(path):
             raise NotADirectoryError("%s is not a folder" % path)
         stored = []
@@ -127,8 +180,21 @@ class SubmittedRun(LoggingRun):
         return stored
 
     def get_file_names(self) -> List[str]:
-        """Return the names of the files uploaded by this attempt so far."""
-        return self._area.names()
+        """Return the names of the run's files: those uploaded here, those stored, and logs."""
+        stored = super().get_file_names() if has_token() else []
+        return sorted({*self._area.names(), *stored})
+
+    def download_file(self, name: str, output_file_path: Any = None) -> None:
+        """Write one of the run's files to `output_file_path` (its base name, here)."""
+        here = os.path.join(self._area.root, *clean_name(name).split("/"))
+        if not os.path.isfile(here):
+            super().download_file(name, output_file_path)
+            return
+        target = os.fspath(output_file_path or os.path.basename(name))
+        if os.path.isdir(target) or target.endswith("/"):
+            target = os.path.join(target, os.path.basename(name))
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        shutil.copyfile(here, target)
 
     def _keep_image(self, name: str, path: Optional[str], plot: Any) -> str:
         try:
@@ -157,29 +223,24 @@ class SubmittedRun(LoggingRun):
         self._models.add(key)
 
 
-class RunExperiment:
-    """The experiment as a script sees it: names."""
+def open_workspace() -> Any:
+    """Return the workspace of this process's job: a `rayjobs.Workspace` where it can be imported.
 
-    def __init__(self, name: str, workspace_name: str) -> None:
-        """Name an experiment and its workspace."""
-        self.name = name
-        self.workspace = RunWorkspace(workspace_name)
-
-    def __repr__(self) -> str:
-        """Return the experiment's name."""
-        return "Experiment(name=%r)" % self.name
-
-
-class RunWorkspace:
-    """The workspace as a script sees it: its name."""
-
-    subscription_id = "local"
-    resource_group = "local"
-    location = "local"
-
-    def __init__(self, name: str) -> None:
-        """Name a workspace."""
-        self.name = name
+    Elsewhere a `RunWorkspace`, which needs the standard library alone. Without the attempt's token
+    it knows its name, and refuses the rest.
+    """
+    if not has_token():
+        return RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""))
+    channel = own_channel()
+    only_names = RunWorkspace(os.environ.get("RAYJOBS_WORKSPACE_NAME", ""), channel)
+    if sys.version_info < (3, 11):
+        return only_names
+    try:
+        # By name: nothing in a job may need more than the standard library.
+        module = importlib.import_module("rayjobs.api.attempt_workspace")
+    except ImportError:
+        return only_names
+    return module.workspace_of(channel)
 
 
 def paths_by_name(by_name: str, by_upper: str) -> Dict[str, str]:

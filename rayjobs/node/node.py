@@ -20,9 +20,10 @@ from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.lease import Lease
 from rayjobs.injob.outcomes import EndCause, Outcome
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.injob.runcalls import TOKEN_VARIABLE
 from rayjobs.launch import hostclient, openmpi
 from rayjobs.launch.plan import resume_variables
-from rayjobs.node import watch
+from rayjobs.node import run_server, watch
 from rayjobs.node.collect import Collecting
 from rayjobs.node.containers import NodeContainers
 from rayjobs.node.data import NodeData
@@ -35,6 +36,7 @@ from rayjobs.node.input_views import InputViews
 from rayjobs.node.leases import Launching, require
 from rayjobs.node.prepare import Preparing
 from rayjobs.node.remote_workspace import ask_target, open_remote
+from rayjobs.node.run_calls import token_of
 from rayjobs.node.scratch import Scratch
 from rayjobs.node.secrets import NodeSecrets
 from rayjobs.node.stopped_hosts import ANSWER_S, StoppedHosts
@@ -48,6 +50,9 @@ from rayjobs.target.local_head import LOCAL
 from rayjobs.target.node_settings import NodeSettings
 
 log = logging.getLogger(__name__)
+
+# Where programs that were written for Azure ML look for it.
+AZURE_TOKEN = "AZUREML_RUN_TOKEN"
 
 
 class Node:
@@ -126,6 +131,9 @@ class Node:
         root = Path(plan.root)
         await self._bring_secrets(on)  # another agent may have prepared it
         views = await asyncio.to_thread(self._data.views, on)
+        token = await asyncio.to_thread(token_of, root)
+        tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
+        plan = replace(plan, env={**plan.env, **tokens})
         plan = replace(plan, soft_files=openfiles.original(), views=views)
         secrets = {**self._data.credentials(root), **read_secrets(request.secrets)}
         try:
@@ -187,6 +195,7 @@ class Node:
         # Another agent may have brought its data.
         await asyncio.to_thread(self._data.take_over, Path(on.root))
         watching = asyncio.ensure_future(self._collecting.watch(on))
+        serving = asyncio.ensure_future(self._serve_script(on))
         try:
             connection = await asyncio.to_thread(host_on, on)
             if connection is None:
@@ -200,8 +209,17 @@ class Node:
                 keeping.cancel()
                 await asyncio.gather(keeping, return_exceptions=True)
         finally:
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
+            for one in (watching, serving):
+                one.cancel()
+            await asyncio.gather(watching, serving, return_exceptions=True)
+
+    async def _serve_script(self, on: AttemptOnNode) -> None:
+        """Let the attempt's script reach its workspace, until this is canceled."""
+        try:
+            async with run_server.serving(on, partial(self._workspaces.of, on)):
+                await asyncio.Event().wait()
+        except OSError as error:
+            log.warning("the script of %s cannot reach its workspace: %s", on.job, error)
 
     async def stop(self, on: AttemptOnNode, cause: EndCause, *, grace_s: float) -> None:
         """Ask the host to end its attempt; one that is gone already is fine.

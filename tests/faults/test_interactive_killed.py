@@ -1,4 +1,4 @@
-"""An interactive run whose process dies ends truthfully, without any target (fault 109)."""
+"""An interactive run whose process dies ends truthfully, without any target (fault 112)."""
 
 from __future__ import annotations
 

@@ -6,8 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rayjobs.api.kinds import class_of
 from rayjobs.jobs.records import Job
+
+# Azure ML's names of the kinds of runs.
+RUN_TYPES = {
+    "job": "azureml.scriptrun",
+    "sweep": "hyperdrive",
+    "interactive": "azureml.interactive",
+}
+
+
+def type_of(kind: str) -> str:
+    """Return the ``Run.type`` of a kind of job."""
+    return RUN_TYPES.get(kind, RUN_TYPES["job"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +53,7 @@ class RunFilter:
     def accepts(self, job: Job) -> bool:
         """Whether a run meets all conditions."""
         return (
-            self.type in (None, job.kind, class_of(job.kind).type)
+            self.type in (None, job.kind, type_of(job.kind))
             and self.status in (None, str(job.state))
             and _has(job.tags, self.tags)
             and _has(job.properties, self.properties)

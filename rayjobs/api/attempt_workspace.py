@@ -1,0 +1,190 @@
+"""A job's own workspace from within the job: records and bytes come through its node's agent.
+
+The agent checks the attempt's token with each call: a script can read its workspace, report its
+own run and register, until its attempt ends.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+# All that a workspace needs later is imported now: without it the caller uses a smaller one.
+from rayjobs.api.experiment import Experiment as Experiment
+from rayjobs.api.run import JobRun as JobRun
+from rayjobs.api.workspace import Workspace
+from rayjobs.core import errors
+from rayjobs.core.errors import RayjobsError, StoreError, UsageError
+from rayjobs.datastore import errors as data_errors
+from rayjobs.datastore.catalogue import Catalogue
+from rayjobs.injob import runcalls
+from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.protocol import values
+from rayjobs.store.base import Store
+from rayjobs.workspace.blobs import Blob
+from rayjobs.workspace.folder import OpenWorkspace
+
+
+def workspace_of(channel: Channel) -> Workspace:
+    """Return the workspace of the job that a channel belongs to.
+
+    Raises:
+        StoreError: the agent does not answer, or the attempt has ended.
+    """
+    ask = _asking(channel)
+    name = os.environ.get("RAYJOBS_WORKSPACE_NAME", "")
+    made = Workspace._of(
+        OpenWorkspace(
+            # What is kept beside a workspace, such as unpacked snapshots, is the attempt's own.
+            path=Path(channel.root, "workspace"),
+            id=name,
+            name=name,
+            store=cast(Store, ChannelStore(ask)),
+            blobs=ChannelBlobs(channel, ask),
+        )
+    )
+    made.wakes_targets = False  # the target that runs this job looks by itself
+    return made
+
+
+Ask = Callable[[Any], Any]
+
+
+def _asking(channel: Channel) -> Ask:
+    def ask(asked: Any) -> Any:
+        try:
+            return channel.call(asked)
+        except ChannelError as error:
+            raise _error_of(error) from error
+
+    return ask
+
+
+def _error_of(error: ChannelError) -> Exception:
+    """Return the error that was raised on the other side, as one of its class."""
+    for module in (errors, data_errors):
+        kind = getattr(module, error.kind, None)
+        if isinstance(kind, type) and issubclass(kind, Exception):
+            return kind(str(error))
+    return StoreError(str(error))
+
+
+class ChannelPart:
+    """Passes the calls of a part of the workspace on to the agent."""
+
+    def __init__(self, ask: Ask, part: str, kind: type) -> None:
+        """Stand for the `part` of the workspace, whose protocol is `kind`."""
+        self._ask = ask
+        self._part = part
+        self._kind = kind
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_") or not hasattr(self._kind, method):
+            raise AttributeError(method)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            asked = runcalls.Method(self._part, method, values.encode(args), values.encode(kwargs))
+            return values.decode(self._ask(asked))
+
+        return call
+
+
+class ChannelStore(ChannelPart):
+    """A `Store` through the agent."""
+
+    def __init__(self, ask: Ask) -> None:
+        """Stand for the store of the job's workspace."""
+        super().__init__(ask, "store", Store)
+        self.catalogue = ChannelPart(ask, "catalogue", Catalogue)
+
+    def run_writers(self) -> list[tuple[str, Any]]:
+        """Return none: whose process is gone is not for a job to say."""
+        return []
+
+    def close(self) -> None:
+        """Do nothing: the agent keeps the store open."""
+
+
+class ChannelBlobs:
+    """A `BlobStore` through the agent: bytes travel as files of the attempt's folder."""
+
+    def __init__(self, channel: Channel, ask: Ask) -> None:
+        """Stand for the blobs of the job's workspace."""
+        self._channel = channel
+        self._ask = ask
+
+    def _keep(self, path: Path, key: str | None, digest: str | None) -> Blob:
+        asked = runcalls.KeepBlob(path.name, key, digest)
+        return cast(Blob, values.decode(self._ask(asked)))
+
+    def put_file(self, path: str | Path, key: str, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.put_file`."""
+        return self._keep(self._copy_of(path), key, digest)
+
+    def put_bytes(self, data: bytes, key: str) -> Blob:
+        """See `BlobStore.put_bytes`."""
+        target = Path(self._channel.new_file())
+        target.write_bytes(data)
+        return self._keep(target, key, None)
+
+    def add_file(self, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.add_file`."""
+        return self._keep(self._copy_of(path), None, digest)
+
+    def add_files(self, paths: Sequence[Path]) -> list[Blob | RayjobsError]:
+        """See `BlobStore.add_files`."""
+        found: list[Blob | RayjobsError] = []
+        for path in paths:
+            try:
+                found.append(self.add_file(path))
+            except RayjobsError as error:
+                found.append(error)
+        return found
+
+    def _copy_of(self, path: str | Path) -> Path:
+        target = Path(self._channel.new_file())
+        try:
+            with open(path, "rb") as source, target.open("wb") as sink:
+                while data := source.read(1 << 20):
+                    sink.write(data)
+        except OSError as error:
+            raise StoreError(f"{path} cannot be read: {error.strerror}") from error
+        return target
+
+    def open(self, key: str) -> BinaryIO:
+        """See `BlobStore.open`: a copy that goes when it is closed."""
+        with tempfile.TemporaryDirectory(prefix="rayjobs-") as folder:
+            path = Path(folder, "blob")
+            self.get_to(key, path)
+            return path.open("rb")
+
+    def get_to(self, key: str, path: str | Path, *, digest: str | None = None) -> Blob:
+        """See `BlobStore.get_to`."""
+        name, blob = self._ask(runcalls.FetchBlob(key, digest))
+        try:
+            self._channel.take(name, os.fspath(path))
+        except OSError as error:
+            raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        return cast(Blob, values.decode(blob))
+
+    def exists(self, key: str) -> bool:
+        """See `BlobStore.exists`."""
+        return self._ask(runcalls.HasBlob(key)) is not None
+
+    def size(self, key: str) -> int:
+        """See `BlobStore.size`."""
+        size = self._ask(runcalls.HasBlob(key))
+        if size is None:
+            raise errors.NotFoundError(f"the workspace has no blob {key!r}")
+        return int(size)
+
+    def delete(self, key: str) -> bool:
+        """Refuse: a script removes nothing of its workspace. Raises UsageError."""
+        raise UsageError(f"a script may not remove the blob {key!r}")
+
+    def list(self, prefix: str = "") -> Iterator[str]:
+        """Refuse: a script asks for what it knows by name. Raises UsageError."""
+        raise UsageError("a script may not list the blobs of its workspace")

@@ -1,0 +1,195 @@
+"""The way from a job's script to its workspace: calls to the node's agent over a Unix socket.
+
+The agent may be replaced while the job runs. A call waits for the next one, and all calls may be
+repeated: ids and keys are chosen here. When the attempt ends, so does the channel.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import threading
+import time
+import uuid
+from typing import Any, Dict, Mapping, Optional
+
+from rayjobs.injob import runcalls
+from rayjobs.injob.messages import Message, MessageError
+from rayjobs.injob.runcalls import RunAnswer, RunCall
+
+PATIENCE_S = 60.0  # an agent that died is replaced within some seconds
+ANSWER_S = 600.0  # of one call: a model's files may be large
+PAUSE_S = 0.1
+MAX_LINE_BYTES = 64 << 20
+
+
+class ChannelError(RuntimeError):
+    """A call was refused, or nobody answered it; the text says which.
+
+    Attributes:
+        kind: The class of the error on the other side, such as ``NotFoundError``; empty where
+            nobody answered.
+    """
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Channel:
+    """The channel of one attempt on this node. Safe from threads, and after a fork."""
+
+    def __init__(
+        self, root: str, run: str, attempt: int, token: str, patience_s: float = PATIENCE_S
+    ) -> None:
+        """Speak for attempt `attempt` of `run`, whose folder on this node is `root`."""
+        self.root = root
+        self.run = run
+        self.attempt = attempt
+        self._token = token
+        self._patience_s = patience_s
+        self._lock = threading.RLock()
+        self._pid = 0
+        self._stream: Optional[socket.socket] = None
+        self._file: Any = None
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> "Channel":
+        """Return the channel of the job that a process with these variables belongs to.
+
+        Raises:
+            ChannelError: it has no token: it was started before rayjobs gave one.
+        """
+        token = environment.get(runcalls.TOKEN_VARIABLE)
+        run = environment.get("RAYJOBS_RUN_ID")
+        metrics = environment.get("RAYJOBS_METRICS_DIR", "")
+        root = environment.get("RAYJOBS_ATTEMPT_DIR") or os.path.dirname(metrics)
+        if not token or not run:
+            raise ChannelError(
+                "this process has no token of its attempt (%s is not set), so that it cannot reach "
+                "its workspace; keep the variables of the job when you start processes"
+                % runcalls.TOKEN_VARIABLE
+            )
+        return cls(root, run, int(environment.get("RAYJOBS_ATTEMPT") or 1), token)
+
+    def call(self, asked: Message) -> Any:
+        """Return what the agent answers to a message of `runcalls`.
+
+        Raises:
+            ChannelError: it was refused; the attempt has ended; or no agent answers.
+        """
+        call = RunCall(self._token, asked.NAME, asked.to_json())  # type: ignore[attr-defined]
+        line = json.dumps(call.to_json()).encode() + b"\n"
+        deadline = time.monotonic() + self._patience_s
+        with self._lock:
+            while True:
+                try:
+                    answer = self._ask(line)
+                except (OSError, EOFError) as error:
+                    self._close()
+                    self._refuse_ended()
+                    if time.monotonic() >= deadline:
+                        raise ChannelError(
+                            "the agent of this node does not answer (%s); the script may call "
+                            "again" % error
+                        ) from error
+                    time.sleep(PAUSE_S)
+                    continue
+                if answer.error is not None:
+                    raise ChannelError(answer.error, answer.kind)
+                return answer.value
+
+    def _ask(self, line: bytes) -> RunAnswer:
+        if self._pid != os.getpid():  # of a fork, the stream is the parent's
+            self._stream = self._file = None
+        if self._stream is None:
+            self._stream = self._connect()
+            self._file = self._stream.makefile("rb")
+            self._pid = os.getpid()
+        self._stream.sendall(line)
+        answer = self._file.readline(MAX_LINE_BYTES)
+        if not answer.endswith(b"\n"):
+            raise EOFError("the connection was closed")
+        try:
+            return RunAnswer.from_json(json.loads(answer))
+        except (ValueError, MessageError) as error:
+            raise EOFError("the answer cannot be read: %s" % error) from error
+
+    def _connect(self) -> socket.socket:
+        stream = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # A socket's path may have 107 bytes at most; that of a descriptor is short.
+            folder = os.open(self.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                stream.settimeout(ANSWER_S)
+                stream.connect("/proc/self/fd/%d/%s" % (folder, runcalls.SOCKET))
+            finally:
+                os.close(folder)
+        except BaseException:
+            stream.close()
+            raise
+        return stream
+
+    def close(self) -> None:
+        """Close the connection; the next call opens another one."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._stream is not None:
+            self._file.close()
+            self._stream.close()
+        self._stream = self._file = None
+
+    def _refuse_ended(self) -> None:
+        if os.path.exists(os.path.join(self.root, "exit.json")) or not os.path.isdir(self.root):
+            raise ChannelError(
+                "attempt %d of %s has ended: its token is no longer valid"
+                % (self.attempt, self.run),
+                "AttemptEndedError",
+            )
+
+    # -- bytes -------------------------------------------------------------------------------
+    def new_file(self) -> str:
+        """Return the path of a new file in `exchange`, for bytes that a call names."""
+        folder = os.path.join(self.root, runcalls.EXCHANGE)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        return os.path.join(folder, uuid.uuid4().hex)
+
+    def take(self, name: str, target: str) -> None:
+        """Move a file or folder of `exchange` to `target`, replacing a file there."""
+        source = os.path.join(self.root, runcalls.EXCHANGE, os.path.basename(name))
+        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
+        if os.path.isdir(source):
+            shutil.move(source, target)
+            return
+        part = "%s.part-%s" % (target, uuid.uuid4().hex[:8])
+        try:
+            shutil.move(source, part)
+            os.replace(part, target)
+        finally:
+            if os.path.exists(part):
+                os.unlink(part)
+
+
+_channels: Dict[str, Channel] = {}
+
+
+def has_token() -> bool:
+    """Whether this process has the token of its attempt."""
+    return bool(os.environ.get(runcalls.TOKEN_VARIABLE))
+
+
+def own_channel() -> Channel:
+    """Return the channel of the job that this process belongs to.
+
+    Raises:
+        ChannelError: it has no token.
+    """
+    token = os.environ.get(runcalls.TOKEN_VARIABLE, "")
+    found = _channels.get(token)
+    if found is None:
+        found = _channels.setdefault(token, Channel.of(os.environ))
+    return found

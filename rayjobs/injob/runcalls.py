@@ -1,0 +1,233 @@
+"""What a job's script asks of its node's agent about runs and its workspace, and the answer.
+
+One JSON object per line each way, on the socket `run.sock` in the attempt's folder. A call carries
+the attempt's token. Bytes do not cross the socket: they are files in the attempt's folder
+`exchange`, which both sides see, and a message names them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Mapping, Optional, Tuple
+
+from rayjobs.injob.messages import Message
+
+SOCKET = "run.sock"
+TOKEN_FILE = "run.token"
+EXCHANGE = "exchange"
+TOKEN_VARIABLE = "RAYJOBS_RUN_TOKEN"
+
+
+@dataclass(frozen=True)
+class RunCall(Message):
+    """A call: the token of the attempt, which call it is, and its message."""
+
+    token: str
+    name: str
+    asked: Mapping[str, object]
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class RunAnswer(Message):
+    """The answer to a call.
+
+    Attributes:
+        value: What was asked for; None after an error.
+        error: One sentence, or None.
+        kind: The error's class, such as ``NotFoundError``.
+    """
+
+    value: object = None
+    error: Optional[str] = None
+    kind: str = ""
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class Details(Message):
+    """Ask for all that is known about a run."""
+
+    NAME: ClassVar[str] = "details"
+    run: str
+
+
+@dataclass(frozen=True)
+class Children(Message):
+    """Ask for the children of a run, newest first; filters as in `Run.get_children`."""
+
+    NAME: ClassVar[str] = "children"
+    run: str
+    recursive: bool = False
+    tags: Mapping[str, object] = field(default_factory=dict)
+    properties: Mapping[str, object] = field(default_factory=dict)
+    kind: Optional[str] = None
+    status: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Start(Message):
+    """Start a child run of this attempt; repeated with the same id it changes nothing."""
+
+    NAME: ClassVar[str] = "start"
+    id: str
+    parent: str
+    name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """End a child run: ``completed``, ``failed`` or ``canceled``."""
+
+    NAME: ClassVar[str] = "end"
+    run: str
+    outcome: str
+    message: str = ""
+    lines: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Point(Message):
+    """Something that was logged: a line of a metric file, with its place in the curve."""
+
+    kind: str
+    name: str
+    value: object
+    step: Optional[int]
+    sequence: int
+    at_s: float
+
+
+@dataclass(frozen=True)
+class Log(Message):
+    """Log into a child run; points that are known are ignored."""
+
+    NAME: ClassVar[str] = "log"
+    run: str
+    points: Tuple[Point, ...]
+
+
+@dataclass(frozen=True)
+class Change(Message):
+    """Change what people may change of a run; None leaves it, a tag of None is removed."""
+
+    NAME: ClassVar[str] = "change"
+    run: str
+    tags: Mapping[str, object] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    display_name: Optional[str] = None
+    description: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Metrics(Message):
+    """Ask for what a run has logged: pairs of name and stored value."""
+
+    NAME: ClassVar[str] = "metrics"
+    run: str
+    name: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Files(Message):
+    """Ask for the names of a run's files, logs included."""
+
+    NAME: ClassVar[str] = "files"
+    run: str
+
+
+@dataclass(frozen=True)
+class Fetch(Message):
+    """Ask for a file of a run; the answer names a file in `exchange`, which the caller removes."""
+
+    NAME: ClassVar[str] = "fetch"
+    run: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Keep(Message):
+    """Store files of `exchange` with a child run under these names: all of them, or none."""
+
+    NAME: ClassVar[str] = "keep"
+    run: str
+    names: Tuple[str, ...]
+    files: Tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Snapshot(Message):
+    """Ask for the code of a run as a zip file in `exchange`."""
+
+    NAME: ClassVar[str] = "snapshot"
+    run: str
+    snapshot: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Records(Message):
+    """Ask for the workspace's datastores, datasets, models or experiments."""
+
+    NAME: ClassVar[str] = "records"
+    of: str
+
+
+@dataclass(frozen=True)
+class FetchModel(Message):
+    """Ask for a model's files; the answer names a folder in `exchange`."""
+
+    NAME: ClassVar[str] = "fetch_model"
+    name: str
+    version: Optional[int] = None
+
+
+@dataclass(frozen=True)
+class FetchDataset(Message):
+    """Ask for a file dataset's files; the answer names a folder in `exchange`."""
+
+    NAME: ClassVar[str] = "fetch_dataset"
+    name: str = ""
+    version: Optional[int] = None
+    id: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class Method(Message):
+    """Call a method of the workspace's ``store`` or ``catalogue``.
+
+    Arguments and result are values of `rayjobs.protocol.values`.
+    """
+
+    NAME: ClassVar[str] = "method"
+    part: str
+    method: str
+    args: object
+    kwargs: object
+
+
+@dataclass(frozen=True)
+class KeepBlob(Message):
+    """Store a file of `exchange` under a key of the blob store, or (None) under its digest."""
+
+    NAME: ClassVar[str] = "keep_blob"
+    file: str
+    key: Optional[str] = None
+    digest: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class FetchBlob(Message):
+    """Ask for a blob as a file in `exchange`."""
+
+    NAME: ClassVar[str] = "fetch_blob"
+    key: str
+    digest: Optional[str] = None
+
+
+@dataclass(frozen=True)
+class HasBlob(Message):
+    """Ask for the size of a blob in bytes; None: it is not there."""
+
+    NAME: ClassVar[str] = "has_blob"
+    key: str

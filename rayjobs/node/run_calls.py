@@ -1,0 +1,446 @@
+"""What an agent does for the script of an attempt: read its workspace, write its runs, register.
+
+Each call is checked first: the token is that of the attempt, and the attempt is the job's newest
+one and has not ended. Runs that a script may change are its own and those below it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rayjobs import snapshots
+from rayjobs.core.clock import SystemClock
+from rayjobs.core.errors import NotFoundError, RayjobsError, UsageError
+from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.core.files import write_atomic
+from rayjobs.core.paths import AttemptPaths
+from rayjobs.datastore.errors import DatastoreError
+from rayjobs.injob import runcalls
+from rayjobs.injob.messages import MessageError
+from rayjobs.injob.metricsfile import METRIC_KINDS
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.injob.recordfiles import parse_json
+from rayjobs.injob.runcalls import RunAnswer, RunCall
+from rayjobs.injob.uploads import clean_name
+from rayjobs.jobs.records import INTERACTIVE, Job, MetricPoint, StoredFile
+from rayjobs.jobs.run_filter import RunFilter, type_of
+from rayjobs.jobs.writers import AttemptWriter
+from rayjobs.protocol import values
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.results.details import details_of
+from rayjobs.results.logs import Logs, is_log, real_name
+from rayjobs.results.metrics import lowest_rank
+from rayjobs.snapshots.zipped import write_zip
+from rayjobs.store.requests import JobChanges, JobFilter, NewJob, NewRun
+from rayjobs.workspace.folder import OpenWorkspace
+
+log = logging.getLogger(__name__)
+
+READS: Mapping[str, frozenset[str]] = {
+    "store": frozenset(
+        ("job", "find", "jobs", "job_lines", "jobs_of", "job_states", "job_arguments", "counts")
+    )
+    | {"revision", "member", "member_counts", "attempts", "events", "metrics", "last_metrics"}
+    | {"metric_names", "files", "sweep", "sweeps", "trials", "model", "models", "meta"},
+    "catalogue": frozenset(
+        ("datastore", "datastores", "default_datastore", "manifest", "dataset", "dataset_by_id")
+    )
+    | {"datasets", "dataset_versions"},
+}
+# Registering: whatever the run.
+REGISTERS: Mapping[str, frozenset[str]] = {
+    "store": frozenset(("put_model", "update_model", "set_model_alias")),
+    "catalogue": frozenset(("add_datastore", "put_manifest", "add_dataset", "set_dataset_tags")),
+}
+# Of the runs below the attempt's own; their first argument is the run.
+OF_CHILDREN = frozenset(
+    ("add_metrics", "publish_files", "end_run", "set_run_snapshot", "request_cancel")
+)
+
+
+class AttemptEndedError(RayjobsError):
+    """The attempt whose token was used has ended, or the token is not its own."""
+
+
+def token_of(root: Path) -> str:
+    """Return the token of the attempt whose folder this is; it is made with the first call."""
+    path = root / runcalls.TOKEN_FILE
+    if not path.exists():  # else another agent has launched it before
+        write_atomic(path, secrets.token_urlsafe(32), mode=0o600)
+    return path.read_text(encoding="ascii")
+
+
+class RunCalls:
+    """Answers the calls of one attempt's script. Safe from threads."""
+
+    def __init__(self, on: AttemptOnNode, open_workspace: Callable[[], OpenWorkspace]) -> None:
+        """Act for an attempt in the workspace that `open_workspace` returns."""
+        self._on = on
+        self._open = open_workspace
+        self._root = Path(on.root)
+        self._exchange = self._root / runcalls.EXCHANGE
+        self._methods = dict(
+            (
+                self._answering(runcalls.Details, self._details),
+                self._answering(runcalls.Children, self._children),
+                self._answering(runcalls.Start, self._start),
+                self._answering(runcalls.End, self._end),
+                self._answering(runcalls.Log, self._log),
+                self._answering(runcalls.Change, self._change),
+                self._answering(runcalls.Metrics, self._metrics),
+                self._answering(runcalls.Files, self._files),
+                self._answering(runcalls.Fetch, self._fetch),
+                self._answering(runcalls.Keep, self._keep),
+                self._answering(runcalls.Snapshot, self._snapshot),
+                self._answering(runcalls.Records, self._records),
+                self._answering(runcalls.FetchModel, self._fetch_model),
+                self._answering(runcalls.FetchDataset, self._fetch_dataset),
+                self._answering(runcalls.Method, self._method),
+                self._answering(runcalls.KeepBlob, self._keep_blob),
+                self._answering(runcalls.FetchBlob, self._fetch_blob),
+                self._answering(runcalls.HasBlob, self._has_blob),
+            )
+        )
+
+    @staticmethod
+    def _answering(kind: Any, work: Callable[[Any], Any]) -> tuple[str, Callable[[object], Any]]:
+        return kind.NAME, lambda asked: work(kind.from_json(asked))
+
+    def answer(self, line: bytes) -> RunAnswer:
+        """Carry out the call in one line; an error is an answer too. Blocks."""
+        try:
+            call = RunCall.from_json(parse_json(line))
+            self._require(call.token)
+            method = self._methods.get(call.name)
+            if method is None:
+                raise UsageError(
+                    f"this node's rayjobs knows no call {call.name!r}; the job has another version "
+                    f"of it"
+                )
+            return RunAnswer(method(call.asked))
+        except (RayjobsError, DatastoreError) as error:
+            return RunAnswer(None, str(error), type(error).__name__)
+        except (MessageError, values.ValueFormError, TypeError, ValueError) as error:
+            return RunAnswer(None, f"the call cannot be read: {error}", "UsageError")
+        except OSError as error:
+            return RunAnswer(None, f"the call failed: {error}", "StoreError")
+
+    # -- rights --------------------------------------------------------------------------------
+    def _require(self, token: str) -> None:
+        """Refuse another token, and that of an attempt that has ended."""
+        try:
+            known = (self._root / runcalls.TOKEN_FILE).read_text(encoding="ascii")
+        except OSError:
+            known = ""
+        on = self._on
+        job = self._open().store.job(on.job)
+        if not known or not hmac.compare_digest(known.encode(), token.encode()):
+            raise AttemptEndedError(f"this is not the token of attempt {on.attempt} of {on.job}")
+        if job.attempt != on.attempt or not job.state.is_live:
+            raise AttemptEndedError(
+                f"attempt {on.attempt} of {on.job} has ended: its token is no longer valid"
+            )
+
+    def _own(self, run: str, *, child: bool = False) -> Job:
+        """Return a run that the script may change: its own (not with `child`) or one below it."""
+        store = self._open().store
+        job = found = store.job(run)
+        while job.id != self._on.job and job.parent is not None:
+            job = store.job(job.parent)
+        if job.id != self._on.job:
+            raise UsageError(
+                f"{run} is not a run of this job; a script changes its own run and child runs"
+            )
+        if child and found.kind != INTERACTIVE:
+            raise UsageError(f"{run} is not a child run that this script logs into")
+        return found
+
+    # -- runs ----------------------------------------------------------------------------------
+    def _details(self, asked: runcalls.Details) -> dict[str, Any]:
+        opened = self._open()
+        return _described(opened, opened.store.job(asked.run))
+
+    def _children(self, asked: runcalls.Children) -> list[dict[str, Any]]:
+        opened = self._open()
+        wanted = RunFilter.of(asked.kind, dict(asked.tags), dict(asked.properties), asked.status)
+        found, parents = [], [asked.run]
+        while parents:
+            for job in opened.store.jobs(JobFilter(parent=parents.pop(0))):
+                if wanted.accepts(job):
+                    found.append(_identity(job))
+                if asked.recursive:
+                    parents.append(job.id)
+        return found
+
+    def _start(self, asked: runcalls.Start) -> dict[str, Any]:
+        parent = self._own(asked.parent)
+        new = NewRun(
+            experiment=parent.experiment,
+            name=asked.name,
+            user=parent.user,
+            writer=self._writer(),
+            id=asked.id,
+            parent=parent.id,
+            snapshot=parent.snapshot,
+            tags=dict(asked.tags),
+        )
+        return _identity(self._open().store.start_run(new)[0])
+
+    def _writer(self) -> Mapping[str, Any]:
+        return AttemptWriter(job=self._on.job, attempt=self._on.attempt).to_json()
+
+    def _end(self, asked: runcalls.End) -> str:
+        self._own(asked.run, child=True)
+        store = self._open().store
+        outcome = Outcome(asked.outcome)
+        failure = None
+        if outcome is Outcome.FAILED:
+            failure = Failure(FailureClass.USER, asked.message, lines=asked.lines)
+        store.end_run(asked.run, outcome=outcome, reason=asked.message, failure=failure)
+        return str(store.job(asked.run).state)
+
+    def _log(self, asked: runcalls.Log) -> int:
+        job = self._own(asked.run, child=True)
+        points = [
+            MetricPoint(
+                attempt=job.attempt,
+                rank=0,
+                sequence=one.sequence,
+                name=one.name,
+                value=one.value if one.kind == "metric" else {"kind": one.kind, "value": one.value},
+                step=one.step,
+                at=datetime.fromtimestamp(one.at_s, UTC),
+            )
+            for one in asked.points
+            if one.kind in METRIC_KINDS
+        ]
+        return self._open().store.add_metrics(job.id, points)
+
+    def _change(self, asked: runcalls.Change) -> dict[str, Any]:
+        job = self._own(asked.run)
+        changes = JobChanges(
+            tags={key: None if one is None else str(one) for key, one in asked.tags.items()},
+            properties=dict(asked.properties),
+            display_name=asked.display_name,
+            description=asked.description,
+        )
+        return _identity(self._open().store.update(job.id, changes))
+
+    def _metrics(self, asked: runcalls.Metrics) -> list[Any]:
+        points = lowest_rank(self._open().store.metrics(asked.run, name=asked.name))
+        return [[point.name, point.value] for point in points]
+
+    # -- files ---------------------------------------------------------------------------------
+    def _new(self) -> Path:
+        self._exchange.mkdir(mode=0o700, exist_ok=True)
+        return self._exchange / secrets.token_hex(16)
+
+    def _given(self, name: str) -> Path:
+        path = self._exchange / Path(name).name
+        if path.is_symlink() or not path.is_file():
+            raise UsageError(f"there is no file {name!r} in the exchange folder")
+        return path
+
+    def _files(self, asked: runcalls.Files) -> list[str]:
+        opened = self._open()
+        names = {one.name for one in opened.store.files(asked.run)}
+        return sorted(names | set(Logs(opened, asked.run).names()))
+
+    def _fetch(self, asked: runcalls.Fetch) -> str:
+        opened = self._open()
+        stored = {one.name: one for one in opened.store.files(asked.run)}
+        one = stored.get(asked.name) or stored.get(real_name(asked.name))
+        target = self._new()
+        if one is not None:
+            opened.blobs.get_to(one.blob, target, digest=one.digest)
+        elif is_log(asked.name):
+            with target.open("wb") as file:
+                for part in Logs(opened, asked.run).chunks(asked.name):
+                    file.write(part)
+        else:
+            known = ", ".join(sorted(stored)[:20]) or "none"
+            raise NotFoundError(f"run {asked.run} has no file {asked.name!r}; it has: {known}")
+        return target.name
+
+    def _keep(self, asked: runcalls.Keep) -> list[str]:
+        job = self._own(asked.run, child=True)
+        opened = self._open()
+        names = [clean_name(name) for name in asked.names]
+        known = {one.name: one.digest for one in opened.store.files(job.id)}
+        now = SystemClock().now()
+        files = []
+        for name, given in zip(names, asked.files, strict=True):
+            blob = opened.blobs.add_file(self._given(given))
+            if known.get(name, blob.digest) != blob.digest:
+                raise UsageError(
+                    f"run {job.id} already has a file {name!r}; uploads are never replaced, choose "
+                    f"another name"
+                )
+            files.append(
+                StoredFile(
+                    name=name,
+                    attempt=job.attempt,
+                    size=blob.size,
+                    digest=blob.digest,
+                    blob=blob.key,
+                    stored_at=now,
+                )
+            )
+        if not opened.store.publish_files(job.id, attempt=job.attempt, files=files):
+            raise UsageError(f"run {job.id} has ended: files are added until a run ends")
+        for given in asked.files:
+            self._given(given).unlink()
+        return names
+
+    def _snapshot(self, asked: runcalls.Snapshot) -> str:
+        opened = self._open()
+        digest = asked.snapshot or opened.store.job(asked.run).snapshot
+        if digest is None:
+            raise NotFoundError(f"run {asked.run} has no snapshot")
+        target = self._new().with_suffix(".zip")
+        key = snapshots.blob_key(digest)
+        write_zip(
+            digest,
+            target,
+            cache=AttemptPaths(self._root).tmp / "snapshots",
+            fetch=lambda: opened.blobs.open(key),
+        )
+        return target.name
+
+    # -- the workspace -------------------------------------------------------------------------
+    def _records(self, asked: runcalls.Records) -> list[dict[str, Any]]:
+        opened = self._open()
+        if asked.of == "datastores":
+            return [{"name": one.name, "kind": one.kind} for one in opened.catalogue.datastores()]
+        if asked.of == "datasets":
+            return [
+                {"name": one.name, "version": one.version, "id": one.id, "kind": one.kind}
+                for one in opened.catalogue.datasets()
+            ]
+        if asked.of == "models":
+            return [
+                {"name": one.name, "version": one.version, "run": one.run, "tags": dict(one.tags)}
+                for one in opened.store.models(latest=True)
+            ]
+        if asked.of == "experiments":
+            found = {job.experiment for job in opened.store.job_lines()}
+            return [{"name": name} for name in sorted(found)]
+        raise UsageError(f"a workspace has no {asked.of!r}")
+
+    def _fetch_model(self, asked: runcalls.FetchModel) -> str:
+        opened = self._open()
+        model = opened.store.model(asked.name, version=asked.version)
+        folder = self._new()
+        for one in model.files:
+            target = folder.joinpath(*clean_name(one.name).split("/"))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            opened.blobs.get_to(one.blob, target, digest=one.digest)
+        return folder.name
+
+    def _fetch_dataset(self, asked: runcalls.FetchDataset) -> str:
+        from rayjobs.datastore import Dataset, FileDataset
+
+        catalogue = self._open().catalogue
+        if asked.id is not None:
+            dataset = Dataset.get_by_id(catalogue, asked.id)
+        else:
+            version = "latest" if asked.version is None else asked.version
+            dataset = Dataset.get_by_name(catalogue, asked.name, version)
+        if not isinstance(dataset, FileDataset):
+            raise UsageError(
+                f"dataset {asked.name or asked.id!r} is a table, which is read by rayjobs in the "
+                f"job's own environment: add rayjobs to it"
+            )
+        folder = self._new()
+        folder.mkdir()
+        dataset.download(str(folder))
+        return folder.name
+
+    def _method(self, asked: runcalls.Method) -> Any:
+        args, kwargs = values.decode(asked.args), values.decode(asked.kwargs)
+        opened = self._open()
+        part, method = asked.part, asked.method
+        if part == "store":
+            args = self._checked(method, args)
+        if method not in READS.get(part, frozenset()) | REGISTERS.get(part, frozenset()) and not (
+            part == "store" and method in OF_CHILDREN | {"update", "start_run", "submit"}
+        ):
+            raise UsageError(
+                f"a script may not call {part}.{method}: it can read its workspace, report its "
+                f"own run and register; use a handle outside of the job for the rest"
+            )
+        target = opened.catalogue if part == "catalogue" else opened.store
+        result = getattr(target, method)
+        return values.encode(result(*args, **kwargs) if callable(result) else result)
+
+    def _checked(self, method: str, args: Sequence[Any]) -> Sequence[Any]:
+        """Return the arguments of a call that changes runs, once they are the script's own."""
+        if method in OF_CHILDREN:
+            self._own(args[0], child=True)
+        elif method == "update":
+            self._own(args[0])
+            if args[1].priority is not None or args[1].is_about_hold:
+                raise UsageError("a script may not change the place of its job in the queue")
+        elif method in ("start_run", "submit"):
+            new: NewRun | NewJob = args[0]
+            if new.parent is None:
+                raise UsageError(
+                    "a script submits below its own run: run.submit_child(config), "
+                    "run.child_run(name)"
+                )
+            self._own(new.parent)
+            if isinstance(new, NewRun):
+                return [replace(new, writer=self._writer())]
+            return [replace(new, claim=None, kind="job")]
+        return args
+
+    def _keep_blob(self, asked: runcalls.KeepBlob) -> Any:
+        blobs = self._open().blobs
+        path = self._given(asked.file)
+        if asked.key is None:
+            blob = blobs.add_file(path, digest=asked.digest)
+        elif asked.key.startswith("snapshots/"):  # named by its content, like all that is added
+            blob = blobs.put_file(path, asked.key, digest=asked.digest)
+        else:
+            raise UsageError(f"a script may not write the blob {asked.key!r}")
+        path.unlink(missing_ok=True)
+        return values.encode(blob)
+
+    def _fetch_blob(self, asked: runcalls.FetchBlob) -> Any:
+        target = self._new()
+        blob = self._open().blobs.get_to(asked.key, target, digest=asked.digest)
+        return [target.name, values.encode(blob)]
+
+    def _has_blob(self, asked: runcalls.HasBlob) -> int | None:
+        blobs = self._open().blobs
+        return blobs.size(asked.key) if blobs.exists(asked.key) else None
+
+
+def _identity(job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "name": job.display_name or job.name,
+        "number": job.serial,
+        "type": type_of(job.kind),
+        "kind": job.kind,
+        "experiment": job.experiment,
+        "parent": job.parent,
+        "status": str(job.state),
+        "reason": job.reason,
+        "description": job.description,
+        "tags": dict(job.tags),
+        "properties": dict(job.properties),
+        "snapshot": job.snapshot,
+    }
+
+
+def _described(opened: OpenWorkspace, job: Job) -> dict[str, Any]:
+    return {**_identity(job), "details": json.loads(json.dumps(details_of(opened, job)))}

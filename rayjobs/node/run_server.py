@@ -1,0 +1,79 @@
+"""The socket in an attempt's folder on which its script calls the agent of its node."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from rayjobs.injob import control, runcalls
+from rayjobs.injob.runcalls import RunAnswer
+from rayjobs.node.run_calls import RunCalls
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.workspace.folder import OpenWorkspace
+
+log = logging.getLogger(__name__)
+
+MAX_LINE_BYTES = 64 << 20
+
+
+@asynccontextmanager
+async def serving(
+    on: AttemptOnNode, open_workspace: Callable[[], OpenWorkspace]
+) -> AsyncIterator[None]:
+    """Answer the calls of an attempt's script for the block; nothing answers afterwards."""
+    calls = RunCalls(on, open_workspace)
+    open_ones: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None  # a connection's callback is one
+        open_ones.add(task)
+        try:
+            await _serve(calls, reader, writer)
+        finally:
+            open_ones.discard(task)
+            writer.close()
+
+    folder = os.open(on.root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # A socket's path may have 107 bytes at most; that of a descriptor is short.
+        listener = control.listen(f"/proc/self/fd/{folder}/{runcalls.SOCKET}")
+    finally:
+        os.close(folder)
+    server = await asyncio.start_unix_server(serve, sock=listener, limit=MAX_LINE_BYTES)
+    try:
+        yield
+    finally:
+        server.close()
+        for task in tuple(open_ones):
+            task.cancel()
+        await asyncio.gather(*open_ones, return_exceptions=True)
+        with suppress(OSError):
+            Path(on.root, runcalls.SOCKET).unlink()
+
+
+async def _serve(
+    calls: RunCalls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
+    with suppress(ConnectionError):  # the script has gone
+        while line := await _line(reader):
+            try:
+                answer = await asyncio.to_thread(calls.answer, line)
+            except Exception as error:
+                # A fault of ours must not look to the script like an agent that is gone.
+                log.exception("a call of a script failed")
+                answer = RunAnswer(None, f"{type(error).__name__}: {error}", "SystemError")
+            writer.write(json.dumps(answer.to_json()).encode() + b"\n")
+            await writer.drain()
+
+
+async def _line(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\n")
+    except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        return b""

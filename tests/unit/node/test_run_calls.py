@@ -1,0 +1,403 @@
+"""What the script of a job reaches through its node's agent, and what it is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.core.paths import PACKAGE
+from rayjobs.injob import runcalls
+from rayjobs.injob.attempt_runs import ChildRun
+from rayjobs.injob.channel import Channel, ChannelError
+from rayjobs.jobs.records import StoredFile
+from rayjobs.jobs.states import JobState
+from rayjobs.node.run_calls import token_of
+from rayjobs.node.run_server import serving
+from rayjobs.protocol.attempts import AttemptOnNode
+from rayjobs.spec.model import JobSpec
+from rayjobs.store.requests import JobFilter, NewJob
+from rayjobs.submit.submitting import Checked, pack_source
+from rayjobs.workspace.folder import OpenWorkspace, open_workspace
+from tests.contract.store_contract import bring
+
+S = JobState
+
+
+@dataclass
+class Scene:
+    """A job that runs, with its folder on this node, and an agent that answers its script."""
+
+    opened: OpenWorkspace
+    job: str
+    attempt: int
+    root: Path
+    on: AttemptOnNode
+    channels: list[Channel] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "RAYJOBS_RUN_ID": self.job,
+            "RAYJOBS_ATTEMPT": str(self.attempt),
+            "RAYJOBS_ATTEMPT_DIR": str(self.root),
+            "RAYJOBS_METRICS_DIR": str(self.root / "metrics"),
+            "RAYJOBS_OUTPUTS": str(self.root / "work" / "outputs"),
+            "RAYJOBS_EXPERIMENT": "mnist",
+            "RAYJOBS_WORKSPACE_NAME": self.opened.name,
+            runcalls.TOKEN_VARIABLE: token_of(self.root),
+        }
+
+    def channel(self, patience_s: float = 5.0, token: str | None = None) -> Channel:
+        made = Channel(
+            str(self.root),
+            self.job,
+            self.attempt,
+            token_of(self.root) if token is None else token,
+            patience_s,
+        )
+        self.channels.append(made)
+        return made
+
+    def script(self, text: str, *, bare: bool = False) -> str:
+        """Run a script as a rank would be; `bare` leaves it the standard library alone."""
+        command = [sys.executable, *(["-S", "-E"] if bare else []), "-c"]
+        head = f"import sys; sys.path.append({str(self.root / 'injob')!r})\n"
+        done = subprocess.run(
+            [*command, head + textwrap.dedent(text)],
+            env={**os.environ, **self.environment},
+            cwd=self.root / "work",
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+class Agent:
+    """Serves an attempt's script on an event loop of its own, until it is stopped."""
+
+    def __init__(self, on: AttemptOnNode, opened: OpenWorkspace) -> None:
+        self._ready = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._end: asyncio.Event
+        self._thread = threading.Thread(target=self._run, args=(on, opened))
+        self._thread.start()
+        assert self._ready.wait(60)
+
+    def _run(self, on: AttemptOnNode, opened: OpenWorkspace) -> None:
+        async def main() -> None:
+            self._end = asyncio.Event()
+            async with serving(on, lambda: opened):
+                self._ready.set()
+                await self._end.wait()
+
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(main())
+        self._loop.close()
+
+    def stop(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._end.set)
+            self._thread.join(60)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "train.py").write_text("print('train')\n")
+    opened = open_workspace(tmp_path / "w")
+    spec = JobSpec(script="train.py", name="train", tags={"team": "blue"})
+    packed = pack_source(opened, Checked(spec, source, (), ()))
+    assert packed is not None
+    new = NewJob(spec=spec, experiment="mnist", snapshot=packed.digest, user="ada")
+    job, _ = opened.store.submit(new)
+    attempt = bring(opened.store, job, S.RUNNING)
+    root = tmp_path / ("a-long-name-of-a-folder-" * 5) / "a1"  # longer than a socket's path may be
+    (root / "metrics").mkdir(parents=True)
+    (root / "work").mkdir()
+    (root / "injob").mkdir()
+    (root / "injob" / "rayjobs").symlink_to(PACKAGE)
+    on = AttemptOnNode(
+        workspace=str(opened.path),
+        target="local",
+        job=job.id,
+        attempt=attempt,
+        node=0,
+        marker="m",
+        root=str(root),
+        socket="",
+    )
+    made = Scene(opened, job.id, attempt, root, on)
+    yield made
+    for channel in made.channels:
+        channel.close()
+    opened.close()
+
+
+@pytest.fixture
+def serve(scene: Scene) -> Iterator[Callable[[], Agent]]:
+    token_of(scene.root)
+    agents: list[Agent] = []
+
+    def start() -> Agent:
+        agents.append(Agent(scene.on, scene.opened))
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.stop()
+
+
+@pytest.fixture
+def agent(serve: Callable[[], Agent]) -> Agent:
+    return serve()
+
+
+WITHOUT_RAYJOBS = """
+    import json, os
+    from rayjobs.injob.run import Run
+
+    run = Run.get_context()
+    run.description = "from within"
+    run.tag("seen")
+    one = run.child_run("part")
+    with one:
+        one.log("loss", 0.5)
+        one.log("loss", float("inf"))
+        one.log_row("row", x=1, y=None)
+        one.tag("k", 3)
+        open("a.txt", "w").write("a")
+        one.upload_file("deep/a.txt", "a.txt")
+    below = one.child_run()
+    below.fail(ValueError("no"))
+    many = run.create_children(tag_key="fold", tag_values=[0, 1])
+    many[0].complete()
+    os.remove("a.txt")
+    one.download_files("deep/", "back")
+    workspace = run.experiment.workspace
+    print(json.dumps({
+        "metrics": one.get_metrics(),
+        "children": sorted(child.name for child in run.get_children()),
+        "folds": [child.id == many[1].id for child in run.get_children(tags={"fold": 1})],
+        "failed": [child.id == below.id for child in run.get_children(True, status="Failed")],
+        "all": len(run.get_metrics(recursive=True)),
+        "parent": [one.parent.id == run.id, run.parent],
+        "name": [run.name, run.number, run.description, run.status, one.status],
+        "tags": [run.tags, one.tags],
+        "files": [one.get_file_names(), open("back/deep/a.txt").read()],
+        "details": run.get_details()["status"],
+        "zip": run.restore_snapshot(path="code.zip"),
+        "workspace": [type(workspace).__name__, sorted(workspace.datastores),
+                      sorted(workspace.experiments)],
+    }))
+"""
+
+
+def test_a_script_with_the_standard_library_alone(scene: Scene, agent: Agent) -> None:
+    found: dict[str, Any] = json.loads(scene.script(WITHOUT_RAYJOBS, bare=True))
+    assert found["metrics"] == {"loss": [0.5, float("inf")], "row": {"x": 1, "y": None}}
+    assert found["children"][0] == "part" and len(found["children"]) == 3
+    assert (found["folds"], found["failed"], found["all"]) == ([True], [True], 5)
+    assert found["parent"] == [True, None]
+    assert found["name"] == ["train", 1, "from within", "Running", "Completed"]
+    assert found["tags"] == [{"team": "blue", "seen": None}, {"k": "3"}]
+    assert found["files"] == [["deep/a.txt"], "a"]
+    assert found["details"] == "Running"
+    with zipfile.ZipFile(scene.root / "work" / found["zip"]) as file:
+        assert file.namelist() == ["train.py"]
+    assert found["workspace"] == [
+        "RunWorkspace",
+        ["workspaceblobstore", "workspacefilestore"],
+        ["mnist"],
+    ]
+    store = scene.opened.store
+    [part] = [job for job in store.jobs(JobFilter(parent=scene.job)) if job.display_name == "part"]
+    assert (part.state, part.user, part.snapshot) == (
+        S.COMPLETED,
+        "ada",
+        store.job(scene.job).snapshot,
+    )
+    [below] = store.jobs(JobFilter(parent=part.id))
+    assert below.failure is not None and below.failure.message == "ValueError: no"
+    assert list((scene.root / runcalls.EXCHANGE).iterdir()) == []
+
+
+WITH_RAYJOBS = """
+    import json
+    from rayjobs import Dataset, Datastore, Experiment, Model, Run, ScriptRunConfig
+
+    run = Run.get_context()
+    workspace = run.experiment.workspace
+    store = workspace.get_default_datastore()
+    open("data.csv", "w").write("a,b\\n1,2\\n")
+    store.upload_files(["data.csv"], target_path="in")
+    made = Dataset.File.from_files((store, "in")).register(workspace, "table")
+    again = Dataset.get_by_name(workspace, "table")
+    by_id = Dataset.get_by_id(workspace, made.id)
+    handle = workspace.get_run(run.id)
+    open("train2.py", "w").write("print(2)")
+    submitted = run.submit_child(ScriptRunConfig(".", "train2.py"), tags={"why": "child"})
+    print(json.dumps({
+        "workspace": type(workspace).__module__,
+        "dataset": [again.name, again.version, by_id.name, [f for f in again.to_path()]],
+        "handle": [handle.status, handle.parent, handle.get_details()["runId"] == run.id],
+        "runs": [one.id for one in Experiment(workspace, "mnist").get_runs()] == [run.id],
+        "environment": run.get_environment().python.user_managed_dependencies,
+        "child": [submitted.parent.id == run.id, submitted.status, submitted.get_tags()],
+        "models": list(workspace.models),
+    }))
+"""
+
+
+def test_a_script_whose_python_has_rayjobs_gets_the_full_workspace(
+    scene: Scene, agent: Agent
+) -> None:
+    found = json.loads(scene.script(WITH_RAYJOBS))
+    assert found["workspace"] == "rayjobs.api.workspace"
+    assert found["dataset"][:3] == ["table", 1, "table"]
+    assert found["handle"] == ["Running", None, True]
+    assert found["runs"] and found["environment"]
+    assert found["child"] == [True, "Queued", {"why": "child"}]
+    [child] = scene.opened.store.jobs(JobFilter(parent=scene.job))
+    assert (child.kind, child.state, child.spec.script) == ("job", S.QUEUED, "train2.py")
+
+
+def call(channel: Channel, asked: Any) -> Any:
+    return channel.call(asked)
+
+
+def refused(channel: Channel, asked: Any) -> str:
+    with pytest.raises(ChannelError) as caught:
+        channel.call(asked)
+    return f"{caught.value.kind}: {caught.value}"
+
+
+def test_a_token_ends_with_its_attempt(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    store = scene.opened.store
+    child = ChildRun(channel, "child_1_00000001", None, "")
+    channel.call(runcalls.Start(child.id, scene.job))
+    child.log("x", 1)
+    assert "not the token" in refused(scene.channel(token="x" * 40), runcalls.Details(scene.job))
+    store.move(scene.job, attempt=scene.attempt, old=S.RUNNING, new=S.FINALIZING)
+    child.log("x", 2)  # what it writes last still counts
+    store.finish(scene.job, attempt=scene.attempt, state=S.COMPLETED)
+    for asked in (
+        runcalls.Details(scene.job),
+        runcalls.Log(child.id, ()),
+        runcalls.Start("child_1_00000002", scene.job),
+        runcalls.Method("store", "model", ["$"], {}),
+    ):
+        assert "AttemptEndedError" in refused(channel, asked)
+    assert store.job(child.id).state is S.COMPLETED  # with its attempt
+    assert [point.value for point in store.metrics(child.id)] == [1, 2]
+    assert [job.id for job in store.jobs(JobFilter(parent=scene.job))] == [child.id]
+
+
+def test_a_token_of_an_attempt_that_was_tried_again_is_refused(scene: Scene, agent: Agent) -> None:
+    from rayjobs.injob.outcomes import Outcome
+
+    channel = scene.channel()
+    channel.call(runcalls.Details(scene.job))
+    scene.opened.store.requeue(
+        scene.job, attempt=scene.attempt, reason="lost", outcome=Outcome.NODE_LOST
+    )
+    assert "AttemptEndedError" in refused(channel, runcalls.Details(scene.job))
+    job = scene.opened.store.job(scene.job)
+    bring(scene.opened.store, job, S.RUNNING)
+    assert "has ended" in refused(channel, runcalls.Details(scene.job))
+
+
+def test_without_an_agent_the_end_of_the_attempt_is_named(
+    scene: Scene, agent: Agent, serve: Callable[[], Agent]
+) -> None:
+    channel = scene.channel(patience_s=0.2)
+    channel.call(runcalls.Details(scene.job))
+    agent.stop()
+    assert "does not answer" in refused(channel, runcalls.Details(scene.job))
+    (scene.root / "exit.json").write_text("{}")
+    assert "AttemptEndedError: attempt 1" in refused(channel, runcalls.Details(scene.job))
+
+
+def test_a_call_waits_for_the_next_agent(
+    scene: Scene, agent: Agent, serve: Callable[[], Agent]
+) -> None:
+    channel = scene.channel(patience_s=60)
+    asked = runcalls.Start("child_1_00000001", scene.job)
+    first = channel.call(asked)
+    agent.stop()
+    later = threading.Timer(0.3, serve)
+    later.start()
+    again = channel.call(asked)  # as a call whose answer was lost
+    later.join()
+    assert again == first
+    assert len(scene.opened.store.jobs(JobFilter(parent=scene.job))) == 1
+
+
+def test_what_is_not_its_own_is_refused(scene: Scene, agent: Agent) -> None:
+    channel = scene.channel()
+    other, _ = scene.opened.store.submit(
+        NewJob(spec=JobSpec(script="a.py"), experiment="else", snapshot=None, user="eve")
+    )
+    for asked, text in (
+        (runcalls.Change(other.id, tags={"a": "b"}), "not a run of this job"),
+        (runcalls.End(other.id, "completed"), "not a run of this job"),
+        (runcalls.End(scene.job, "completed"), "not a child run"),
+        (runcalls.Log(scene.job, ()), "not a child run"),
+        (runcalls.Start("x_1_00000001", other.id), "not a run of this job"),
+        (runcalls.Keep(scene.job, ("a",), ("../../../etc/passwd",)), "not a child run"),
+        (runcalls.KeepBlob("../../../etc/passwd"), "no file"),
+        (runcalls.Details("nothing"), "NotFoundError"),
+        (runcalls.Fetch(scene.job, "nothing"), "it has: none"),
+        (runcalls.Records("secrets"), "has no 'secrets'"),
+        (method("store", "request_cancel", other.id), "not a run of this job"),
+        (method("store", "prune_records", [other.id]), "may not call store.prune_records"),
+        (method("store", "claim_target", "local"), "may not call store.claim_target"),
+        (method("catalogue", "remove_dataset", "x"), "may not call catalogue.remove_dataset"),
+        (method("store", "__class__"), "may not call"),
+        (method("blobs", "delete", "x"), "may not call blobs.delete"),
+    ):
+        assert text in refused(channel, asked), asked
+    assert scene.opened.store.job(other.id).tags == {}
+
+
+def method(part: str, name: str, *args: Any) -> runcalls.Method:
+    from rayjobs.protocol import values
+
+    return runcalls.Method(part, name, values.encode(list(args)), values.encode({}))
+
+
+def test_a_job_that_is_known_to_others_is_read_not_written(scene: Scene, agent: Agent) -> None:
+    from rayjobs.protocol import values
+
+    channel = scene.channel()
+    found = values.decode(channel.call(method("store", "job", scene.job)))
+    assert found == scene.opened.store.job(scene.job)
+
+
+def test_values_cross_as_they_are() -> None:
+    from rayjobs.protocol import values
+
+    at = json.loads(json.dumps(values.encode({"a": (1, [b"\x00", None]), 3: {S.FAILED}})))
+    assert values.decode(at) == {"a": (1, [b"\x00", None]), 3: {S.FAILED}}
+    with pytest.raises(values.ValueFormError, match="cannot be sent"):
+        values.encode(object())
+    for wrong in ({"$": "Popen", "of": {}}, {"$": "os.system", "is": "true"}, {}, [1], {"$": 1}):
+        with pytest.raises(values.ValueFormError):
+            values.decode(wrong)
+    assert StoredFile.__name__ in values._RECORDS
