@@ -33,6 +33,11 @@ from rayjobs.spec import requirements
 
 log = logging.getLogger(__name__)
 
+# A file that is no Python of this version is not an error.
+_COMPILE = """
+import compileall, sysconfig
+compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2)
+"""
 _RESOLVED = "# the pip part is resolved"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
@@ -64,6 +69,9 @@ class Work:
         control: What may end it.
         tell: Called with what people should know.
         known_lock: What an earlier attempt of the same job was given, or None.
+        first_lock: On further nodes of a job: returns the lock of its first node, when that is
+            there. All nodes of a job use one.
+        publish: On the first of several nodes: called with the lock.
         name: What people call the environment.
     """
 
@@ -71,6 +79,8 @@ class Work:
     control: Control
     tell: Tell
     known_lock: str | None = None
+    first_lock: Callable[[], str | None] | None = None
+    publish: Callable[[str], None] = lambda _lock: None
     name: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     has_waited: bool = False
@@ -195,6 +205,7 @@ class Environments:
             else:
                 lock = self._cache.lock_text(key) or lock
             self._cache.keep_resolved(digest, lock)
+            await asyncio.to_thread(work.publish, lock)
             self._cache.touch(key)
             found = Realised(str(self._cache.python(key)), key, lock, built)
             _note_use(work.paths, found)
@@ -210,9 +221,7 @@ class Environments:
         """Return the lock of a request to conda: kept here, of an earlier attempt, or made now."""
         digest = request.digest()
         async with self._alone(digest, work):
-            lock = self._cache.resolved(digest)
-            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
-                lock = work.known_lock
+            lock = await _given(request, work) or self._cache.resolved(digest)
             if lock is None:
                 work.tell(f"solving {_listed(list(wanted.specs))}", {"step": "resolve"})
                 solved = await conda.solve(wanted)
@@ -244,6 +253,9 @@ class Environments:
                 if not is_resolved:
                     of_pip = request.head() + await self._resolve(inside, base, work)
                 await self._install_into(prefix, of_pip, base, work)
+            # A job sees it read-only: no script of a job writes bytecode there.
+            compiling = [python.path, "-c", _COMPILE]
+            await self._step(work, compiling, "the packages cannot be compiled")
             of_pip = of_pip if is_resolved else f"{of_pip}{_RESOLVED}\n"
             head, body = request.head(), of_pip.removeprefix(request.head())
             whole = head + condas.joined(installed) + body
@@ -291,13 +303,11 @@ class Environments:
         """Return the lock of a request: kept here, or of an earlier attempt, or made now."""
         digest = request.digest()
         async with self._alone(digest, work):
-            lock = self._cache.resolved(digest)
-            if lock is None and work.known_lock and request.is_answered_by(work.known_lock):
-                lock = work.known_lock
-                self._cache.keep_resolved(digest, lock)
+            lock = await _given(request, work) or self._cache.resolved(digest)
             if lock is None:
                 lock = request.head() + await self._resolve(request, base, work)
-                self._cache.keep_resolved(digest, lock)
+            self._cache.keep_resolved(digest, lock)
+        await asyncio.to_thread(work.publish, lock)
         return lock
 
     async def _resolve(self, request: Request, base: Base | None, work: Work) -> str:
@@ -399,6 +409,27 @@ class Environments:
                 work.has_waited = True
                 work.tell("waiting for another attempt that builds it", {"step": "wait"})
             await work.control.pause()
+
+
+async def _given(request: Request, work: Work) -> str | None:
+    """Return the lock of the job's first node, or of an earlier attempt, if it answers a request.
+
+    On a further node this waits for the first one. Where the nodes differ in what decides about
+    packages, such as the version of Python, each has its own lock.
+    """
+    if work.first_lock is not None:
+        has_waited = False
+        while (lock := await asyncio.to_thread(work.first_lock)) is None:
+            if not has_waited:
+                work.tell("waiting for the lock of the first node", {"step": "wait"})
+            has_waited = True
+            await work.control.pause()
+        if request.is_answered_by(lock):
+            return lock
+        work.log().write("this node differs from the first one: it resolves for itself")
+    if work.known_lock and request.is_answered_by(work.known_lock):
+        return work.known_lock
+    return None
 
 
 async def _python_of(prefix: Path) -> Interpreter:

@@ -14,7 +14,7 @@ from rayjobs.core.errors import NotFoundError, StoreError
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
 from rayjobs.environments.realise import Environments, Work
-from rayjobs.node.build_logs import store_build_log
+from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
 
@@ -55,12 +55,22 @@ class NodeEnvironments:
             tell=partial(self._tell, on),
             known_lock=await asyncio.to_thread(self._known_lock, on),
         )
+        if on.node_count > 1:
+            if on.node == 0:
+                work.publish = partial(self._publish_lock, on, paths)
+            else:
+                work.first_lock = partial(self._stored_lock, on, on.attempt)
+        done = asyncio.Event()
+        streaming = asyncio.ensure_future(stream_build_log(self._workspaces, on, paths, done))
         try:
             found = await self._environments.realise(request.environment.to_json(), work)
         except BaseException:
+            done.set()
+            await streaming  # an older state of the log must not come after the last one
             await asyncio.to_thread(store_build_log, self._workspaces, on, paths)
             raise
         finally:
+            done.set()
             self._controls.pop(control.marker, None)
         if not found.built:
             self._tell(on, "the environment was built before", {"step": "found", "key": found.key})
@@ -78,14 +88,21 @@ class NodeEnvironments:
 
     def _known_lock(self, on: AttemptOnNode) -> str | None:
         """Return the packages that an earlier attempt had: a retry runs with the same."""
-        if on.attempt <= 1:
-            return None
+        return None if on.attempt <= 1 else self._stored_lock(on, None)
+
+    def _stored_lock(self, on: AttemptOnNode, attempt: int | None) -> str | None:
+        """Return the lock that is stored with a job, of one attempt or of any."""
         try:
             workspace = self._workspaces.of(on)
             for file in workspace.store.files(on.job):
-                if file.name == ENVIRONMENT_LOCK:
+                if file.name == ENVIRONMENT_LOCK and attempt in (None, file.attempt):
                     with workspace.blobs.open(file.blob) as stream:
                         return stream.read().decode()
         except (StoreError, NotFoundError, OSError) as error:
-            log.info("the packages of the attempt before are not known: %s", error)
+            log.info("the stored packages of %s are not known: %s", on.job, error)
         return None
+
+    def _publish_lock(self, on: AttemptOnNode, paths: AttemptPaths, lock: str) -> None:
+        """Store the lock at once: the job's other nodes wait for it."""
+        paths.environment_lock.write_text(lock)
+        store_file(self._workspaces, on, paths.environment_lock, ENVIRONMENT_LOCK)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from rayjobs import snapshots
 from rayjobs.core.errors import PrepareError
@@ -131,6 +132,7 @@ class Node:
         root = Path(plan.root)
         await self._bring_secrets(on)  # another agent may have prepared it
         views = await asyncio.to_thread(self._data.views, on)
+        views = await asyncio.to_thread(self._with_environment, on, views)
         token = await asyncio.to_thread(token_of, root)
         tokens = dict.fromkeys((TOKEN_VARIABLE, AZURE_TOKEN), token)
         plan = replace(plan, env={**plan.env, **tokens})
@@ -148,6 +150,20 @@ class Node:
             if found is not None and hostclient.is_alive(found.identity):
                 return Launched(found.identity)
             raise PrepareError(str(error), failure_class="system") from error
+
+    def _with_environment(
+        self, on: AttemptOnNode, views: dict[str, Any] | None
+    ) -> dict[str, Any] | None:
+        """Return an attempt's views with all environments of the node read-only, if it uses one.
+
+        Their files may be hard links to those of other environments, and of what installs them.
+        """
+        if not AttemptPaths(Path(on.root)).environment.exists():
+            return views
+        if not self._views.protection().read_only:
+            return views
+        made = views or {"read_only": [], "writable": [on.root, str(Path(on.socket).parent)]}
+        return {**made, "read_only": [*made["read_only"], str(self.paths.environments)]}
 
     async def _node_plan(self, request: LaunchRequest) -> LaunchPlan:
         """Return the plan with what is known only on the node."""

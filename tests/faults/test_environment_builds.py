@@ -88,6 +88,18 @@ def test_cancel_ends_a_build(jobs: Jobs, slow: SlowPackage) -> None:
     nothing_is_built(jobs, job)
 
 
+def test_what_building_says_is_stored_while_it_builds(jobs: Jobs, slow: SlowPackage) -> None:
+    job = submit(jobs, slow)
+    until(slow.has_begun, "the build begins")
+    stored = lambda: {file.name for file in jobs.store.files(job.id)}  # noqa: E731
+    until(lambda: BUILD_LOG in stored(), "the log is stored before the build has ended")
+    assert jobs.job(job).state is JobState.PREPARING
+    assert b"uv pip" in jobs.file(job, BUILD_LOG)
+    slow.let_go()
+    jobs.wait(job, JobState.COMPLETED)
+    assert b"built in" in jobs.file(job, BUILD_LOG)
+
+
 def test_a_build_ends_with_the_time_limit(jobs: Jobs, slow: SlowPackage) -> None:
     job = submit(jobs, slow, max_duration_s=1.0)
     done = jobs.wait(job, JobState.FAILED)

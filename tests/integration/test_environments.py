@@ -120,3 +120,23 @@ def test_a_job_in_an_environment_of_conda(jobs: Jobs, tmp_path: Path) -> None:
     assert b"tiny-conda-1.0-0.tar.bz2" in lock
     assert b"tiny-pip==1.0" in lock
     assert [point.value for point in jobs.store.metrics(job.id)] == [2.0]
+
+
+def test_a_job_cannot_change_its_environment(jobs: Jobs, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-closed")
+    asked = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-closed"))
+    script = """
+        import pathlib, tempfile, tiny_closed
+        own = pathlib.Path(tiny_closed.__file__)
+        for path in (own, own.parent / "new.py"):
+            try:
+                path.write_text("VALUE = 'changed'")
+                print("changed")
+            except OSError as error:
+                print(error.strerror)
+        tempfile.NamedTemporaryFile().close()
+        pathlib.Path("outputs/own").write_text("own")
+    """
+    for _ in range(2):
+        job = jobs.wait(jobs.submit(script, environment=asked), JobState.COMPLETED)
+        assert jobs.log(job) == b"Read-only file system\n" * 2

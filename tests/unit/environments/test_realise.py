@@ -278,3 +278,28 @@ def test_constraints_limit_versions_and_ask_for_nothing(builder: Builder, wheels
     assert says(found.python).startswith("one ")
     free, _ = builder.build(*lines(wheels, "tiny-tool"))
     assert says(free.python).startswith("two ")
+
+
+def test_the_nodes_of_a_job_use_the_lock_of_the_first(
+    builder: Builder, wheels: Path, tmp_path: Path
+) -> None:
+    published: list[str] = []
+    first = builder.wish()
+    first.work.publish = published.append
+    found, _ = builder.build(*lines(wheels, "tiny-tool"), wish=first)
+    assert published == [found.lock]
+    # The other node has resolved the same request at another time, and must not use that.
+    elsewhere = Builder(tmp_path / "other-node")
+    other, _ = elsewhere.build(*lines(wheels, "tiny-tool"))
+    newer = found.lock.replace("tiny-tool==1.0", "tiny-tool==1.0 ; python_version > '3'")
+    answers = iter([None, None, newer])
+    wish = elsewhere.wish()
+    wish.work.first_lock = lambda: next(answers)
+    same, _ = elsewhere.build(*lines(wheels, "tiny-tool"), wish=wish)
+    assert wish.steps[0] == "wait"
+    assert "resolve" not in wish.steps
+    assert same.lock == newer != other.lock
+    # That of a node with another Python does not count.
+    wish = elsewhere.wish()
+    wish.work.first_lock = lambda: "# request: of another node\n"
+    assert elsewhere.build(*lines(wheels, "tiny-tool"), wish=wish)[0].lock == newer
