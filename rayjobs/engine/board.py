@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rayjobs.core.clock import Clock, SystemClock
-from rayjobs.core.errors import RayjobsError, StoreError, UnreadableSpecError
+from rayjobs.core.errors import (
+    RayjobsError,
+    StoreError,
+    StoreLostError,
+    StoreVersionError,
+    UnreadableSpecError,
+)
 from rayjobs.core.folder_handle import FolderHandle
 from rayjobs.jobs.queue_records import Mark
 from rayjobs.jobs.records import Attempt, Job
@@ -73,6 +79,7 @@ class QueueView:
             another mapping once one changed.
         live: The jobs that hold a place, with their newest attempt.
         saved: When the newest checkpoint of each preemptible live job was stored, by key.
+        trouble: Why the store cannot be read until a person does something; empty: it can.
     """
 
     def __init__(self, served: Served, target: str) -> None:
@@ -82,6 +89,7 @@ class QueueView:
         self.parents: Mapping[str, JobState] = {}
         self.live: list[tuple[Served, Job, Attempt]] = []
         self.saved: dict[str, float] = {}
+        self.trouble = ""
         self._target = target
         self._change: tuple[int, int] | None = None
         self._marks: frozenset[Mark] = frozenset()
@@ -119,7 +127,10 @@ class QueueView:
             except StoreError as error:
                 log.warning("workspace %s cannot be read: %s", self.served.path, error)
                 self._forget()
+                lasts = isinstance(error, (StoreVersionError, StoreLostError))
+                self.trouble = error.message if lasts else ""
             else:
+                self.trouble = ""
                 self._change, self._looked_at = change, now
 
     def _forget(self) -> None:
@@ -253,7 +264,8 @@ class Board:
     @property
     def refused(self) -> dict[str, str]:
         """Why workspaces are not served, by their path."""
-        return {**self._broken, **self._copies}
+        unread = {path: view.trouble for path, view in self._views.items() if view.trouble}
+        return {**self._broken, **self._copies, **unread}
 
     @property
     def is_complete(self) -> bool:

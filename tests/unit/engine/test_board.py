@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -114,3 +115,22 @@ def test_a_copied_workspace_is_refused_while_its_original_is_served(
     assert {served.path for served in board.served} == {str(workspace), str(copy)}
     for served in board.served:
         served.store.close()
+
+
+def test_a_store_of_a_newer_version_is_named_to_those_who_ask(
+    workspace: Path, tmp_path: Path
+) -> None:
+    board = Board("local", tmp_path / "none", opened)
+
+    async def play() -> None:
+        await board.add(str(workspace))
+        await board.look()
+        assert board.refused == {}
+        with sqlite3.connect(workspace / "store.db") as connection:
+            connection.execute("PRAGMA user_version = 9999")
+        connection.close()
+        await board.look()
+        assert "schema version 9999" in board.refused[str(workspace)]
+        board.served[0].store.close()
+
+    asyncio.run(play())
