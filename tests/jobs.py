@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import pytest
 
 from rayjobs.core.paths import home
+from rayjobs.injob.identity import Identity
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Attempt, Job
 from rayjobs.jobs.states import JobState
 from rayjobs.launch.leftovers import find_leftovers
@@ -88,17 +90,23 @@ class Jobs:
 
     def root(self, job: Job) -> Path:
         """Return the attempt's folder on this node, once its host is known."""
-        return Path(self.host(job)["root"])
+        return Path(self.host(job).root)
 
-    def host(self, job: Job) -> dict[str, Any]:
+    def host(self, job: Job) -> HostRecord:
         """Return the record of the attempt's host, once it runs."""
 
-        def record() -> dict[str, Any] | None:
+        def record() -> HostRecord | None:
             attempts = self.store.attempts(job.id)
             hosts = attempts[-1].hosts if attempts else ()
-            return dict(hosts[0]) if hosts and "pid" in hosts[0] else None
+            return hosts[0] if hosts and hosts[0].pid is not None else None
 
         return until(record, f"{job.id} has a host")  # type: ignore[return-value]
+
+    def host_process(self, job: Job) -> Identity:
+        """Return which process the attempt's host is, once it runs."""
+        found = self.host(job).identity
+        assert found is not None
+        return found
 
     def says(self, job: Job, text: bytes) -> None:
         """Wait until the running job has printed `text`."""
@@ -127,13 +135,13 @@ class Jobs:
         for attempt in self.store.attempts(job.id):
             for host in attempt.hosts:
                 until(
-                    lambda marker=host["marker"]: not find_leftovers(marker),  # type: ignore[misc]
+                    lambda marker=host.marker: not find_leftovers(marker),  # type: ignore[misc]
                     f"nothing of {job.id} lives",
                 )
-                if "root" in host:
+                if host.root:
                     until(
-                        lambda root=host["root"]: not Path(root).exists(),  # type: ignore[misc]
-                        f"the scratch {host['root']} is gone",
+                        lambda root=host.root: not Path(root).exists(),  # type: ignore[misc]
+                        f"the scratch {host.root} is gone",
                     )
 
 

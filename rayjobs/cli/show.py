@@ -289,12 +289,12 @@ def _attempt(attempt: Attempt, job: Job) -> str:
     nodes = []
     shape = job.spec.distribution
     for host in attempt.hosts:
-        number = int(host.get("node", 0))
+        number = host.node
         node = f"node {number}"
         if shape.world_size > 1:
             first = number * shape.processes_per_node
             node += f" ({rank_set(range(first, first + shape.processes_per_node))})"
-        nodes.append(f"{node}: {str(host.get('node_id', ''))[:12]} pid {host.get('pid', '-')}")
+        nodes.append(f"{node}: {host.node_id[:12]} pid {host.pid or '-'}")
     failure = attempt.failure
     return _section(
         f"Attempt {attempt.number}",
@@ -308,7 +308,7 @@ def _attempt(attempt: Attempt, job: Job) -> str:
             ("Allocation", attempt.allocation or ""),
             ("Where", "; ".join(nodes)),
             ("Ranks", _ends(attempt) if shape.world_size > 1 else ""),
-            ("Folder", str(attempt.hosts[0].get("root", "")) if attempt.hosts else ""),
+            ("Folder", attempt.hosts[0].root if attempt.hosts else ""),
             ("Cold start", attempt.cold_reason or ""),
             ("Failure", plain_text(failure.message) if failure else ""),
         ],
@@ -333,9 +333,9 @@ def _ran_on(attempt: Attempt) -> list[tuple[str, str]]:
     for what, number in (("Runs on", 0), ("Machine", 1)):
         texts: dict[str, list[int]] = {}
         for host in attempt.hosts:
-            if host.get("facts"):
-                text = plain_text(described(host["facts"])[number])
-                texts.setdefault(text, []).append(int(host.get("node", 0)))
+            if host.facts is not None:
+                text = plain_text(described(host.facts.known())[number])
+                texts.setdefault(text, []).append(host.node)
         for text, nodes in texts.items():
             numbers = ", ".join(str(node) for node in nodes)
             rows.append((what, text if len(texts) == 1 else f"node {numbers}: {text}"))
@@ -346,9 +346,8 @@ def _packages(workspace: OpenWorkspace, attempts: list[Attempt]) -> list[str]:
     """Return the packages of the newest attempt's first node, as requirements."""
     for attempt in reversed(attempts):
         for host in attempt.hosts:
-            digest = (host.get("facts") or {}).get("packages")
-            if digest is not None:
-                content = json.loads(workspace.store.catalogue.manifest(str(digest)))
+            if host.facts is not None and host.facts.packages is not None:
+                content = json.loads(workspace.store.catalogue.manifest(host.facts.packages))
                 return [f"{name}=={version}" for name, version in content]
     return []
 
@@ -357,10 +356,11 @@ def _ends(attempt: Attempt) -> str:
     """Return how each rank ended, ranks of one end together."""
     ends: dict[str, list[int]] = {}
     for record in attempt.exits:
-        for rank in record.get("ranks") or ():
-            number = rank.get("signal")
-            end = f"exit code {rank.get('exit_code')}" if number is None else signal_name(number)
-            ends.setdefault(end, []).append(int(rank["rank"]))
+        for one in record.ranks:
+            end = f"exit code {one.exit_code}"
+            if one.signal is not None:
+                end = signal_name(one.signal)
+            ends.setdefault(end, []).append(one.rank)
     return "; ".join(f"{rank_set(sorted(ranks))}: {end}" for end, ranks in ends.items())
 
 

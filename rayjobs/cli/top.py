@@ -164,7 +164,7 @@ def _running(
     job: Job, attempt: Attempt, held: dict[str, Any] | None, now: datetime
 ) -> dict[str, Any]:
     shape = (held or {}).get("shape") or {}
-    nodes = (held or {}).get("nodes") or [host.get("node_id") for host in attempt.hosts]
+    nodes = (held or {}).get("nodes") or [host.node_id for host in attempt.hosts]
     return {
         "id": job.id,
         "short_id": short_id(job),

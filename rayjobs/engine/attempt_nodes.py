@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from rayjobs.injob.identity import boot_id
+from rayjobs.jobs.hosts import HostFacts, HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.protocol.attempts import AttemptOnNode, Launched
-from rayjobs.protocol.nodes import HostFacts
 
 
 @dataclass
@@ -39,56 +37,53 @@ class NodeOfAttempt:
         at = f" at {self.on.address}" if self.on.address else ""
         return f"node {self.on.node} ({self.node_id[:12]}{at})"
 
-    def record(self, launched: Launched | None) -> dict[str, Any]:
+    def record(self, launched: Launched | None) -> HostRecord:
         """Return where its host will be, and once it is launched who it is, as it is stored."""
         on = self.on
-        where = {
-            "node": on.node,
-            "node_id": self.node_id,
-            "root": on.root,
-            "socket": on.socket,
-            "marker": on.marker,
-            "address": on.address,
-            "lease_s": on.lease_s,
-            "facts": None if self.facts is None else self.facts.known(),
-        }
+        where = HostRecord(
+            node=on.node,
+            node_id=self.node_id,
+            root=on.root,
+            socket=on.socket,
+            marker=on.marker,
+            address=on.address,
+            lease_s=on.lease_s,
+            facts=self.facts,
+        )
         if launched is None:
             return where
-        return {
-            **where,
-            **launched.host.to_json(),
-            "cold": launched.cold,
-            "watches_raylet": launched.watches_raylet,
-        }
+        return replace(
+            where,
+            pid=launched.host.pid,
+            start_time=launched.host.start_time,
+            boot_id=launched.host.boot_id,
+            cold=launched.cold,
+            watches_raylet=launched.watches_raylet,
+        )
 
 
 def of_record(
-    workspace: str, target: str, job: Job, number: int, host: Mapping[str, Any]
+    workspace: str, target: str, job: Job, number: int, host: HostRecord
 ) -> NodeOfAttempt:
     """Return the node of a host that was launched earlier, from its stored record."""
     shape = job.spec.distribution
-    node, per_node = int(host["node"]), shape.processes_per_node
+    first = host.node * shape.processes_per_node
     on = AttemptOnNode(
         workspace=workspace,
         target=target,
         job=job.id,
         attempt=number,
-        node=node,
-        marker=str(host["marker"]),
-        root=str(host["root"]),
-        socket=str(host["socket"]),
+        node=host.node,
+        marker=host.marker,
+        root=host.root,
+        socket=host.socket,
         node_count=shape.nodes,
-        ranks=tuple(range(node * per_node, (node + 1) * per_node)),
-        address=host.get("address"),
+        ranks=tuple(range(first, first + shape.processes_per_node)),
+        address=host.address,
         boot_id=boot_id(),
         grace_s=job.spec.grace_s,
         max_duration_s=job.spec.max_duration_s,
         stall_timeout_s=job.spec.stall_timeout_s,
-        lease_s=host.get("lease_s"),
+        lease_s=host.lease_s,
     )
-    return NodeOfAttempt(
-        on,
-        str(host["node_id"]),
-        was_launched=True,
-        watches_raylet=bool(host.get("watches_raylet")),
-    )
+    return NodeOfAttempt(on, host.node_id, was_launched=True, watches_raylet=host.watches_raylet)

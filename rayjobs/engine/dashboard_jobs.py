@@ -288,8 +288,7 @@ def _line(job: Job) -> JobLine:
 
 
 def _node_of(attempt: Attempt) -> str:
-    first = next((host for host in attempt.hosts if not host.get("node")), {})
-    return str(first.get("node_id") or "")
+    return next((host.node_id for host in attempt.hosts if not host.node), "")
 
 
 def _differs(known: Shown | None, shown: Shown, *, reasons: bool) -> bool:

@@ -15,7 +15,6 @@ from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
 from rayjobs.engine.attempts import AttemptsInProgress
 from rayjobs.engine.board import Board, Served
-from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
 from rayjobs.jobs.records import Allocation, AllocationState, Attempt, Job
 from rayjobs.jobs.states import JobState
@@ -184,8 +183,7 @@ class Recovery:
         for attempt in await served.ask(served.store.attempts, row.job):
             if attempt.number == row.attempt:
                 nodes = self._nodes_of(served, job, attempt)
-                exits = [ExitRecord.from_json(one) for one in attempt.exits]
-                proven = sum(one.leftovers.proven_dead for one in exits)
+                proven = sum(one.leftovers.proven_dead for one in attempt.exits)
                 return proven == len(nodes), nodes
         return True, []
 

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 from dataclasses import dataclass
-from typing import Any, Mapping, Optional, Tuple
+from typing import Any, Mapping, Optional, Protocol, Tuple
 
 from rayjobs.injob import recordfiles
 from rayjobs.injob.files import write_atomic
@@ -110,6 +110,26 @@ class RankStack(Message):
     text: str = ""
 
 
+class OneNode(Protocol):
+    """What every message about an attempt on one node says."""
+
+    @property
+    def job(self) -> str:
+        """Id of the job."""
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+
+    @property
+    def node(self) -> int:
+        """Number of the node in the attempt."""
+
+    @property
+    def marker(self) -> str:
+        """Marks every process of the attempt on this node."""
+
+
 @dataclass(frozen=True)
 class ExitRecord(Message):
     """How an attempt ended on one node. One constructor for each kind of record.
@@ -162,64 +182,37 @@ class ExitRecord(Message):
     @classmethod
     def of_lost_host(
         cls,
+        on: OneNode,
         *,
-        job: str,
-        attempt: int,
-        node: int,
-        marker: str,
         boot_id: str,
         leftovers: Leftovers,
         usage: Optional[Mapping[str, object]],
     ) -> ExitRecord:
         """Return the record that a host would have written, had it not been killed."""
         return cls(
-            job=job,
-            attempt=attempt,
-            node=node,
-            marker=marker,
-            boot_id=boot_id,
-            outcome=Outcome.HOST_ERROR,
+            on.job,
+            on.attempt,
+            on.node,
+            on.marker,
+            Outcome.HOST_ERROR,
             reason="the attempt host was killed and left no exit record",
+            boot_id=boot_id,
             leftovers=leftovers,
             usage=usage,
         )
 
     @classmethod
     def of_stopped_host(
-        cls,
-        *,
-        job: str,
-        attempt: int,
-        node: int,
-        marker: str,
-        outcome: Outcome,
-        reason: str,
-        end_reason: Optional[EndReason] = None,
+        cls, on: OneNode, *, outcome: Outcome, reason: str, end_reason: Optional[EndReason] = None
     ) -> ExitRecord:
         """Return what is known of an attempt that its node ends in place of a stopped host."""
-        return cls(
-            job=job,
-            attempt=attempt,
-            node=node,
-            marker=marker,
-            outcome=outcome,
-            reason=reason,
-            end_reason=end_reason,
-        )
+        return cls(on.job, on.attempt, on.node, on.marker, outcome, reason, end_reason)
 
     @classmethod
-    def of_lost_node(
-        cls, *, job: str, attempt: int, node: int, marker: str, name: str
-    ) -> ExitRecord:
+    def of_lost_node(cls, on: OneNode, *, name: str) -> ExitRecord:
         """Return the record that stands for a host that went with its node `name`."""
-        return cls(
-            job=job,
-            attempt=attempt,
-            node=node,
-            marker=marker,
-            outcome=Outcome.NODE_LOST,
-            reason=f"{name} was lost, and its host ended by its own clock",
-        )
+        reason = f"{name} was lost, and its host ended by its own clock"
+        return cls(on.job, on.attempt, on.node, on.marker, Outcome.NODE_LOST, reason)
 
 
 def make_reserve(root: str) -> None:

@@ -12,6 +12,8 @@ from rayjobs.core.failures import Failure
 from rayjobs.jobs.states import JobState
 
 if TYPE_CHECKING:  # pydantic's import is most of what a listing would take
+    from rayjobs.injob.exitrecord import ExitRecord
+    from rayjobs.jobs.hosts import HostRecord
     from rayjobs.spec.model import JobSpec
 
 
@@ -160,11 +162,8 @@ class Attempt:
     """One execution of a job.
 
     Attributes:
-        hosts: Identity and place of each node's attempt host:
-            ``{"node": 0, "node_id", "pid", "start_time", "boot_id", "root", "socket",
-            "marker"}`` (see docs/architecture.md), and under ``facts`` what it ran on
-            (`rayjobs.node.facts`).
-        exits: JSON of the exit records (`rayjobs.injob.exitrecord.ExitRecord`), one per node.
+        hosts: The attempt host of each node, once it is known where it will be.
+        exits: The exit records, one per node that has ended.
         outcome: An `Outcome`; of what is no execution (an array, a sweep), its final state.
         cold_reason: Why its ranks did not come from a warm interpreter; None when they did.
     """
@@ -175,8 +174,8 @@ class Attempt:
     created_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    hosts: tuple[Mapping[str, Any], ...] = ()
-    exits: tuple[Mapping[str, Any], ...] = ()
+    hosts: tuple[HostRecord, ...] = ()
+    exits: tuple[ExitRecord, ...] = ()
     cold_reason: str | None = None
     outcome: str = ""
     failure: Failure | None = None

@@ -210,7 +210,7 @@ def _ran_with(store: Store, job: Job) -> dict[str, Any]:
     """Return what the run's last attempt ran with, of its first node that says so."""
     for attempt in reversed(store.attempts(job.id)):
         for host in attempt.hosts:
-            facts = host.get("facts")
+            facts = {} if host.facts is None else host.facts.known()
             if attempt.number == job.attempt and facts:
                 return {key: facts[key] for key in FACT_KEYS if facts.get(key)}
     return {}

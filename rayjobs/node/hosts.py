@@ -51,10 +51,7 @@ def read_secrets(references: Mapping[str, SecretSource]) -> dict[str, str]:
 def exit_record_of_lost_host(on: AttemptOnNode, proof: Proof) -> ExitRecord:
     """Return the record that a host would have written, had it not been killed."""
     return ExitRecord.of_lost_host(
-        job=on.job,
-        attempt=on.attempt,
-        node=on.node,
-        marker=on.marker,
+        on,
         boot_id=boot_id(),
         leftovers=Leftovers(proof.killed, proof.proven_dead, proof.remaining),
         usage=usage.read(on.root),

@@ -16,6 +16,7 @@ from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.digests import digest_of
 from rayjobs.environments import interpreter
 from rayjobs.injob.plan import LaunchPlan
+from rayjobs.jobs.hosts import HostFacts
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.launch import network
 from rayjobs.node import gpus
@@ -26,7 +27,7 @@ from rayjobs.node.facts import NodeFacts
 from rayjobs.node.scratch import Scratch
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
-from rayjobs.protocol.nodes import HostFacts, Prepared
+from rayjobs.protocol.nodes import Prepared
 from rayjobs.resume import resuming
 
 log = logging.getLogger(__name__)

@@ -55,13 +55,7 @@ class StoppedHosts:
         marker = on.marker
         if marker not in self._ending:
             record = ExitRecord.of_stopped_host(
-                job=on.job,
-                attempt=on.attempt,
-                node=on.node,
-                marker=marker,
-                outcome=outcome,
-                reason=reason,
-                end_reason=end_reason,
+                on, outcome=outcome, reason=reason, end_reason=end_reason
             )
             task = asyncio.ensure_future(self._end(on, host, record, grace_s))
             self._ending[marker] = task

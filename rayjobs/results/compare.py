@@ -128,16 +128,14 @@ def _arguments(job: Job) -> dict[str, Any]:
 def _facts(workspace: OpenWorkspace, job: Job) -> dict[str, Any]:
     """Return what the newest attempt recorded about its code and machine; empty where nothing is.
 
-    Older records have none, and fields that are not understood are left alone.
+    Older records have none.
     """
     for attempt in reversed(workspace.store.attempts(job.id)):
         for host in attempt.hosts:
-            recorded = host.get("facts")
-            if not isinstance(recorded, Mapping) or not recorded:
+            if host.facts is None or not (found := host.facts.known()):
                 continue
-            found = dict(recorded)
-            if isinstance(digest := found.pop("packages", None), str):
-                found["packages"] = _stored_packages(workspace, digest)
+            if host.facts.packages is not None:
+                found["packages"] = _stored_packages(workspace, host.facts.packages)
             return found
     return {}
 

@@ -271,9 +271,9 @@ class Logs:
             return
         per_node = self._store.job(self.job_id).spec.distribution.processes_per_node
         for host in chosen[-1].hosts:
-            root = Path(str(host.get("root", "")))
-            if host.get("root") and root.is_dir():
-                yield root, int(host.get("node", 0)) * per_node, per_node
+            root = Path(host.root)
+            if host.root and root.is_dir():
+                yield root, host.node * per_node, per_node
 
     def _live_files(self) -> Iterator[tuple[str, Path]]:
         for root, first, count in self._roots():
@@ -346,7 +346,7 @@ def _always(value: float) -> Callable[[], float]:
 def _ran(attempt: Attempt, rank: int) -> tuple[float | None, float | None]:
     """Return when a rank of an attempt was started and when it ended, as its record has it."""
     for record in attempt.exits:
-        for one in record.get("ranks") or ():
-            if one.get("rank") == rank:
-                return one.get("started_at"), one.get("ended_at")
+        for one in record.ranks:
+            if one.rank == rank:
+                return one.started_at, one.ended_at
     return None, None

@@ -17,16 +17,14 @@ def records_of(attempt: Attempt) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """
     ended = set()
     for one in attempt.exits:
-        found = one.get("usage")
-        if found:
-            ended.add(int(one.get("node", 0)))
-            yield int(one.get("node", 0)), found
+        if one.usage:
+            ended.add(one.node)
+            yield one.node, one.usage
     for host in attempt.hosts:
-        node = int(host.get("node", 0))
-        if node not in ended and attempt.ended_at is None:
-            found = usage.read(str(host.get("root", "")))
+        if host.node not in ended and attempt.ended_at is None:
+            found = usage.read(host.root)
             if found is not None:
-                yield node, found
+                yield host.node, found
 
 
 def peak_bytes(attempt: Attempt) -> int | None:
@@ -36,8 +34,8 @@ def peak_bytes(attempt: Attempt) -> int | None:
     """
     peaks = [int(found.get("peak_bytes") or 0) for _, found in records_of(attempt)]
     for one in attempt.exits:
-        peaks.append(int((one.get("memory") or {}).get("peak_bytes") or 0))
-        peaks += [int(rank.get("max_rss_bytes") or 0) for rank in one.get("ranks") or ()]
+        peaks.append(one.memory.peak_bytes or 0)
+        peaks += [rank.max_rss_bytes or 0 for rank in one.ranks]
     return max(peaks, default=0) or None
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
 
 from rayjobs.core.errors import TransitionError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (
     INTERACTIVE,
     Attempt,
@@ -128,20 +129,20 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
         job_id: str,
         *,
         attempt: int,
-        hosts: Sequence[Mapping[str, Any]],
+        hosts: Sequence[HostRecord],
         cold_reason: str | None = None,
     ) -> bool:
         """See `Store.set_hosts`."""
         values = {
             "job": job_id,
             "attempt": attempt,
-            "hosts": to_json([dict(host) for host in hosts]),
+            "hosts": to_json([host.to_json() for host in hosts]),
             "cold_reason": cold_reason,
         }
         with self._database.write() as connection:
             return connection.execute(transitions.SET_HOSTS, values).rowcount == 1
 
-    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
+    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[ExitRecord]) -> bool:
         """See `Store.record_exit`. Records of other nodes that are there already stay."""
         key = {"job": job_id, "attempt": attempt}
         with self._database.write() as connection:
@@ -149,7 +150,7 @@ class AttemptsPart(ArrayEnds, RunEnds, PipelineEnds):
             if row is None or self._row(connection, job_id)["attempt"] != attempt:
                 return False
             kept = {record.get("node", 0): record for record in json.loads(row["exits"])}
-            new = {record.get("node", 0): dict(record) for record in exits}
+            new = {record.node: record.to_json() for record in exits}
             merged = to_json([record for _, record in sorted((kept | new).items())])
             if merged == row["exits"]:
                 return True  # said before, perhaps by a call whose answer was lost

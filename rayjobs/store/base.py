@@ -35,7 +35,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rayjobs.core.failures import Failure
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.queue_records import Durations, Mark, Prediction, QueueRow, Usage
 from rayjobs.jobs.records import (
     Allocation,
@@ -249,12 +251,12 @@ class AttemptStore(Protocol):
         job_id: str,
         *,
         attempt: int,
-        hosts: Sequence[Mapping[str, Any]],
+        hosts: Sequence[HostRecord],
         cold_reason: str | None = None,
     ) -> bool:
         """Record the hosts that run an attempt, and why they started without a warm interpreter."""
 
-    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[Mapping[str, Any]]) -> bool:
+    def record_exit(self, job_id: str, *, attempt: int, exits: Sequence[ExitRecord]) -> bool:
         """Keep exit records of an attempt, one per node. Idempotent.
 
         Records of other nodes stay.

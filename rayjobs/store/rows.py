@@ -6,11 +6,14 @@ import json
 import sqlite3
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rayjobs.core.clock import to_text
-from rayjobs.core.errors import UnreadableSpecError, UsageError
+from rayjobs.core.errors import StoreError, UnreadableSpecError, UsageError
 from rayjobs.core.failures import Failure
+from rayjobs.injob.exitrecord import ExitRecord
+from rayjobs.injob.messages import Message, MessageError
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
@@ -22,6 +25,8 @@ from rayjobs.jobs.records import (
     StoredFile,
 )
 from rayjobs.jobs.states import JobState
+
+Record = TypeVar("Record", bound=Message)
 
 if TYPE_CHECKING:
     from rayjobs.spec.model import JobSpec
@@ -164,12 +169,26 @@ def attempt_of(row: sqlite3.Row) -> Attempt:
         created_at=time_of(row["created_at"]),
         started_at=optional_time(row["started_at"]),
         ended_at=optional_time(row["ended_at"]),
-        hosts=tuple(json.loads(row["hosts"])),
-        exits=tuple(json.loads(row["exits"])),
+        hosts=_messages_of(HostRecord, row, "hosts"),
+        exits=_messages_of(ExitRecord, row, "exits"),
         cold_reason=row["cold_reason"],
         outcome=row["outcome"],
         failure=failure_of(row["failure"]),
     )
+
+
+def _messages_of(kind: type[Record], row: sqlite3.Row, column: str) -> tuple[Record, ...]:
+    """Return the records of a column.
+
+    Raises:
+        StoreError: a later version wrote them, or they are damaged.
+    """
+    try:
+        return tuple(kind.from_json(values) for values in json.loads(row[column]))
+    except (MessageError, ValueError) as error:
+        raise StoreError(
+            f"the {column} of attempt {row['number']} of {row['job']} cannot be read: {error}"
+        ) from error
 
 
 def allocation_of(row: sqlite3.Row) -> Allocation:

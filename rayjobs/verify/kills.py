@@ -143,7 +143,7 @@ class Hunter:
         attempt = self._started(number)
         if attempt is None:
             return None
-        root = AttemptPaths(Path(attempt.hosts[0]["root"]))
+        root = AttemptPaths(Path(attempt.hosts[0].root))
         offset, seen, looked_s = 0, self._pace.steps[0] - 1, time.monotonic()
         is_saved = root.resume.exists()
         while True:
@@ -166,7 +166,7 @@ class Hunter:
     def _metrics(self, attempt: Attempt) -> Path:
         per_node = self._store.job(self._job).spec.distribution.processes_per_node
         host = attempt.hosts[self._pace.rank // per_node]
-        return AttemptPaths(Path(host["root"])).metrics(self._pace.rank)
+        return AttemptPaths(Path(host.root)).metrics(self._pace.rank)
 
     def _started(self, number: int) -> Attempt | None:
         """Wait for an attempt's hosts; None when the job ended, or went on to another attempt."""
@@ -174,8 +174,8 @@ class Hunter:
             for attempt in self._store.attempts(self._job):
                 if attempt.number != number or not attempt.hosts:
                     continue
-                if all("pid" in host for host in attempt.hosts):
-                    if any(host["boot_id"] != boot_id() for host in attempt.hosts):
+                if all(host.pid is not None for host in attempt.hosts):
+                    if any(host.boot_id != boot_id() for host in attempt.hosts):
                         raise UsageError(
                             f"{self._job} runs on another machine; verify-resume kills processes "
                             f"of this machine only: start it where the ranks run, or choose the "
@@ -193,7 +193,7 @@ class Hunter:
         """Kill one rank of all nodes' at random; None when it had ended by itself."""
         ranks: list[tuple[int, int]] = []
         for host in attempt.hosts:
-            connection = hostclient.HostConnection.of(host["root"])
+            connection = hostclient.HostConnection.of(host.root)
             if connection is None:
                 return None
             try:

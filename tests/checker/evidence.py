@@ -114,8 +114,8 @@ def collect(workspace: OpenWorkspace, *, target: str = "local", logs: bool = Tru
         keys=_keys(workspace.path / "store.db"),
     )
     hosts = [host for all_ in found.attempts.values() for one in all_ for host in one.hosts]
-    found.alive = living({str(host["marker"]) for host in hosts})
-    found.left = {str(host["marker"]): _left(Path(host["root"])) for host in hosts}
+    found.alive = living({host.marker for host in hosts})
+    found.left = {host.marker: _left(Path(host.root)) for host in hosts}
     digests: dict[str, str] = {}
     found.digests = digests
     tried_again = [job for job, attempts in found.attempts.items() if len(attempts) > 1]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
+from rayjobs.injob.exitrecord import RankExit
 from rayjobs.jobs.states import JobState, may_move
 from rayjobs.results.driver_log import marker as gap_marker
 from tests.checker import ends, progress
@@ -110,7 +110,7 @@ def _ends(evidence: Evidence) -> Iterator[str]:
         last = attempts[-1]
         if last.ended_at is None:
             yield f"{job.id} is {job.state}, and its attempt {last.number} has no end"
-        codes = [_code(rank) for record in last.exits for rank in record["ranks"]]
+        codes = [_code(rank) for record in last.exits for rank in record.ranks]
         if job.state is JobState.COMPLETED and (not codes or set(codes) != {0}):
             yield f"{job.id} is Completed, and its exit codes are {codes}"
         was_well = set(codes) == {0} and len(last.exits) == len(last.hosts)
@@ -119,10 +119,9 @@ def _ends(evidence: Evidence) -> Iterator[str]:
     yield from ends.promised(evidence)
 
 
-def _code(rank: Mapping[str, Any]) -> int | None:
+def _code(rank: RankExit) -> int | None:
     """Return a rank's exit code, or its signal below zero; None: neither is known."""
-    code, number = rank["exit_code"], rank["signal"]
-    return code if number is None else -int(number)
+    return rank.exit_code if rank.signal is None else -rank.signal
 
 
 def _limits(evidence: Evidence) -> Iterator[str]:
@@ -143,7 +142,7 @@ def _leftovers(evidence: Evidence) -> Iterator[str]:
             if job_id not in final and one.ended_at is None:
                 continue
             for host in one.hosts:
-                pids = evidence.alive.get(str(host["marker"]), [])
+                pids = evidence.alive.get(host.marker, [])
                 if pids:
                     yield f"processes {pids} of attempt {one.number} of {job_id} are alive"
     for place in evidence.allocations:
@@ -155,7 +154,7 @@ def _scratch(evidence: Evidence) -> Iterator[str]:
     for job in evidence.jobs:
         for one in evidence.attempts.get(job.id, []):
             for host in one.hosts if job.state.is_final else ():
-                for what in evidence.left.get(str(host["marker"]), []):
+                for what in evidence.left.get(host.marker, []):
                     yield f"{what} is left of attempt {one.number} of {job.id}"
 
 
@@ -192,9 +191,10 @@ def _durations(evidence: Evidence) -> Iterator[str]:
         most = limit + job.spec.grace_s + SLACK_S
         for one in evidence.attempts.get(job.id, []):
             for record in one.exits:
-                if (record.get("duration_s") or 0.0) > most:
+                ran_s = record.duration_s or 0.0
+                if ran_s > most:
                     yield (
-                        f"attempt {one.number} of {job.id} ran {record['duration_s']:.1f} s; its "
+                        f"attempt {one.number} of {job.id} ran {ran_s:.1f} s; its "
                         f"limit is {limit:g} s and its grace {job.spec.grace_s:g} s"
                     )
     by_job = {job.id: job for job in evidence.jobs}
@@ -219,13 +219,13 @@ def _logs(evidence: Evidence) -> Iterator[str]:
         if not attempts:
             continue
         for record in attempts[-1].exits:
-            for one in record["ranks"]:
-                stored = evidence.logs.get((job_id, one["rank"]))
-                whole = not one.get("log_dropped")
-                if stored is not None and whole and len(stored) != one["log_bytes"]:
+            for one in record.ranks:
+                stored = evidence.logs.get((job_id, one.rank))
+                whole = not one.log_dropped
+                if stored is not None and whole and len(stored) != one.log_bytes:
                     yield (
-                        f"the log of rank {one['rank']} of {job_id} has {len(stored)} bytes; its "
-                        f"host counted {one['log_bytes']}"
+                        f"the log of rank {one.rank} of {job_id} has {len(stored)} bytes; its "
+                        f"host counted {one.log_bytes}"
                     )
 
 

@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 
 from rayjobs.core.errors import NotFoundError, TransitionError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.exitrecord import ExitRecord, RankExit
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
 from rayjobs.jobs.queue_records import RESUMED
 from rayjobs.jobs.records import AllocationState, Job, MetricPoint, StoredFile
 from rayjobs.jobs.states import FINAL, LIVE, JobState, may_move
@@ -25,6 +28,12 @@ WAY = (S.PROVISIONING, S.PREPARING, S.RUNNING, S.FINALIZING)
 SPEC = JobSpec(script="train.py", name="digits")
 FAILURE = Failure(FailureClass.USER, "rank 0 exited with 3", rank=0, exit_code=3, lines=("boom",))
 SHAPE = {"nodes": 1.0, "cpus": 1.0, "gpus": 0.0, "memory": 0.0}
+
+
+def exit_of(node: int, code: int = 0) -> ExitRecord:
+    """Return the exit record of a node whose rank ended with `code`."""
+    rank = RankExit(rank=node, exit_code=code)
+    return ExitRecord("job", 1, node, "marker", Outcome.COMPLETED, ranks=(rank,))
 
 
 class TurnedClock:
@@ -423,7 +432,7 @@ class StoreContract:
         assert store.start(job.id, attempt=attempt, allocation="late") is None
         assert not store.move(job.id, attempt=attempt, old=S.RUNNING, new=S.FINALIZING)
         assert store.request_cancel(job.id) is state
-        assert not store.set_hosts(job.id, attempt=attempt, hosts=[{"node": 0}])
+        assert not store.set_hosts(job.id, attempt=attempt, hosts=[HostRecord()])
         assert not store.publish_files(job.id, attempt=attempt, files=[stored("a", attempt)])
         assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
         with pytest.raises(UsageError, match="priority"):
@@ -461,15 +470,15 @@ class StoreContract:
     def test_a_late_attempt_changes_nothing(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)
-        store.set_hosts(job.id, attempt=1, hosts=[{"node": 0, "pid": 1}])
+        store.set_hosts(job.id, attempt=1, hosts=[HostRecord(pid=1)])
         store.requeue(job.id, attempt=1, reason="lost", outcome="node lost")
         bring(store, job, S.RUNNING)
         before = store.job(job.id), store.attempts(job.id), store.events(job.id)
         assert not store.move(job.id, attempt=1, old=S.RUNNING, new=S.FINALIZING)
         assert not store.finish(job.id, attempt=1, state=S.FAILED, failure=FAILURE)
         assert not store.requeue(job.id, attempt=1, reason="late", outcome="late")
-        assert not store.set_hosts(job.id, attempt=1, hosts=[{"node": 0, "pid": 2}])
-        assert not store.record_exit(job.id, attempt=1, exits=[{"node": 0, "code": 0}])
+        assert not store.set_hosts(job.id, attempt=1, hosts=[HostRecord(pid=2)])
+        assert not store.record_exit(job.id, attempt=1, exits=[exit_of(0)])
         assert not store.publish_files(job.id, attempt=1, files=[stored("outputs/a", 1)])
         assert (store.job(job.id), store.attempts(job.id), store.events(job.id)) == before
         assert store.files(job.id) == []
@@ -477,19 +486,23 @@ class StoreContract:
     def test_hosts_and_exits_belong_to_an_attempt(self, store: Store) -> None:
         job = submit(store)
         bring(store, job, S.RUNNING)
-        hosts = [{"node": 0, "pid": 11, "start_time": 5}, {"node": 1, "pid": 12}]
+        facts = HostFacts(python="3.11.7", gpus=(Gpu(0, name="H200"),))
+        hosts = [
+            HostRecord(0, "n0", pid=11, start_time=5, boot_id="b", lease_s=90.0, facts=facts),
+            HostRecord(1, "n1", address="10.0.0.1"),
+        ]
         assert store.set_hosts(job.id, attempt=1, hosts=hosts, cold_reason="shadows torch")
-        assert store.record_exit(job.id, attempt=1, exits=[{"node": 1, "codes": [0]}])
-        assert store.record_exit(job.id, attempt=1, exits=[{"node": 0, "codes": [3]}])
-        assert store.record_exit(job.id, attempt=1, exits=[{"node": 0, "codes": [3]}])
+        assert store.record_exit(job.id, attempt=1, exits=[exit_of(1)])
+        assert store.record_exit(job.id, attempt=1, exits=[exit_of(0, 3)])
+        assert store.record_exit(job.id, attempt=1, exits=[exit_of(0, 3)])
         ((found, attempt),) = store.live("local")
         assert found.id == job.id
         assert (attempt.hosts, attempt.cold_reason) == (tuple(hosts), "shadows torch")
-        assert attempt.exits == ({"node": 0, "codes": [3]}, {"node": 1, "codes": [0]})
+        assert attempt.exits == (exit_of(0, 3), exit_of(1))
         store.finish(job.id, attempt=1, state=S.FAILED)
-        assert store.record_exit(job.id, attempt=1, exits=[{"node": 0, "codes": [3]}])
-        assert not store.record_exit(job.id, attempt=1, exits=[{"node": 0, "codes": [4]}])
-        assert store.attempts(job.id)[0].exits[0] == {"node": 0, "codes": [3]}
+        assert store.record_exit(job.id, attempt=1, exits=[exit_of(0, 3)])
+        assert not store.record_exit(job.id, attempt=1, exits=[exit_of(0, 4)])
+        assert store.attempts(job.id)[0].exits[0] == exit_of(0, 3)
 
     def test_live_jobs_are_those_of_the_target(self, store: Store) -> None:
         jobs = {state: submit(store) for state in S}

@@ -66,12 +66,12 @@ def test_a_raylet_killed_half_way_costs_neither_the_job_nor_its_accuracy(
         return {one.step: float(one.value) for one in points}
 
     until(lambda: EPOCHS // 2 in values(), "half of the epochs are done", deadline_s=600.0)
-    lost = raylets.node_at(pool_jobs.attempt(job).hosts[1]["address"])
+    lost = raylets.node_at(pool_jobs.attempt(job).hosts[1].address)
     lost.raylet.kill()
     pool_jobs.wait(job, JobState.COMPLETED, deadline_s=600.0)
     first, second = pool_jobs.store.attempts(job.id)
     assert first.outcome == "node_lost"
-    scratches = {Path(host["root"]).parents[2] for host in second.hosts}
+    scratches = {Path(host.root).parents[2] for host in second.hosts}
     assert len(scratches) == 2
     assert lost.scratch not in scratches
     found = values()

@@ -62,7 +62,7 @@ def test_a_killed_build_is_never_used_and_the_job_is_tried_again(
 ) -> None:
     job = submit(jobs, slow)
     until(slow.has_begun, "the build begins")
-    marker = jobs.attempt(job).hosts[0]["marker"]
+    marker = jobs.attempt(job).hosts[0].marker
     (builder,) = [stat for stat in find_leftovers(marker) if stat.comm == "uv"]
     kill(builder.pid)
     until(lambda: len(slow.builds()) == 2, "it is built again")
@@ -79,7 +79,7 @@ def test_a_killed_build_is_never_used_and_the_job_is_tried_again(
 def test_cancel_ends_a_build(jobs: Jobs, slow: SlowPackage) -> None:
     job = submit(jobs, slow)
     until(slow.has_begun, "the build begins")
-    marker = jobs.attempt(job).hosts[0]["marker"]
+    marker = jobs.attempt(job).hosts[0].marker
     assert find_leftovers(marker)
     jobs.store.request_cancel(job.id)
     wake(jobs.workspace)

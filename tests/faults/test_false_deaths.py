@@ -59,7 +59,7 @@ def test_all_nodes_given_up_at_once_cost_each_job_one_attempt(
         raylet.resume()
     # Ray tells them, and they end: a node never comes back from the dead.
     until(lambda: not any(lives(raylet) for raylet in processes), "the raylets have ended")
-    hosts = [pool_jobs.store.attempts(job)[0].hosts[0]["pid"] for job in told]
+    hosts = [pool_jobs.store.attempts(job)[0].hosts[0].pid for job in told]
     until(lambda: not any(psutil.pid_exists(pid) for pid in hosts), "nothing runs on them")
     for node in busy:
         raylets.remove(node)

@@ -23,6 +23,7 @@ from rayjobs.engine.attempt import ending
 from rayjobs.injob import exitrecord
 from rayjobs.injob.exitrecord import ExitRecord, RankExit
 from rayjobs.injob.outcomes import CANCELED, Outcome
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.states import JobState
 from rayjobs.launch import hostclient
 from rayjobs.launch.leftovers import end_leftovers, find_leftovers
@@ -83,9 +84,7 @@ class Attempt:
         self.on = on_node(folder, workspace=str(workspace.path), job=self.job.id)
         rank = RankExit(rank=0, pid=1, started_at=1.0, exit_code=0)
         exitrecord.write(str(folder), replace(ENDED, job=self.job.id, ranks=(rank,)))
-        store.set_hosts(
-            self.job.id, attempt=1, hosts=[{"node": 0, "root": str(folder), "marker": "m"}]
-        )
+        store.set_hosts(self.job.id, attempt=1, hosts=[HostRecord(root=str(folder), marker="m")])
         self._cache = cache
         self.collecting = Collecting(NodeData(cache), Workspaces())
 

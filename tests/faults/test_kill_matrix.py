@@ -116,7 +116,7 @@ def test_a_host_and_a_rank_take_nobody_with_them(jobs: Jobs, local_target: Local
         jobs, agent=lambda: the_agent(local_target), raylet=raylet, running=(RUNNING, OTHER)
     ) as stage:
         of_host, of_rank = stage.by_state.pop(RUNNING), stage.by_state.pop(OTHER)
-        kill(Identity.from_json(jobs.host(of_host)), known(rank_pid(jobs.root(of_rank))))
+        kill(jobs.host_process(of_host), known(rank_pid(jobs.root(of_rank))))
         ends_as_expected(stage, "client")  # as if nothing had been
         for process, job in (("attempt-host", of_host), ("rank", of_rank)):
             done = jobs.wait(job)

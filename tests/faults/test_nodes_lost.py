@@ -91,14 +91,14 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     raylets.ensure(2)
     job = begin(pool_jobs, told, distribution=two)
     hosts = pool_jobs.attempt(job).hosts
-    lost = raylets.node_at(hosts[1]["address"])
+    lost = raylets.node_at(hosts[1].address)
     lost.raylet.kill()
     raylets.begin()  # the one that takes its place
     done = pool_jobs.wait(job, JobState.COMPLETED)
     first, second = pool_jobs.store.attempts(done.id)
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
-    assert lost.address not in {host["address"] for host in second.hosts}
+    assert lost.address not in {host.address for host in second.hosts}
     losses = [one.message for one in pool_jobs.store.events(job.id) if one.kind == "node_lost"]
     assert len(losses) == 1 and lost.address in losses[0], losses
     check_curve(pool_jobs, job, told)
@@ -106,7 +106,7 @@ def test_a_killed_raylet_costs_a_group_one_attempt(
     for host, name in zip(
         second.hosts, ("outputs/rank-0.txt", "node-1/outputs/rank-1.txt"), strict=True
     ):
-        scratch = raylets.node_at(host["address"]).scratch
+        scratch = raylets.node_at(host.address).scratch
         assert pool_jobs.file(job, name).decode().startswith(f"{scratch}/"), name
     raylets.remove(lost)
 
@@ -118,13 +118,13 @@ def test_the_ranks_of_a_frozen_node_end_before_the_retry_begins(
     raylets.ensure(2)
     job = begin(pool_jobs, told)
     (host,) = pool_jobs.attempt(job).hosts
-    frozen = raylets.node_at(host["address"])
+    frozen = raylets.node_at(host.address)
     frozen.raylet.suspend()
     done = pool_jobs.wait(job, JobState.COMPLETED)
     first, second = pool_jobs.store.attempts(done.id)
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
-    assert host["address"] not in {one["address"] for one in second.hosts}
+    assert host.address not in {one.address for one in second.hosts}
     check_curve(pool_jobs, job, told)
-    assert not psutil.pid_exists(host["pid"])
+    assert not psutil.pid_exists(host.pid)
     raylets.remove(frozen)

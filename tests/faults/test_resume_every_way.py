@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.core.paths import TargetPaths, home
-from rayjobs.injob.identity import Identity, is_alive, send_signal
+from rayjobs.injob.identity import is_alive, send_signal
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.metrics import series
@@ -91,7 +91,7 @@ def test_a_job_goes_on_after_the_whole_ray_head_was_killed(own_jobs: Jobs, tmp_p
     jobs, told = own_jobs, tmp_path / "history"
     job = submit(jobs, told)
     jobs.wait(job, JobState.RUNNING)
-    host = Identity.from_json(jobs.host(job))
+    host = jobs.host_process(job)
     record = local_head.load_record(TargetPaths.of("local", under=home()))
     assert record is not None
     killed = list(local_head.processes_of(Path(record.temp_dir)))

@@ -43,7 +43,7 @@ def retried(jobs: Jobs, job: Job, lost: Node, told: Path) -> float:
     first, second = jobs.store.attempts(done.id)
     assert first.failure is not None
     assert (first.outcome, str(first.failure.failure_class)) == ("node_lost", "node_lost")
-    assert lost.address not in {host["address"] for host in second.hosts}
+    assert lost.address not in {host.address for host in second.hosts}
     check_curve(jobs, job, told)
     return second.created_at.timestamp()
 
@@ -57,7 +57,7 @@ def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Pa
             told = tmp_path / fault
             job = begin(jobs, told, distribution=SHAPE, resources=resources)
             (_, host) = jobs.attempt(job).hosts
-            lost = cluster.node_at(host["address"])
+            lost = cluster.node_at(host.address)
             raylet = lost.raylet
             at = time.time()
             raylet.kill() if fault == "killed" else raylet.suspend()
@@ -65,5 +65,5 @@ def test_64_ranks_lose_a_node_and_go_on_elsewhere(cluster: Cluster, tmp_path: Pa
                 cluster.begin()  # for the next one
             again_s = retried(jobs, job, lost, told) - at
             print(f"\n{RANKS} ranks, a raylet {fault}: tried again after {again_s:.0f} s")
-            assert not psutil.pid_exists(host["pid"])
+            assert not psutil.pid_exists(host.pid)
             cluster.remove(lost)

@@ -63,7 +63,7 @@ def test_nodes_come_with_the_first_job_and_go_after_the_last(
         until(lambda: "waits for nodes to start" in why(first.id), "why says what it waits for")
         assert jobs.job(first).state is JobState.PROVISIONING
         jobs.wait(first, JobState.RUNNING)
-        used = {host["node_id"] for host in jobs.attempt(first).hosts}
+        used = {host.node_id for host in jobs.attempt(first).hosts}
         assert used == set(cloud.workers())
         assert len(used) == 2
 

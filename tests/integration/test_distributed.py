@@ -67,9 +67,9 @@ def test_two_nodes_meet_and_each_ones_files_are_kept(jobs: Jobs) -> None:
     assert jobs.file(job, "outputs/0") == b"3.0"
     assert jobs.file(job, "node-1/outputs/1") == b"3.0"
     attempt = jobs.attempt(job)
-    assert [host["node"] for host in attempt.hosts] == [0, 1]
-    assert len({host["root"] for host in attempt.hosts}) == 2
-    assert [record["outcome"] for record in attempt.exits] == ["completed"] * 2
+    assert [host.node for host in attempt.hosts] == [0, 1]
+    assert len({host.root for host in attempt.hosts}) == 2
+    assert [record.outcome for record in attempt.exits] == ["completed"] * 2
     jobs.nothing_left(job)
 
 

@@ -153,7 +153,7 @@ def test_data_that_is_gone_at_the_start_is_a_failure_of_class_data(
     assert failed.failure.failure_class is FailureClass.DATA
     assert "input 'digits'" in failed.failure.message
     assert "a.txt" in failed.failure.message
-    root = Path(jobs.attempt(job).hosts[0]["root"])
+    root = Path(jobs.attempt(job).hosts[0].root)
     until(lambda: not root.exists(), "the attempt's folder is gone")
 
 
@@ -197,7 +197,7 @@ def test_a_retry_and_another_job_write_to_one_place_and_lose_nothing(
     assert second.failure.failure_class is FailureClass.DATA
     assert "features/res.txt" in second.failure.message
     assert second.attempt == 1
-    written = Path(jobs.attempt(second).hosts[0]["root"]) / "written" / "feat" / "res.txt"
+    written = Path(jobs.attempt(second).hosts[0].root) / "written" / "feat" / "res.txt"
     assert str(written.parents[1]) in second.failure.message
     assert written.read_text() == "two"
     assert Dataset.get_by_name(jobs.workspace, "features").version == 1

@@ -126,8 +126,8 @@ def test_cancel_ends_a_stubborn_tree(jobs: Jobs) -> None:
     jobs.wait(job, JobState.CANCELED)
     jobs.nothing_left(job)
     (record,) = jobs.attempt(job).exits
-    assert record["leftovers"]["proven_dead"]
-    assert record["leftovers"]["killed"] >= 1
+    assert record.leftovers.proven_dead
+    assert record.leftovers.killed >= 1
 
 
 def test_the_time_limit_is_a_failure_of_its_own(jobs: Jobs) -> None:

@@ -20,9 +20,9 @@ def seconds_per_rank(jobs: Jobs, ranks: int) -> float:
     job = jobs.submit("print('here')", distribution=shape, resources=Resources(cpus=0.1))
     jobs.wait(job, JobState.COMPLETED)
     attempt = jobs.attempt(job)
-    ended = [rank for record in attempt.exits for rank in record["ranks"]]
-    assert sorted(rank["rank"] for rank in ended) == list(range(ranks))
-    last = max(rank["ended_at"] for rank in ended)
+    ended = [rank for record in attempt.exits for rank in record.ranks]
+    assert sorted(rank.rank for rank in ended) == list(range(ranks))
+    last = max(rank.ended_at or 0.0 for rank in ended)
     jobs.nothing_left(job)
     return float(last - attempt.created_at.timestamp()) / ranks
 

@@ -30,6 +30,6 @@ def test_two_ranks_on_each_of_two_raylets_reduce(
     for rank in range(4):
         text = Logs(pool_jobs.workspace, job.id).read(f"azureml-logs/70_driver_log_{rank}.txt")
         assert json.loads(text) == [rank, 4, rank % 2, 2, rank // 2, 10.0, backend == "mpi"]
-    roots = {Path(host["root"]).parents[2] for host in pool_jobs.attempt(job).hosts}
+    roots = {Path(host.root).parents[2] for host in pool_jobs.attempt(job).hosts}
     assert len(roots) == 2, "the nodes have scratch folders of their own"
     pool_jobs.nothing_left(job)

@@ -54,7 +54,7 @@ def test_each_node_fetches_inputs_from_object_storage_to_its_own_disk(
     job = pool_jobs.submit(READS, target=TARGET, distribution=TWO, inputs={"x": source})
     pool_jobs.wait(job, JobState.COMPLETED)
     hosts = pool_jobs.attempt(job).hosts
-    scratches = [raylets.node_at(host["address"]).scratch for host in hosts]
+    scratches = [raylets.node_at(host.address).scratch for host in hosts]
     assert len(set(scratches)) == 2
     for rank, scratch in enumerate(scratches):
         name = f"azureml-logs/70_driver_log_{rank}.txt"

@@ -113,6 +113,6 @@ class _Measuring:
         self._jobs.store.request_cancel(job.id)
         wake(self._jobs.workspace)
         self._jobs.wait(job, JobState.CANCELED)
-        until(lambda: not find_leftovers(host["marker"]), "no process of it is left")
-        until(lambda: not Path(host["root"]).exists(), "no file of it is left on its node")
+        until(lambda: not find_leftovers(host.marker), "no process of it is left")
+        until(lambda: not Path(host.root).exists(), "no file of it is left on its node")
         return time.monotonic() - began_s

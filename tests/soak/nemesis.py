@@ -139,15 +139,15 @@ class Nemesis:
     def _kill_host(self) -> float | None:
         job = self._running()
         host = self._store.attempts(job.id)[-1].hosts[0]
-        if "pid" not in host:
+        if host.identity is None:
             raise LookupError("no host yet")
-        send_signal(Identity.from_json(host), signal.SIGKILL)
+        send_signal(host.identity, signal.SIGKILL)
         return self._until(lambda: self._has_moved(job))
 
     def _kill_rank(self) -> float | None:
         job = self._running()
         try:
-            pid = rank_pid(Path(self._store.attempts(job.id)[-1].hosts[0]["root"]))
+            pid = rank_pid(Path(self._store.attempts(job.id)[-1].hosts[0].root))
         except Exception as error:  # its host has just ended: nothing to kill
             raise LookupError(str(error)) from error
         os.kill(pid, signal.SIGKILL)

@@ -113,7 +113,7 @@ class Scene:
             ACTOR: _known(actor_pid(target)),
             AGENT: _known(until(lambda: only_agent(target), "the agent is found")[0]),
             WARM: until(lambda: warm_interpreters(target), "the warm interpreter answers")[0],
-            HOST: Identity.from_json(jobs.host(self.job)),
+            HOST: jobs.host_process(self.job),
             RANK: _known(rank_pid(jobs.root(self.job))),
             **{
                 role: until(lambda text=text: _sleeping(text), f"{role} runs")  # type: ignore[misc]
@@ -225,7 +225,7 @@ def main() -> int:
             for what in (*ROLES, RAYLET, HEAD):
                 scene = Scene(jobs, LocalTarget(root / "h", ()))
                 outcomes.append(scene.killed(what, WATCHED_S, never))
-                held_by = str(jobs.attempt(scene.job).exits[0]["tree"])
+                held_by = str(jobs.attempt(scene.job).exits[0].tree)
                 print(outcomes[-1].row, flush=True)
         asked.report.write_text(table(outcomes, held_by))
         print(f"wrote {asked.report}")

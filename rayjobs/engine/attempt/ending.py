@@ -99,7 +99,7 @@ class AttemptEnding:
             record.served.store.record_exit,
             record.job.id,
             attempt=record.number,
-            exits=[one.to_json() for one in exits],
+            exits=list(exits),
         )
         await record.move(JobState.RUNNING, JobState.FINALIZING)
         collected = await asyncio.gather(*(self._collect(node) for node in record.nodes))

@@ -85,10 +85,7 @@ class GroupEnd:
 
 def exit_record_of_lost_node(node: NodeOfAttempt) -> ExitRecord:
     """Return the record that stands for a host that went with its node, ended by its own clock."""
-    on = node.on
-    return ExitRecord.of_lost_node(
-        job=on.job, attempt=on.attempt, node=on.node, marker=on.marker, name=node.name
-    )
+    return ExitRecord.of_lost_node(node.on, name=node.name)
 
 
 async def end_when_all_are_silent(

@@ -10,12 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rayjobs.core.failures import Failure, FailureClass
+from rayjobs.injob.exitrecord import ExitRecord
 from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import (
     Allocation,
     AllocationState,
@@ -30,7 +31,7 @@ from rayjobs.results.driver_log import marker as gap_marker
 from rayjobs.spec.model import JobSpec, Retries
 from tests.checker.evidence import Evidence, Ran, Whole, living, read_history
 from tests.checker.invariants import RULES, check
-from tests.fakes.cluster import exit_record as typed_record
+from tests.fakes.cluster import exit_record
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -47,7 +48,7 @@ def path_of(*states: JobState) -> list[Event]:
 
 S = JobState
 LIFE = (S.QUEUED, S.PROVISIONING, S.PREPARING, S.RUNNING)
-HOST = {"node": 0, "marker": "rj-j-a1-n0-x", "root": "/nowhere", "pid": 1}
+HOST = HostRecord(marker="rj-j-a1-n0-x", root="/nowhere", pid=1)
 
 
 def history() -> Evidence:
@@ -76,12 +77,11 @@ def history() -> Evidence:
         outcome="failed",
         failure=failure,
     )
-    good = exit_record("j", 2)
-    good["ranks"][0]["log_bytes"] = 3
+    good = with_log(exit_record("j", 2))
     second = replace(
         first,
         number=2,
-        hosts=({**HOST, "marker": "rj-j-a2-n0-x"},),
+        hosts=(replace(HOST, marker="rj-j-a2-n0-x"),),
         exits=(good,),
         failure=None,
         outcome="completed",
@@ -180,15 +180,13 @@ def held(job: str | None, state: AllocationState, cpus: float = 1.0) -> list[All
     ]
 
 
-def exit_record(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return an exit record as it is stored."""
-    return typed_record(*args, **kwargs).to_json()
+def with_log(record: ExitRecord) -> ExitRecord:
+    """Return the record of a rank whose log has 3 bytes."""
+    return replace(record, ranks=(replace(record.ranks[0], log_bytes=3),))
 
 
-def long_exit() -> dict[str, object]:
-    record = exit_record("j", 2)
-    record["ranks"][0]["log_bytes"] = 3
-    return {**record, "duration_s": 90.0}
+def long_exit() -> ExitRecord:
+    return replace(with_log(exit_record("j", 2)), duration_s=90.0)
 
 
 USER = Failure(FailureClass.USER, "again")
@@ -323,8 +321,7 @@ def test_a_rank_that_a_signal_ended_did_not_end_with_0() -> None:
     job_of(state=S.FAILED)(evidence)
     evidence.kills = {"j": 2}
     evidence.events["j"][-2] = event(98, "state", "", new="Failed")
-    killed = exit_record("j", 2, exit_code=None, signal=9, outcome=Outcome.FAILED)
-    killed["ranks"][0]["log_bytes"] = 3
+    killed = with_log(exit_record("j", 2, exit_code=None, signal=9, outcome=Outcome.FAILED))
     attempt_of(1, exits=(killed,), outcome="failed", failure=USER)(evidence)
     evidence.models = []
     assert check(evidence) == []

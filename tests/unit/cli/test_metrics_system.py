@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rayjobs.injob.exitrecord import ExitRecord, MemoryUse, RankExit
+from rayjobs.injob.outcomes import Outcome
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Attempt
 from rayjobs.jobs.states import JobState
 from rayjobs.results.usage import peak_bytes, records_of, system_points
@@ -30,8 +34,13 @@ def attempt(**values: object) -> Attempt:
     return Attempt(job="j", number=1, allocation=None, created_at=NOW, **values)  # type: ignore[arg-type]
 
 
+def exit_of(node: int, **values: Any) -> ExitRecord:
+    """Return the exit record of a node, with samples of its use."""
+    return ExitRecord("j", 1, node, "m", Outcome.COMPLETED, **{"usage": USED, **values})
+
+
 def test_samples_are_metrics_by_name_with_seconds_as_steps() -> None:
-    ended = attempt(ended_at=NOW, hosts=({"node": 0},), exits=({"node": 0, "usage": USED},))
+    ended = attempt(ended_at=NOW, hosts=(HostRecord(0),), exits=(exit_of(0),))
     points = system_points([ended])
     assert [(one.name, one.step, one.value) for one in points] == [
         ("cpu_cores", 1, 0.5),
@@ -45,23 +54,24 @@ def test_samples_are_metrics_by_name_with_seconds_as_steps() -> None:
 
 
 def test_nodes_are_told_apart() -> None:
-    hosts = ({"node": 0}, {"node": 1})
-    exits = tuple({"node": node, "usage": USED} for node in (0, 1))
+    hosts = (HostRecord(0), HostRecord(1))
+    exits = tuple(exit_of(node) for node in (0, 1))
     names = {one.name for one in system_points([attempt(hosts=hosts, exits=exits, ended_at=NOW)])}
     assert {"node0/cpu_cores", "node1/memory_gib"} <= names
 
 
 def test_what_runs_is_read_from_its_hosts_file(tmp_path: Path) -> None:
     (tmp_path / "usage.json").write_text(json.dumps(USED))
-    hosts = ({"node": 0, "root": str(tmp_path)},)
+    hosts = (HostRecord(root=str(tmp_path)),)
     assert [found for _, found in records_of(attempt(hosts=hosts))] == [USED]
     assert list(records_of(attempt(hosts=hosts, ended_at=NOW))) == []
 
 
 def test_the_peak_is_the_largest_that_anybody_has_seen() -> None:
-    exits = ({"usage": USED, "memory": {"peak_bytes": 4 * 2**30}, "ranks": [{"max_rss_bytes": 7}]},)
+    memory, ranks = MemoryUse(peak_bytes=4 * 2**30), (RankExit(0, max_rss_bytes=7),)
+    exits = (exit_of(0, memory=memory, ranks=ranks),)
     assert peak_bytes(attempt(exits=exits)) == 4 * 2**30
-    assert peak_bytes(attempt(exits=({"ranks": [{"max_rss_bytes": 7}]},))) == 7
+    assert peak_bytes(attempt(exits=(exit_of(0, usage=None, ranks=ranks),))) == 7
     assert peak_bytes(attempt()) is None
 
 
@@ -73,7 +83,8 @@ def test_show_has_one_figure_of_memory(
     queue: Queue, terminal: Terminal, cold: bool, text: str
 ) -> None:
     job = queue.start(queue.submit(cold=cold), until=JobState.FINALIZING)
-    exits = [{"node": 0, "usage": {**USED, "peak_bytes": 2**29}, "ranks": [{"max_rss_bytes": 9}]}]
+    used = {**USED, "peak_bytes": 2**29}
+    exits = [exit_of(0, usage=used, ranks=(RankExit(0, max_rss_bytes=9),))]
     assert queue.workspace.store.record_exit(job.id, attempt=1, exits=exits)
     queue.finish(job)
     shown = terminal.type("show", "-v", job.id).out

@@ -15,6 +15,7 @@ from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.engine import dashboard_jobs
 from rayjobs.engine.board import QueueView, Served
 from rayjobs.engine.dashboard_jobs import DashboardJobs
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.protocol.ray_jobs import Shown, UnsupportedRayError
@@ -95,7 +96,7 @@ class Scene:
             (JobState.PREPARING, JobState.RUNNING),
         ):
             self.store.move(job.id, attempt=attempt.number, old=old, new=new)
-        hosts = [{"node": 0, "node_id": "node0"}]
+        hosts = [HostRecord(node=0, node_id="node0")]
         self.store.set_hosts(job.id, attempt=attempt.number, hosts=hosts, cold_reason=None)
         return self.store.job(job.id)
 

@@ -57,7 +57,7 @@ def test_a_job_goes_its_whole_way(tmp_path: Path) -> None:
         assert done.attempt == 1
         (attempt,) = here.store.attempts(job.id)
         assert attempt.exits
-        assert attempt.hosts[0]["pid"] == 1
+        assert attempt.hosts[0].pid == 1
         await here.until(lambda: ("clean", job.id, 1) in here.agent.calls)
         kinds = [event.message for event in here.store.events(job.id)]
         assert len(kinds) >= 5

@@ -17,6 +17,7 @@ import pytest
 from rayjobs.core.errors import StoreBusyError, StoreFullError
 from rayjobs.engine import board, engine, recovery
 from rayjobs.engine.attempt import ending, record, supervisor
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import AllocationState
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Shape
@@ -603,7 +604,7 @@ def test_a_host_that_the_old_actor_records_while_its_job_is_put_back_runs_once(
         requeue = here.store.requeue
 
         def raced(job_id: str, **more: Any) -> bool:
-            host = {"node": 0, "node_id": "node0", "root": "/r", "socket": "/s", "marker": "m"}
+            host = HostRecord(0, "node0", root="/r", socket="/s", marker="m")
             here.store.set_hosts(job_id, attempt=1, hosts=[host])
             return requeue(job_id, **more)
 

@@ -53,7 +53,7 @@ def test_all_nodes_are_launched_with_one_meeting_point(tmp_path: Path) -> None:
             agent.end(job.id, 1, exit_code=0, node=node)
         await here.state(job, JobState.COMPLETED)
         (attempt,) = here.store.attempts(job.id)
-        assert [record["node"] for record in attempt.exits] == [0, 1]
+        assert [record.node for record in attempt.exits] == [0, 1]
         for agent in agents(here):
             await here.until(lambda agent=agent: ("clean", job.id, 1) in agent.calls)  # type: ignore[misc]
 
@@ -71,7 +71,7 @@ def test_the_first_node_that_fails_ends_the_attempt_and_is_named(tmp_path: Path)
         assert done.failure is not None
         assert (done.failure.rank, done.failure.exit_code) == (1, 3)
         (attempt,) = here.store.attempts(job.id)
-        assert [record["outcome"] for record in attempt.exits] == ["canceled", "failed"]
+        assert [record.outcome for record in attempt.exits] == ["canceled", "failed"]
 
     play(scene, tmp_path, **TWO)
 

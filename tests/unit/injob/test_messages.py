@@ -16,6 +16,7 @@ from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
 from rayjobs.injob.plan import Peer, Relay, parse
 from rayjobs.jobs.data_facts import DataFacts, Trouble
+from rayjobs.jobs.hosts import Gpu, HostFacts, HostRecord
 from rayjobs.jobs.outcomes import ENDS, RULES, final_state
 from rayjobs.jobs.states import FINAL
 from rayjobs.protocol import calls
@@ -30,7 +31,7 @@ from rayjobs.protocol.attempts import (
     SecretSource,
 )
 from rayjobs.protocol.collected import Collected
-from rayjobs.protocol.nodes import Gpu, Hello, HostFacts, Prepared
+from rayjobs.protocol.nodes import Hello, Prepared
 from rayjobs.protocol.settled import Found, Settled
 from tests.attempts import on_node
 
@@ -222,6 +223,8 @@ def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> No
         ),
         Launched(Identity(1, 2, "b"), cold="asked for"),
         Hello("n", "10.0.0.1", "/r", {"PATH": "/bin"}, "/bin/python", "/lib", "0.1.0"),
+        HostRecord(1, "n1", "/r", "/s", "m", "10.0.0.1", 90.0, HostFacts(python="3.11.7")),
+        HostRecord(0, "n0", pid=1, start_time=2, boot_id="b", cold="why", watches_raylet=True),
         Prepared("/r", {"x": "/in"}, facts=HostFacts(python="3.11.7", gpus=(Gpu(0, name="H200"),))),
         Collected(
             tails={0: b"\xff"},

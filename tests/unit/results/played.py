@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rayjobs.core.failures import Failure
 from rayjobs.core.paths import AttemptPaths
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.results.collect import Publisher
@@ -25,7 +26,7 @@ def begin(workspace: OpenWorkspace, job: Job, root: Path) -> AttemptPaths:
     paths = AttemptPaths(root)
     (root / "log").mkdir(parents=True)
     (paths.work / "logs").mkdir(parents=True)
-    store.set_hosts(job.id, attempt=number, hosts=[{"node": 0, "root": str(root)}])
+    store.set_hosts(job.id, attempt=number, hosts=[HostRecord(root=str(root))])
     store.move(job.id, attempt=number, old=S.PREPARING, new=S.RUNNING)
     return paths
 

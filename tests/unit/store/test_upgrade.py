@@ -120,7 +120,7 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
         assert (retried.experiment, retried.attempt) == ("große Zahlen", 2)
         assert store.find("ffff").id == retried.id
         assert [a.outcome for a in store.attempts(retried.id)] == ["node lost", ""]
-        assert store.attempts(retried.id)[1].hosts[0]["pid"] == 42
+        assert store.attempts(retried.id)[1].hosts[0].pid == 42
         assert [p.step for p in store.metrics(retried.id)] == [0, 1, 2, 3, 4]
         assert [p.attempt for p in store.metrics(retried.id)] == [1, 1, 2, 2, 2]
         points = store.metrics(retried.id)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.jobs.hosts import HostRecord
 from rayjobs.jobs.records import StoredFile
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
@@ -110,12 +111,12 @@ def test_only_a_stored_manifest_is_a_checkpoint(store: SqlStore) -> None:
 def test_a_job_whose_hosts_are_recorded_is_not_put_back_as_one_without(store: SqlStore) -> None:
     job = submit(store)
     store.start(job, attempt=0, allocation="a")
-    assert store.set_hosts(job, attempt=1, hosts=[{"node": 0}])
+    assert store.set_hosts(job, attempt=1, hosts=[HostRecord()])
     more = {"attempt": 1, "reason": "r", "outcome": "put_back"}
     assert not store.requeue(job, **more, if_without_hosts=True)  # type: ignore[arg-type]
     assert store.job(job).state is JobState.PROVISIONING
     assert store.requeue(job, **more)  # type: ignore[arg-type]
-    assert not store.set_hosts(job, attempt=1, hosts=[{"node": 0}])
+    assert not store.set_hosts(job, attempt=1, hosts=[HostRecord()])
     store.close()
 
 

@@ -1,0 +1,109 @@
+"""What is stored of an attempt's hosts: where each is, which process it is, what it runs on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rayjobs.injob.identity import Identity
+from rayjobs.injob.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu(Message):
+    """A GPU of a node, in the words of its driver; None: the driver does not say."""
+
+    index: int
+    uuid: str | None = None
+    name: str | None = None
+    memory: str | None = None
+    driver: str | None = None
+    driver_cuda: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts(Message):
+    """What an attempt runs on; None: not known, or it has none.
+
+    Attributes:
+        interpreter: Path of the ranks' interpreter.
+        python: Its version.
+        torch: Version of torch there; torch_built_for: the version of CUDA or ROCm, by name.
+        packages: Digest of the list of its packages.
+        system: Kernel and processor.
+        memory_bytes: Of the machine.
+        gpus: Those that the attempt was given.
+        image: The image that its ranks run in, and image_digest: its digest.
+        why: What could not be found out.
+    """
+
+    interpreter: str | None = None
+    python: str | None = None
+    implementation: str | None = None
+    torch: str | None = None
+    torch_built_for: Mapping[str, str] | None = None
+    packages: str | None = None
+    package_count: int | None = None
+    machine: str | None = None
+    system: str | None = None
+    cpu: str | None = None
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: tuple[Gpu, ...] | None = None
+    image: str | None = None
+    image_digest: str | None = None
+    why: str | None = None
+
+    def known(self) -> dict[str, object]:
+        """Return what is known, as it is stored with the attempt."""
+        return {name: one for name, one in self.to_json().items() if one is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecord(Message):
+    """The host of an attempt on one node, as it is stored with the attempt.
+
+    Attributes:
+        node: Number of the node in the attempt.
+        node_id: Ray's id of the node.
+        root: The attempt's folder there.
+        socket: Where the host listens.
+        marker: Marks every process of the attempt on this node.
+        address: Where other nodes reach the node.
+        lease_s: Of the host; None: it has none.
+        facts: What it runs on; None: not known.
+        pid: Of the host; None: it was not launched yet. So are the start time and the boot id.
+        cold: Why its ranks do not come from a warm interpreter; None: they do.
+        watches_raylet: It ends its ranks when Ray's process on the node ends.
+    """
+
+    node: int = 0
+    node_id: str = ""
+    root: str = ""
+    socket: str = ""
+    marker: str = ""
+    address: str | None = None
+    lease_s: float | None = None
+    facts: HostFacts | None = None
+    pid: int | None = None
+    start_time: int | None = None
+    boot_id: str | None = None
+    cold: str | None = None
+    watches_raylet: bool = False
+
+    @property
+    def identity(self) -> Identity | None:
+        """Which process it is; None: it was not launched yet."""
+        if self.pid is None or self.start_time is None or self.boot_id is None:
+            return None
+        return Identity(self.pid, self.start_time, self.boot_id)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return its JSON, without what is not known."""
+        values = super(HostRecord, self).to_json()
+        values["facts"] = None if self.facts is None else self.facts.known()
+        if self.pid is None:
+            for name in ("pid", "start_time", "boot_id", "cold", "watches_raylet"):
+                del values[name]
+        return values
