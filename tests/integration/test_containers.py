@@ -95,9 +95,11 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     assert [point.value for point in jobs.store.metrics(job.id)] == [0.5]
     attempt = jobs.attempt(done)
     assert attempt.cold_reason == "the job runs in a container image"
-    facts = attempt.hosts[0]["facts"]
-    assert (facts["image"], facts["image_digest"][:7]) == (asked.image, "sha256:")
-    assert facts["interpreter"] == "/usr/local/bin/python"
+    facts = attempt.hosts[0].facts
+    assert facts is not None
+    assert facts.image == asked.image
+    assert facts.image_digest is not None and facts.image_digest.startswith("sha256:")
+    assert facts.interpreter == "/usr/local/bin/python"
     steps = [one.data["step"] for one in jobs.store.events(job.id) if one.kind == EVENT]
     assert steps == ["unpack", "image"]
     assert b"layer 2 of 2" in jobs.file(done, BUILD_LOG)
