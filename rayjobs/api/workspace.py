@@ -304,6 +304,17 @@ class Workspace:
         """Make a datastore the default one. Raises DatastoreNotFound."""
         self.catalogue.set_default_datastore(getattr(name, "name", name))
 
+    def get_mlflow_tracking_uri(self) -> str:
+        """Return the address for ``mlflow.set_tracking_uri``: an endpoint of this process.
+
+        Runs that MLflow starts there are interactive runs of this workspace; other runs can be
+        read. It serves this process and those that it starts, which get its token by the variable
+        ``MLFLOW_TRACKING_TOKEN``; the process ends it.
+        """
+        from rayjobs.api.mlflow_runs import tracking_uri
+
+        return tracking_uri(self)
+
     def get_run(self, run_id: str) -> JobRun:
         """Return a run by its id (or a beginning of it that only one has); a sweep's is its own.
 

@@ -19,6 +19,7 @@ from rayjobs.injob.identity import own_identity
 from rayjobs.injob.lease import boot_clock_s
 from rayjobs.injob.logtimes import LogTimes
 from rayjobs.injob.memory import MemoryLimit, ProcessLimit
+from rayjobs.injob.mlflow_start import MlflowPort
 from rayjobs.injob.outcomes import CANCELED, Outcome, end_reason
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.injob.ranks import Program, Rank, WarmState
@@ -54,6 +55,8 @@ class Host:
         Raises:
             OSError: the attempt's directory or its socket cannot be used.
         """
+        self._mlflow = MlflowPort(plan)
+        plan = self._mlflow.plan
         self.plan = plan
         self._cold_reason = cold_reason
         self.ranks: list[Rank] = []
@@ -95,6 +98,7 @@ class Host:
         self._server = control.ControlServer(
             control.listen(plan.socket), self._selector, self._answer
         )
+        self._mlflow.serve(self._starter, self._selector)
         self._extras = _extras_of(plan, self._starter)
         exitrecord.write_file(os.path.join(plan.root, HOST_FILE), self._description().to_json())
 
@@ -196,6 +200,7 @@ class Host:
         """Close all sockets in a forked process."""
         self.usage.abandon()
         self._extras.abandon()
+        self._mlflow.abandon()
         self._server.abandon()
 
     @property
@@ -276,6 +281,7 @@ class Host:
         self._times.look(sizes, time.time(), at_end=at_end)
 
     def _is_leaving(self) -> bool:
+        self._mlflow.end()
         return self._extras.is_leaving()
 
     def _serve(self, timeout_s: float) -> None:
@@ -306,6 +312,7 @@ class Host:
             if pid == 0:
                 return True
             self._extras.child_ended(pid, status, now)
+            self._mlflow.child_ended(pid, status, now)
             for rank in self.ranks:
                 if rank.identity.pid == pid and not rank.has_ended:
                     rank.ended(status, usage.ru_maxrss * 1024, at=now)

@@ -12,7 +12,7 @@ from rayjobs.data.pins import inputs_read
 from rayjobs.datastore import Dataset, Datastore
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
-from rayjobs.spec.model import Input, Output, Registration, Retries
+from rayjobs.spec.model import Distribution, Input, Output, Registration, Retries
 from tests.jobs import Jobs, until
 
 pytestmark = pytest.mark.ray
@@ -294,3 +294,27 @@ def test_what_a_failed_attempt_wrote_to_a_mounted_output_is_there_for_the_next(
     assert files == [f"kept/{run.id}/step-0", f"kept/{run.id}/step-1"]
     assert Dataset.get_by_name(workspace, "kept").to_path() == ["/step-0", "/step-1"]
     workspace.close()
+
+
+MLFLOW = """
+import os
+import mlflow
+rank = int(os.environ["RANK"])
+with mlflow.start_run():
+    for step in range(3):
+        mlflow.log_metric(f"loss-{rank}", 1.0 / (step + 1), step=step)
+    mlflow.log_param(f"rank-{rank}", rank)
+    mlflow.log_text("kept", f"notes/rank-{rank}.txt")
+print("logged to", mlflow.get_tracking_uri())
+"""
+
+
+def test_what_ranks_log_with_mlflow_is_in_the_run(jobs: Jobs) -> None:
+    job = jobs.submit(MLFLOW, distribution=Distribution(processes_per_node=2, backend="gloo"))
+    jobs.wait(job, JobState.COMPLETED)
+    run = Workspace(path=jobs.workspace.path).get_run(job.id)
+    losses = [1.0, 0.5, 1 / 3]
+    assert run.get_metrics() == {"loss-0": losses, "loss-1": losses}
+    properties = run.get_properties()
+    assert (properties["mlflow.param.rank-0"], properties["mlflow.param.rank-1"]) == ("0", "1")
+    assert {"notes/rank-0.txt", "notes/rank-1.txt"} <= set(run.get_file_names())

@@ -1,0 +1,366 @@
+"""An HTTP server for MLflow's tracking clients: in a job's attempt, or in a driver's process.
+
+As a program, ``python mlflow_server.py``, it serves the listening socket that is its standard
+input, for the attempt that its environment names. It keeps each change in the attempt's folder
+before it answers: killed and started again, it goes on with the same runs.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import socket
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+if __name__ == "__main__":
+    # Run by its path: this folder, whose module names are general words, is not on the module path.
+    _package_home = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path[:1] = [_package_home]
+
+from rayjobs.injob.metricsfile import Appender
+from rayjobs.injob.mlflow_tracking import (
+    Json,
+    RunState,
+    Sink,
+    Tracking,
+    TrackingError,
+    not_found,
+)
+from rayjobs.injob.submitted import SubmittedRun
+from rayjobs.injob.uploads import clean_name
+
+TOKEN = "MLFLOW_TRACKING_TOKEN"
+"""The variable from which clients take the token that they show. MLflow prints addresses, so the
+token is not in the address."""
+JOURNAL = "mlflow.jsonl"
+# Its records are those of a rank of its own, after those of all ranks.
+RANK = 900_000
+EXPERIMENT_ID = "1"
+PARAM = "mlflow.param."
+"""Begins the properties that are a run's parameters."""
+MOST_BYTES = 64 * 1024 * 1024  # of one request
+PAGE = "This is the endpoint of a run for MLflow's clients; `rayjobs show` shows the run.\n"
+_PREFIXES = ("/api/2.0/mlflow/", "/ajax-api/2.0/mlflow/")
+_FILES = "/api/2.0/mlflow-artifacts/artifacts"
+MLFLOW_VERSION = "2.0.0"
+"""The version of MLflow's protocol that is answered."""
+
+
+class TrackingServer:
+    """Serves `Tracking` to clients of this machine that show the token.
+
+    Args:
+        token: What clients show as ``Authorization: Bearer TOKEN``.
+        listener: A listening socket; None makes one of this machine alone.
+
+    Attributes:
+        uri: Its address, for ``MLFLOW_TRACKING_URI``.
+    """
+
+    def __init__(
+        self, tracking: Tracking, token: str, listener: Optional[socket.socket] = None
+    ) -> None:
+        handler = type("Handler", (_Handler,), {"tracking": tracking, "token": token})
+        self._http = _Http(("127.0.0.1", 0), handler, bind_and_activate=listener is None)
+        if listener is not None:
+            self._http.socket.close()
+            self._http.socket = listener
+            self._http.server_address = listener.getsockname()
+        self.uri = "http://127.0.0.1:%d" % self._http.server_address[1]
+
+    def serve(self) -> None:
+        """Serve until `close`."""
+        self._http.serve_forever(poll_interval=1.0)
+
+    def start(self) -> None:
+        """Serve on a thread of its own until the process ends."""
+        threading.Thread(target=self.serve, name="mlflow-tracking", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop, once it serves on another thread."""
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class _Http(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def server_bind(self) -> None:
+        # Without the look-up of the machine's name, which may ask a network.
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = "127.0.0.1", self.server_address[1]
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of clients that go away."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    tracking: Tracking
+    token: str
+    protocol_version = "HTTP/1.1"
+    timeout = 120
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        self._answer("GET")
+
+    def do_POST(self) -> None:
+        """Answer."""
+        self._answer("POST")
+
+    def do_PUT(self) -> None:
+        """Answer."""
+        self._answer("PUT")
+
+    def do_PATCH(self) -> None:
+        """Answer."""
+        self._answer("PATCH")
+
+    def do_DELETE(self) -> None:
+        """Answer."""
+        self._answer("DELETE")
+
+    def _answer(self, method: str) -> None:
+        try:
+            status, content = 200, self._work(method)
+        except TrackingError as error:
+            status, content = error.status, {"error_code": error.code, "message": error.message}
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            message = "the request cannot be read: %s" % error
+            status, content = 400, {"error_code": "BAD_REQUEST", "message": message}
+        except Exception as error:
+            content = {"error_code": "INTERNAL_ERROR", "message": "%s" % error}
+            status = 500
+        kind, data = "application/json", b""
+        if isinstance(content, bytes):
+            kind, data = "application/octet-stream", content
+        elif isinstance(content, str):
+            kind, data = "text/plain", content.encode("utf-8")
+        else:
+            data = json.dumps(content).encode("utf-8")
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def _check_token(self) -> None:
+        shown = self.headers.get("Authorization") or ""
+        if not hmac.compare_digest(shown.encode("utf-8"), ("Bearer " + self.token).encode()):
+            self.close_connection = True  # a body may follow
+            message = "the client does not show the token of this run (%s)" % TOKEN
+            raise TrackingError(403, "PERMISSION_DENIED", message)
+
+    def _store_file(self, path: str) -> Json:
+        self._check_token()
+        run_id, _, name = unquote(path).strip("/").partition("/")
+        length = self.headers.get("Content-Length")
+        try:
+            stream = _Stream(self.rfile, None if length is None else int(length))
+            self.tracking.sink.write_artifact(run_id, clean_name(name), stream)
+        except BaseException:
+            self.close_connection = True  # the rest of the body is of no use
+            raise
+        return {}
+
+    def _file(self, path: str, query: Mapping[str, str]) -> Any:
+        run_id, _, name = unquote(path).strip("/").partition("/")
+        if not name:
+            folder = query.get("path", "")
+            return self.tracking.artifacts("%s/%s" % (run_id, folder) if run_id else folder)
+        return b"".join(self.tracking.sink.read_artifact(run_id, name))
+
+    def _work(self, method: str) -> Any:
+        url = urlsplit(self.path)
+        if method == "PUT" and url.path.startswith(_FILES):
+            return self._store_file(url.path[len(_FILES) :])
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 <= length <= MOST_BYTES:
+            self.close_connection = True
+            raise TrackingError(413, "BAD_REQUEST", "the request has %d bytes" % length)
+        data = self.rfile.read(length)
+        path = url.path
+        if path == "/":
+            return PAGE
+        self._check_token()
+        if path in ("/health", "/version"):
+            return "OK" if path == "/health" else MLFLOW_VERSION
+        if path.startswith(_FILES):
+            return self._file(path[len(_FILES) :], dict(parse_qsl(url.query)))
+        prefix = next((one for one in _PREFIXES if path.startswith(one)), None)
+        if prefix is None:
+            raise TrackingError(404, "ENDPOINT_NOT_FOUND", "%s is not answered here" % path)
+        body: Json = dict(parse_qsl(url.query))
+        if data:
+            given = json.loads(data)
+            if not isinstance(given, dict):
+                raise ValueError("the body is not a JSON object")
+            body.update(given)
+        return self.tracking.call(method, path[len(prefix) :], body)
+
+
+class _Stream:
+    """The body of a request, as a file: as many bytes as were announced, whole or in chunks."""
+
+    def __init__(self, source: Any, length: Optional[int]) -> None:
+        self._source = source
+        self._left = length  # of the body; of the chunk, if it comes in chunks
+        self._in_chunks = length is None
+
+    def read(self, size: int) -> bytes:
+        """Return up to `size` bytes; none at the end."""
+        if self._in_chunks and not self._left:
+            line = self._source.readline(100).split(b";")[0].strip()
+            self._left = int(line, 16)
+            if self._left == 0:
+                self._source.readline(100)
+                self._in_chunks = False
+        if not self._left:
+            return b""
+        data: bytes = self._source.read(min(size, self._left))
+        if not data:
+            raise ValueError("the request broke off")
+        self._left -= len(data)
+        if self._in_chunks and not self._left:
+            self._source.readline(100)  # the end of the chunk
+        return data
+
+
+class AttemptSink(Sink):
+    """Keeps what clients log in a job as the job's own metrics, tags, properties and files.
+
+    Runs that a script begins itself (nested runs, or one after another) are part of the job's run:
+    their metrics are called ``RUN/METRIC``.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._root = environment["RAYJOBS_ATTEMPT_DIR"]
+        self._name = environment.get("RAYJOBS_EXPERIMENT") or "experiment"
+        self.run_id = environment["RAYJOBS_RUN_ID"]
+        rank = RANK + int(environment.get("RAYJOBS_NODE") or 0)
+        self._run = SubmittedRun(self.run_id, environment["RAYJOBS_METRICS_DIR"], rank)
+        self._files = os.path.join(self._root, "uploads")
+        self._children = 0
+
+    def main_run(self) -> RunState:
+        """Return the job's own run."""
+        os.makedirs(self._files, mode=0o700, exist_ok=True)
+        return RunState(self.run_id, EXPERIMENT_ID, self.run_id, "file://" + self._files)
+
+    def experiment_id(self, name: str, *, create: bool) -> Optional[str]:
+        """Every name means the job's experiment: what is logged belongs to the job."""
+        return EXPERIMENT_ID
+
+    def experiment(self, experiment_id: str) -> Json:
+        """See `Sink`."""
+        if experiment_id not in (EXPERIMENT_ID, "0"):
+            raise not_found("a job has one experiment, with the id %s." % EXPERIMENT_ID)
+        location = "file://" + self._files
+        return {
+            "experiment_id": EXPERIMENT_ID,
+            "name": self._name,
+            "artifact_location": location,
+        }
+
+    def experiments(self) -> List[Json]:
+        """See `Sink`."""
+        return [self.experiment(EXPERIMENT_ID)]
+
+    def create_run(
+        self, experiment_id: str, name: str, tags: Mapping[str, str]
+    ) -> Tuple[str, str, str]:
+        """Begin a run inside the job's."""
+        self._children += 1
+        name = name or "run-%d" % self._children
+        run_id = "%s-%s-%d-%d" % (self.run_id, "mlflow", os.getpid(), self._children)
+        return run_id, name, "file://%s/%s" % (self._files, _file_name(name))
+
+    def find_run(self, run_id: str) -> Optional[RunState]:
+        """A job knows its own runs only."""
+        return None
+
+    def run_ids(self, experiment_id: str) -> List[str]:
+        """See `find_run`."""
+        return []
+
+    def _named(self, run: RunState, key: str) -> str:
+        return key if run.run_id == self.run_id else "%s/%s" % (run.name, key)
+
+    def metric(self, run: RunState, key: str, value: float, step: int) -> None:
+        """See `Sink`."""
+        self._run.log(self._named(run, key), value, step=step)
+        self._check()
+
+    def param(self, run: RunState, key: str, value: str) -> None:
+        """See `Sink`."""
+        self._run._put("property", PARAM + self._named(run, key), value)
+        self._check()
+
+    def tag(self, run: RunState, key: str, value: Optional[str]) -> None:
+        """Set a tag of the job; what MLflow notes of runs inside it stays with MLflow."""
+        if run.run_id == self.run_id or not key.startswith("mlflow."):
+            self._run._put("tag", self._named(run, key), value)
+            self._check()
+
+    def end_run(self, run: RunState, status: str) -> None:
+        """The job ends with its script; what MLflow calls a failure is noted."""
+        if status == "FAILED":
+            self._run._put("fail", "error", "MLflow's run %s failed" % run.name)
+
+    def _check(self) -> None:
+        if self._run._file.dropped:
+            self._run._file.dropped = 0
+            raise TrackingError(500, "INTERNAL_ERROR", "the node's disk is full; nothing was kept")
+
+
+def _file_name(name: str) -> str:
+    return "".join(one if one.isalnum() or one in "-_." else "_" for one in name) or "run"
+
+
+def tracking_of(environment: Mapping[str, str]) -> Tracking:
+    """Return the runs of an attempt, with what an earlier process has kept of them."""
+    sink = AttemptSink(environment)
+    path = os.path.join(environment["RAYJOBS_ATTEMPT_DIR"], JOURNAL)
+    file = Appender(path)
+
+    def keep(change: Dict[str, Any]) -> None:
+        line = json.dumps(change, separators=(",", ":")).encode("ascii") + b"\n"
+        if not file.append(line):
+            raise TrackingError(500, "INTERNAL_ERROR", "the node's disk is full")
+
+    tracking = Tracking(sink, keep)
+    tracking.add_run(sink.main_run())
+    tracking.replay(_changes(path))
+    return tracking
+
+
+def _changes(path: str) -> List[Json]:
+    found = []
+    try:
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
+                if line.endswith("\n") and line.strip():
+                    found.append(json.loads(line))
+    except FileNotFoundError:
+        pass  # nothing was logged yet
+    return found
+
+
+def main() -> None:
+    """Serve the socket at standard input."""
+    listener = socket.socket(fileno=os.dup(0))
+    TrackingServer(tracking_of(os.environ), os.environ[TOKEN], listener).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""MLflow's calls from many threads and ranks, and a server that is killed in between.
+
+Red with the handlers off: the journal of `tracking_of`, the lock of `Tracking.call`, the restart in
+`MlflowPort.child_ended`.
+"""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.injob import mlflow_server
+from rayjobs.injob.metricsfile import read_all
+
+THREADS, CALLS = 12, 25
+DEADLINE_S = 120.0
+
+
+class Endpoint:
+    """An attempt's port and the process that serves it, as an attempt host keeps them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        (root / "metrics").mkdir(parents=True)
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.uri = f"http://127.0.0.1:{self.listener.getsockname()[1]}/api/2.0/mlflow/"
+        self.start()
+
+    def start(self) -> None:
+        environment = {
+            "RAYJOBS_RUN_ID": "job",
+            "RAYJOBS_ATTEMPT_DIR": str(self.root),
+            "RAYJOBS_METRICS_DIR": str(self.root / "metrics"),
+            mlflow_server.TOKEN: "token",
+        }
+        program = [sys.executable, "-S", "-E", mlflow_server.__file__]
+        self.process = subprocess.Popen(
+            program, stdin=self.listener.fileno(), env={**os.environ, **environment}
+        )
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def post(self, path: str, **body: Any) -> dict[str, Any]:
+        """Make a call as MLflow does: again, if the connection breaks."""
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            request = urllib.request.Request(self.uri + path, json.dumps(body).encode())
+            request.add_header("Authorization", "Bearer token")
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    found: dict[str, Any] = json.load(answer)
+                    return found
+            except urllib.error.HTTPError:
+                raise
+            except (OSError, http.client.HTTPException):
+                assert time.monotonic() < deadline
+
+    def metrics(self) -> list[tuple[str, int]]:
+        records = read_all(str(self.root / "metrics" / f"rank-{mlflow_server.RANK}.jsonl"))
+        return [(one["name"], one["step"]) for one in records if one["k"] == "metric"]
+
+
+@pytest.fixture
+def endpoint(tmp_path: Path) -> Iterator[Endpoint]:
+    made = Endpoint(tmp_path / "attempt")
+    yield made
+    made.kill()
+    made.listener.close()
+
+
+def log_from_many_threads(endpoint: Endpoint, *, kill_at: frozenset[int] = frozenset()) -> None:
+    """Log from all threads; kill the server each time so many calls were answered."""
+    errors: list[BaseException] = []
+    answered = itertools.count(1)
+    due = threading.Lock()
+
+    def work(number: int) -> None:
+        try:
+            for step in range(CALLS):
+                endpoint.post(
+                    "runs/log-batch",
+                    run_id="job",
+                    metrics=[{"key": f"m{number}", "value": step, "step": step}],
+                    params=[{"key": "shared", "value": "same"}],
+                )
+                if next(answered) in kill_at:
+                    with due:
+                        endpoint.kill()
+                        endpoint.start()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_calls_from_many_threads_are_all_kept_once(endpoint: Endpoint) -> None:
+    log_from_many_threads(endpoint)
+    kept = endpoint.metrics()
+    assert len(kept) == len(set(kept)) == THREADS * CALLS
+    for number in range(THREADS):
+        history = endpoint.post("metrics/get-history", run_id="job", metric_key=f"m{number}")
+        assert [one["step"] for one in history["metrics"]] == list(range(CALLS))
+
+
+def test_a_server_that_is_killed_loses_nothing_that_it_answered(endpoint: Endpoint) -> None:
+    log_from_many_threads(endpoint, kill_at=frozenset({40, 110, 200}))
+    # A call that was kept, but whose answer was lost with the server, is kept once more.
+    assert set(endpoint.metrics()) == {
+        (f"m{number}", step) for number in range(THREADS) for step in range(CALLS)
+    }
+    endpoint.kill()
+    endpoint.start()
+    run = endpoint.post("runs/get", run_id="job")["run"]
+    assert run["data"]["params"] == [{"key": "shared", "value": "same"}]
+    assert {one["key"] for one in run["data"]["metrics"]} == {f"m{n}" for n in range(THREADS)}

@@ -1,0 +1,232 @@
+"""Real MLflow clients against our endpoints: of an attempt, and of a driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs import Experiment, Workspace
+from rayjobs.api.mlflow_runs import tracking_uri
+from rayjobs.injob import mlflow_server
+from rayjobs.injob.metricsfile import read_all
+from rayjobs.injob.mlflow_server import TrackingServer, tracking_of
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+def run(script: str, folder: Path, **environment: str) -> str:
+    """Run a script that uses MLflow; return what it printed."""
+    path = folder / "script.py"
+    path.write_text(script)
+    bin_folder = Path(sys.executable).parent
+    variables = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, str(path)],
+        env={**os.environ, **variables, **environment},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    root = tmp_path / "attempt"
+    (root / "metrics").mkdir(parents=True)
+    variables = {
+        "RAYJOBS_RUN_ID": "mnist_1_0a1b",
+        "RAYJOBS_ATTEMPT_DIR": str(root),
+        "RAYJOBS_METRICS_DIR": str(root / "metrics"),
+        "RAYJOBS_EXPERIMENT": "mnist",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return variables
+
+
+@pytest.fixture
+def server(attempt: dict[str, str]) -> Iterator[TrackingServer]:
+    made = TrackingServer(tracking_of(attempt), "token")
+    made.start()
+    yield made
+    made.close()
+
+
+IN_JOB = """
+import json, mlflow
+from mlflow import MlflowClient
+mlflow.log_metric("loss", 0.5, step=1)
+mlflow.log_metric("loss", float("nan"), step=2)
+mlflow.log_params({"lr": 0.1, "name": "a"})
+mlflow.set_tag("kind", "test")
+mlflow.log_text("text", "notes/a.txt")
+with mlflow.start_run(nested=True, run_name="fold-1"):
+    mlflow.log_metric("loss", 9)
+try:
+    mlflow.log_param("lr", 0.2)
+except mlflow.exceptions.MlflowException as error:
+    refused = str(error)
+mlflow.end_run()
+mlflow.set_experiment("another name")
+with mlflow.start_run(run_id="mnist_1_0a1b"):
+    mlflow.log_metric("late", 1)
+model = mlflow.initialize_logged_model(name="net")
+client = MlflowClient()
+history = client.get_metric_history("mnist_1_0a1b", "loss")
+asked = "metrics.loss > 3 and tags.`mlflow.runName` = 'fold-1'"
+runs = mlflow.search_runs(output_format="list", filter_string=asked)
+print(json.dumps({
+    "steps": [one.step for one in history],
+    "refused": refused,
+    "found": [one.info.run_name for one in runs],
+    "model": model.artifact_location,
+    "params": client.get_run("mnist_1_0a1b").data.params,
+}))
+"""
+
+
+def test_what_a_script_logs_with_mlflow_is_the_jobs(
+    server: TrackingServer, attempt: dict[str, str], tmp_path: Path
+) -> None:
+    out = run(
+        IN_JOB,
+        tmp_path,
+        MLFLOW_TRACKING_URI=server.uri,
+        MLFLOW_TRACKING_TOKEN="token",
+        MLFLOW_RUN_ID="mnist_1_0a1b",
+        MLFLOW_EXPERIMENT_NAME="mnist",
+    )
+    said = json.loads(out.splitlines()[-1])
+    assert said["steps"] == [1, 2] and "written once" in said["refused"]
+    assert said["found"] == ["fold-1"] and said["params"] == {"lr": "0.1", "name": "a"}
+    root = Path(attempt["RAYJOBS_ATTEMPT_DIR"])
+    assert (root / "uploads" / "notes" / "a.txt").read_text() == "text"
+    assert said["model"] == f"file://{root}/uploads/net"
+    records = read_all(str(root / "metrics" / f"rank-{mlflow_server.RANK}.jsonl"))
+    metrics = [(one["name"], one["value"]) for one in records if one["k"] == "metric"]
+    assert metrics == [("loss", 0.5), ("loss", "NaN"), ("fold-1/loss", 9.0), ("late", 1.0)]
+    properties = {one["name"]: one["value"] for one in records if one["k"] == "property"}
+    assert properties == {"mlflow.param.lr": "0.1", "mlflow.param.name": "a"}
+    # A token is a secret, and what MLflow prints is in the job's log.
+    assert "token" not in out
+    # A server that takes over knows what the one before it knew.
+    again = tracking_of(attempt).call("GET", "runs/get", {"run_id": "mnist_1_0a1b"})["run"]
+    assert {one["key"] for one in again["data"]["metrics"]} == {"loss", "late"}
+
+
+DRIVER = """
+import json, os, sys
+from pathlib import Path
+from rayjobs import Workspace
+import mlflow
+from mlflow import MlflowClient
+workspace = Workspace(path=sys.argv[1] if len(sys.argv) > 1 else os.environ["FOLDER"])
+mlflow.set_tracking_uri(workspace.get_mlflow_tracking_uri())
+mlflow.set_experiment("trees")
+with mlflow.start_run(run_name="first") as first:
+    mlflow.log_param("depth", 3)
+    mlflow.log_metric("loss", 0.5)
+    mlflow.log_metric("loss", 0.25, step=1)
+    mlflow.log_text("text", "notes/a.txt")
+    with mlflow.start_run(nested=True):
+        mlflow.log_metric("inner", 1)
+try:
+    with mlflow.start_run():
+        raise RuntimeError("boom")
+except RuntimeError:
+    pass
+client = MlflowClient()
+Path("project").mkdir()
+Path("project/MLproject").write_text(
+    'name: p\\nentry_points:\\n  main:\\n    parameters: {alpha: float}\\n'
+    '    command: "python train.py {alpha}"\\n'
+)
+Path("project/train.py").write_text(
+    "import mlflow, sys\\nwith mlflow.start_run():\\n"
+    "    mlflow.log_metric('alpha', float(sys.argv[1]))\\n"
+)
+done = mlflow.projects.run(
+    "project", parameters={"alpha": 0.7}, env_manager="local", experiment_name="projects"
+)
+print(json.dumps({
+    "files": [one.path for one in client.list_artifacts(first.info.run_id, "notes")],
+    "text": mlflow.artifacts.load_text(f"runs:/{first.info.run_id}/notes/a.txt"),
+    "found": [
+        (one.info.status, one.data.params, one.data.metrics)
+        for one in mlflow.search_runs(experiment_names=["trees"], output_format="list")
+    ],
+    "project": (done.get_status(), done.run_id),
+}))
+"""
+
+
+def test_runs_of_a_driver_are_interactive_runs_of_the_workspace(
+    own_home: Path, tmp_path: Path
+) -> None:
+    workspace = Workspace.create("w", path=own_home / "w")
+    out = run(DRIVER, tmp_path, FOLDER=str(own_home / "w"))
+    said = json.loads(out.splitlines()[-1])
+    assert (said["files"], said["text"]) == (["notes/a.txt"], "text")
+    assert said["found"] == [
+        ["FAILED", {}, {}],
+        ["FINISHED", {}, {"inner": 1.0}],
+        ["FINISHED", {"depth": "3"}, {"loss": 0.25}],
+    ]
+    runs = list(Experiment(workspace, "trees").get_runs(include_children=True))
+    assert [one.status for one in runs] == ["Failed", "Completed", "Completed"]
+    assert runs[1].parent is not None and runs[1].parent.id == runs[2].id
+    assert (runs[2].display_name, runs[2].get_metrics()) == ("first", {"loss": [0.5, 0.25]})
+    assert runs[2].get_file_names() == ["notes/a.txt"]
+    status, run_id = said["project"]
+    assert status == "FINISHED"
+    assert workspace.get_run(run_id).get_metrics() == {"alpha": 0.7}
+    workspace.close()
+
+
+def ask(uri: str, path: str, token: str = "", body: bytes | None = None) -> tuple[int, str]:
+    request = urllib.request.Request(f"{uri}{path}", data=body)
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_strangers_and_wrong_requests_are_refused_in_words(server: TrackingServer) -> None:
+    get = "/api/2.0/mlflow/runs/get?run_id="
+    assert ask(server.uri, f"{get}mnist_1_0a1b")[0] == 403
+    assert ask(server.uri, f"{get}mnist_1_0a1b", "other")[0] == 403
+    assert ask(server.uri, f"{get}mnist_1_0a1b", "token")[0] == 200
+    status, text = ask(server.uri, f"{get}nothing", "token")
+    assert (status, json.loads(text)["error_code"]) == (404, "RESOURCE_DOES_NOT_EXIST")
+    status, text = ask(server.uri, "/api/2.0/mlflow/registered-models/create", "token", b"{}")
+    assert status == 404 and "run.register_model" in text
+    for body in (b"no json", b"[]", b'{"run_id": "mnist_1_0a1b", "key": "a", "value": "x"}'):
+        assert ask(server.uri, "/api/2.0/mlflow/runs/log-metric", "token", body)[0] == 400
+    assert ask(server.uri, "/")[0] == 200
+    assert ask(server.uri, "/health", "token") == (200, "OK")
+
+
+def test_one_process_has_one_endpoint_for_a_workspace(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "mine")
+    workspace = Workspace.create("w", path=own_home / "w")
+    assert tracking_uri(workspace) == workspace.get_mlflow_tracking_uri()
+    assert ask(tracking_uri(workspace), "/health", "mine") == (200, "OK")
+    workspace.close()
