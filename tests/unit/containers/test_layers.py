@@ -115,20 +115,21 @@ def test_links_are_followed_inside_the_image_alone(tmp_path: Path) -> None:
         tmp_path,
         layer(
             [
-                other("absolute", LINK, to=str(outside)),
+                other("deep/absolute", LINK, to=str(outside)),
                 other("relative", LINK, to=f"{up}{outside}"),
-                file("absolute/one"),
+                file("deep/absolute/one"),
                 file("relative/two"),
-                file("absolute/.wh.kept"),
+                file("deep/absolute/.wh.kept"),
                 other("lib", LINK, to="usr/lib"),
                 file("lib/libc"),
             ]
         ),
-        layer([file("absolute/.wh..wh..opq"), other("hard", HARD, to="lib/libc")]),
+        layer([file("deep/absolute/.wh..wh..opq"), other("hard", HARD, to="lib/libc")]),
     )
     assert sorted(path.name for path in outside.iterdir()) == ["kept"]
     assert (outside / "kept").read_text() == "kept"
     inside = root.path / str(outside).lstrip("/")
+    assert inside.is_dir(), "an absolute link begins at the image's own root"
     assert not (inside / "one").exists(), "the opaque whiteout of the second layer took it"
     assert (root.path / "usr/lib/libc").exists()
     assert (root.path / "hard").stat().st_nlink == 2
