@@ -56,7 +56,7 @@ def pin(
     A path is looked for, and a dataset without a version gets its newest one of now: a retry, or
     a job that waited for a week, reads the same files.
     """
-    problems = [*_unknown_variables(spec), *_unknown_outputs(workspace, spec, planned)]
+    problems = [*unknown_variables(spec), *_unknown_outputs(workspace, spec, planned)]
     warnings: list[str] = []
     if not spec.inputs and not spec.outputs:
         return spec, problems, warnings
@@ -191,7 +191,7 @@ def _look_for(catalogue: Catalogue, store: str, path: str) -> None:
     )
 
 
-def _unknown_variables(spec: JobSpec) -> Iterator[Problem]:
+def unknown_variables(spec: JobSpec) -> Iterator[Problem]:
     """Find arguments that name an input which the job does not have: no path would be there."""
     known = {*spec.inputs, *spec.outputs, *_OTHERS}
     for index, argument in enumerate(spec.arguments):

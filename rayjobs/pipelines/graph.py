@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from rayjobs.core.errors import Problem
 from rayjobs.pipelines.spec import (
@@ -51,7 +52,7 @@ class Graph:
         """Return the steps that a step waits for, each once."""
         return tuple(dict.fromkeys(one.before for one in self._into.get(step, ())))
 
-    @property
+    @cached_property
     def _into(self) -> Mapping[str, list[Edge]]:
         found: dict[str, list[Edge]] = {}
         for edge in self.edges:
@@ -177,5 +178,6 @@ def _ordered(spec: PipelineSpec, edges: list[Edge]) -> tuple[tuple[str, ...], tu
     while at not in path:
         path.append(at)
         at = next(before for before in into[at] if before in left)
-    cycle = path[path.index(at) :]
-    return (), tuple(reversed(cycle))
+    cycle = path[path.index(at) :][::-1]
+    first = min(range(len(cycle)), key=lambda index: [*spec.steps].index(cycle[index]))
+    return (), (*cycle[first:], *cycle[:first])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api.kinds import STEP_OF
 from rayjobs.core import ids
 from rayjobs.core.errors import CannotBePlacedError, Problem, SpecError
+from rayjobs.data.pins import unknown_variables
 from rayjobs.pipelines.graph import DEFAULT_DESTINATION, Edge, Graph, graph_of
 from rayjobs.pipelines.reuse import Decision, Decisions, digest_of_paths, key_of, parts_of
 from rayjobs.pipelines.spec import (
@@ -25,9 +27,9 @@ from rayjobs.pipelines.spec import (
 )
 from rayjobs.spec.file import build_spec
 from rayjobs.spec.model import Dependency, JobSpec
-from rayjobs.spec.sources import output_source
+from rayjobs.spec.sources import OUTPUT, output_source
 from rayjobs.store.requests import NewStep
-from rayjobs.submit import submitting
+from rayjobs.submit import checks, submitting
 
 if TYPE_CHECKING:
     from rayjobs.workspace.folder import OpenWorkspace
@@ -252,6 +254,7 @@ class _Maker:
     _problems: list[Problem] = field(default_factory=list)
     _unplaced: list[Problem] = field(default_factory=list)
     _checked: dict[str, submitting.Checked] = field(default_factory=dict)
+    _snapshots: set[str] = field(default_factory=set)
 
     def make(self) -> list[PlannedStep]:
         into: dict[str, list[Edge]] = {}
@@ -307,7 +310,7 @@ class _Maker:
                 )
             if step.sweep is not None:
                 self._check_sweep(name, step, job)
-            checked = submitting.check(self.workspace, job, planned=frozenset(self.ids.values()))
+            checked = self._checked_like(job)
         except CannotBePlacedError as error:
             self._unplaced += [_below(name, one) for one in error.values.get("problems", ())]
             return None
@@ -316,9 +319,38 @@ class _Maker:
             return None
         self.warnings += [f"step {name}: {one}" for one in checked.warnings]
         self.notes += checked.notes
-        if step.snapshot is not None:
+        if step.snapshot is not None and step.snapshot not in self._snapshots:
             submitting.check_snapshot(self.workspace, step.snapshot)
+            self._snapshots.add(step.snapshot)
         return checked
+
+    def _checked_like(self, job: JobSpec) -> submitting.Checked:
+        """Return `submitting.check` of a job; what jobs that are alike share is checked once.
+
+        Raises:
+            SpecError, CannotBePlacedError: see `submitting.check`.
+        """
+        key = _skeleton(job)
+        known = self._checked.get(key)
+        if known is None:
+            found = submitting.check(self.workspace, job, planned=self._planned)
+            self._checked[key] = found
+            return found
+        # The files and the target are those of the other job; its own texts are not.
+        problems = [*checks.check(job), *unknown_variables(job)]
+        if problems:
+            raise SpecError(problems=problems)
+        inputs = {name: known.spec.inputs[name] for name in job.inputs}
+        own = {
+            name: one if one.source.startswith(OUTPUT) else inputs[name]
+            for name, one in job.inputs.items()
+        }
+        spec = job.model_copy(update={"inputs": own, "resources": known.spec.resources})
+        return replace(known, spec=spec, warnings=tuple(checks.warnings(spec)))
+
+    @cached_property
+    def _planned(self) -> frozenset[str]:
+        return frozenset(self.ids.values())
 
     def _check_sweep(self, name: str, step: StepSpec, job: JobSpec) -> None:
         from rayjobs.tuning.spec import parse_sweep
@@ -392,6 +424,16 @@ class _Maker:
         if step.snapshot is not None:
             return step.snapshot, step.facts
         return self.packer.pack(replace(checked))
+
+
+def _skeleton(job: JobSpec) -> str:
+    """Return all of a job that is checked against files, storage and target, as one text."""
+    own = {"name", "display_name", "arguments", "tags", "environment_variables", "inputs"}
+    inputs = [
+        (name, OUTPUT if one.source.startswith(OUTPUT) else one.source, one.mode)
+        for name, one in job.inputs.items()
+    ]
+    return f"{job.model_dump_json(exclude=own)}{inputs}"
 
 
 def _outputs_with_places(outputs: Mapping[str, Any]) -> dict[str, Any]:

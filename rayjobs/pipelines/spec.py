@@ -7,12 +7,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
 from rayjobs.core.errors import Problem, SpecError
+from rayjobs.core.text import counted
 from rayjobs.spec.model import JOB_NAME, Model
 from rayjobs.spec.problems import problem_of
 
@@ -27,6 +28,10 @@ ParameterType = Literal["text", "integer", "number", "boolean", "data"]
 
 class PipelineError(SpecError):
     """Something is wrong with a pipeline; `problems` has everything that is."""
+
+    def __init__(self, message: str = "", *, problems: Sequence[Problem] = ()) -> None:
+        text = message or f"the pipeline has {counted(len(problems), 'problem')}"
+        super().__init__(text, problems=problems)
 
 
 class Parameter(Model):

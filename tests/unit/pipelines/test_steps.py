@@ -1,0 +1,282 @@
+"""Steps as Azure ML has them: every argument, and the error for each that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.api.configs import RunConfiguration, ScriptRunConfig
+from rayjobs.api.estimators import Estimator
+from rayjobs.api.workspace import Workspace
+from rayjobs.core.errors import SpecError, UsageError
+from rayjobs.datastore import DataPath, DataPathComputeBinding
+from rayjobs.pipelines import (
+    CommandStep,
+    EstimatorStep,
+    HyperDriveStep,
+    ModuleStep,
+    MpiStep,
+    Pipeline,
+    PipelineData,
+    PipelineParameter,
+    PythonScriptStep,
+    StepSequence,
+    TrainingOutput,
+)
+from rayjobs.pipelines.graph import graph_of
+from rayjobs.pipelines.spec import PipelineSpec, StepSpec
+
+
+@pytest.fixture
+def ws(tmp_path: Path, own_home: Path) -> Iterator[Workspace]:
+    (tmp_path / "src").mkdir()
+    for name in ("a.py", "b.py"):
+        (tmp_path / "src" / name).write_text("print(1)\n")
+    workspace = Workspace.create("ws", path=str(tmp_path / "ws"))
+    yield workspace
+    workspace.close()
+
+
+def step(ws: Workspace, name: str = "a", **more: Any) -> PythonScriptStep:
+    return PythonScriptStep(**{"script_name": f"{name}.py", "name": name, **source(ws), **more})
+
+
+def source(ws: Workspace) -> dict[str, Any]:
+    return {"source_directory": str(ws.opened.path.parent / "src"), "compute_target": "local"}
+
+
+def built(ws: Workspace, *steps: Any) -> PipelineSpec:
+    return Pipeline(ws, [*steps]).to_spec()
+
+
+def only(ws: Workspace, one: Any) -> StepSpec:
+    (found,) = built(ws, one).steps.values()
+    return found
+
+
+def mpi(ws: Workspace, **changes: Any) -> dict[str, Any]:
+    """Return every argument of MpiStep, with `changes`."""
+    return {
+        "name": "spread",
+        "source_directory": source(ws)["source_directory"],
+        "script_name": "a.py",
+        "arguments": ["--x", 1],
+        "compute_target": "local",
+        "node_count": 2,
+        "process_count_per_node": 2,
+        "inputs": [],
+        "outputs": [PipelineData("made")],
+        "params": {"level": 3},
+        "allow_reuse": False,
+        "version": "7",
+        "hash_paths": ["a.py"],
+        "use_gpu": False,
+        "use_docker": True,
+        "custom_docker_image": None,
+        "image_registry_details": None,
+        "user_managed": False,
+        "conda_packages": None,
+        "pip_packages": ["six==1.16.0"],
+        "pip_requirements_file_path": None,
+        "environment_definition": None,
+        "environment_variables": {"MINE": "1"},
+        **changes,
+    }
+
+
+def test_an_mpi_step_with_every_argument(ws: Workspace) -> None:
+    one = only(ws, MpiStep(**mpi(ws)))
+    job = one.job
+    assert job["distribution"] == {"nodes": 2, "processes_per_node": 2, "backend": "mpi"}
+    assert (job["script"], list(job["arguments"])) == ("a.py", ["--x", "1"])
+    assert job["environment_variables"] == {"MINE": "1"}
+    assert "six==1.16.0" in str(job["environment"])
+    assert set(job["outputs"]) == {"made"}
+    assert (one.reuse.allow, one.reuse.version, one.reuse.hash_paths) == (False, "7", ("a.py",))
+    assert (dict(one.params), one.title) == ({"level": 3}, "spread")
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        "name",
+        "source_directory",
+        "script_name",
+        "arguments",
+        "compute_target",
+        "node_count",
+        "process_count_per_node",
+    ],
+)
+def test_each_required_argument_of_an_mpi_step(ws: Workspace, missing: str) -> None:
+    with pytest.raises(SpecError, match=f"{missing}: is missing") as caught:
+        MpiStep(**mpi(ws, **{missing: None}))
+    assert isinstance(caught.value, Exception)
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "words"),
+    [
+        ("node_count", 0, "not a whole number"),
+        ("node_count", "two", "not a whole number"),
+        ("node_count", PipelineParameter("n", "two"), "not a whole number"),
+        ("process_count_per_node", 1.5, "not a whole number"),
+        ("arguments", "--x 1", "not a list"),
+        ("inputs", "data", "not a list"),
+        ("outputs", "data", "not a list"),
+        ("params", ["a"], "not a mapping"),
+        ("hash_paths", "a.py", "not a list"),
+        ("allow_reuse", "yes", "not True or False"),
+        ("version", 7, "not a text"),
+        ("nodes", 2, "not an argument of MpiStep"),
+        ("environment_definition", "/nowhere/python", "environment_definition"),
+    ],
+)
+def test_each_wrong_argument_of_an_mpi_step(
+    ws: Workspace, argument: str, value: Any, words: str
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        MpiStep(**mpi(ws, **{argument: value}))
+    text = str(caught.value)
+    assert argument in text and words in text
+
+
+def test_several_nodes_need_a_target_that_has_them(ws: Workspace) -> None:
+    class Machine:
+        name, type = "vm", "RemoteVM"
+
+    with pytest.raises(SpecError, match="RemoteVM has one node"):
+        MpiStep(**mpi(ws, compute_target=Machine()))
+
+
+def test_counts_of_an_mpi_step_may_be_parameters(ws: Workspace) -> None:
+    class Mine(MpiStep):
+        """A subclass works, unlike that of Azure ML."""
+
+    spec = built(ws, Mine(**mpi(ws, node_count=PipelineParameter("nodes", 2))))
+    assert spec.steps["spread"].job["distribution"]["nodes"] == "${{parameters.nodes}}"
+    assert spec.parameters["nodes"].default == 2
+
+
+def test_data_passes_from_step_to_step_in_every_form(ws: Workspace) -> None:
+    data, file = PipelineData("data", is_directory=True), PipelineData("file")
+    step(ws, arguments=["--out", data, file], outputs=[data, file])
+    reads = [data.as_input("again"), file.as_download(), data.as_dataset().as_named_input("named")]
+    reader = step(ws, "b", arguments=["--in", *reads], inputs=reads)
+    spec = built(ws, reader)  # its producer is found
+    assert [*spec.steps] == ["a", "b"]
+    made, read = spec.steps["a"].job, spec.steps["b"].job
+    variable = "$AZUREML_DATAREFERENCE_"
+    assert list(made["arguments"]) == ["--out", f"{variable}data", f"{variable}file"]
+    assert made["outputs"]["data"]["is_folder"] and not made["outputs"]["file"]["is_folder"]
+    assert {name: (one["source"], one["mode"]) for name, one in read["inputs"].items()} == {
+        "again": ("step:a/data", "mount"),
+        "file": ("step:a/file", "download"),
+        "named": ("step:a/data", "mount"),
+    }
+    assert [(one.before, one.after) for one in graph_of(spec).edges] == [("a", "b")] * 3
+
+
+def test_data_that_no_step_makes_is_refused(ws: Workspace) -> None:
+    data = PipelineData("data")
+    with pytest.raises(UsageError, match="'data', which no step of the pipeline produces"):
+        built(ws, step(ws, inputs=[data]))
+
+
+def test_two_steps_cannot_make_one_object(ws: Workspace) -> None:
+    data = PipelineData("data")
+    step(ws, outputs=[data])
+    with pytest.raises(UsageError, match="both write 'data'"):
+        step(ws, "b", outputs=[data])
+
+
+def test_a_datapath_may_be_a_parameter(ws: Workspace) -> None:
+    path = DataPath(ws.get_default_datastore(), "digits")
+    given = (PipelineParameter("where", path), DataPathComputeBinding(mode="download"))
+    spec = built(ws, step(ws, arguments=["--in", given], inputs=[given]))
+    assert spec.parameters["where"].type == "data"
+    assert spec.parameters["where"].default == "workspaceblobstore/digits"
+    (read,) = spec.steps["a"].job["inputs"].values()
+    assert (read["source"], read["mode"]) == ("${{parameters.where}}", "download")
+
+
+def test_one_name_means_one_parameter(ws: Workspace) -> None:
+    first, other = PipelineParameter("n", 1), PipelineParameter("n", 2)
+    with pytest.raises(UsageError, match="two PipelineParameters are called 'n'"):
+        built(ws, step(ws, arguments=[first, other]))
+
+
+def test_a_sequence_runs_in_order_with_inner_lists_at_once(ws: Workspace) -> None:
+    first, left, right, last = (step(ws, name=f"s{n}", script_name="a.py") for n in range(4))
+    spec = built(ws, StepSequence([first, [left, right], last]))
+    assert {name: one.after for name, one in spec.steps.items()} == {
+        "s0": (),
+        "s1": ("s0",),
+        "s2": ("s0",),
+        "s3": ("s1", "s2"),
+    }
+
+
+def test_steps_of_one_name_get_keys_of_their_own(ws: Workspace) -> None:
+    spec = built(ws, step(ws), step(ws))
+    assert [*spec.steps] == ["a", "a-2"]
+    assert {one.title for one in spec.steps.values()} == {"a"}
+
+
+def test_a_command_step_takes_data_and_a_configuration(ws: Workspace) -> None:
+    data = PipelineData("data")
+    one = CommandStep(["cat x >", data], name="shell", outputs=[data], **source(ws))
+    assert only(ws, one).job["command"] == 'cat x > "$AZUREML_DATAREFERENCE_data"'
+    config = ScriptRunConfig(source(ws)["source_directory"], command="echo 1")
+    assert only(ws, CommandStep(runconfig=config, compute_target="local")).job["command"] == (
+        "echo 1"
+    )
+    with pytest.raises(UsageError, match="give a command"):
+        CommandStep(runconfig=RunConfiguration())
+
+
+def test_an_estimator_step_has_the_arguments_that_it_is_given(ws: Workspace) -> None:
+    estimator = Estimator(
+        source(ws)["source_directory"],
+        compute_target="local",
+        entry_script="a.py",
+        script_params={"--old": 1},
+    )
+    one = EstimatorStep("est", estimator, ["--new", PipelineParameter("n", 2)])
+    assert list(only(ws, one).job["arguments"]) == ["--new", "${{parameters.n}}"]
+
+
+def test_a_sweep_step_stores_metrics_and_the_best_model(ws: Workspace) -> None:
+    from rayjobs.tuning import GridParameterSampling, HyperDriveConfig, PrimaryMetricGoal, choice
+
+    config = HyperDriveConfig(
+        run_config=ScriptRunConfig(source(ws)["source_directory"], script="a.py"),
+        hyperparameter_sampling=GridParameterSampling({"--x": choice(1, 2)}),
+        primary_metric_name="score",
+        primary_metric_goal=PrimaryMetricGoal.MAXIMIZE,
+        max_total_runs=2,
+    )
+    best = PipelineData("best", training_output=TrainingOutput("Model", model_file="outputs/m.pt"))
+    metrics = PipelineData("metrics")
+    one = only(ws, HyperDriveStep("search", config, outputs=[best], metrics_output=metrics))
+    assert one.sweep is not None
+    assert {name: result["what"] for name, result in one.sweep.definition["results"].items()} == {
+        "best": "best:outputs/m.pt",
+        "metrics": "metrics",
+    }
+    assert "best" not in one.job.get("outputs", {})
+
+
+def test_what_is_not_supported_is_refused_by_name() -> None:
+    with pytest.raises(UsageError, match="rayjobs has no ModuleStep"):
+        ModuleStep(module=None)
+
+
+def test_a_pipeline_says_what_is_wrong_without_submitting(ws: Workspace) -> None:
+    assert Pipeline(ws, [step(ws)]).validate() == []
+    (problem,) = Pipeline(ws, [step(ws, script_name="gone.py")]).validate()
+    assert problem.startswith("steps.a.script")
+    assert ws.opened.store.jobs() == []

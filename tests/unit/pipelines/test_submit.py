@@ -1,0 +1,207 @@
+"""A pipeline is checked as a whole, with a path for each problem, and written at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rayjobs.core.errors import UsageError
+from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.spec import PipelineError
+from rayjobs.pipelines.submitter import resume_pipeline
+from rayjobs.store.requests import JobFilter
+from tests.unit.pipelines.played import Played, decisions, reused, steps
+
+
+def problems(played: Played, **changes: Any) -> list[str]:
+    with pytest.raises(PipelineError) as caught:
+        played.submit(played.spec(**changes))
+    assert played.store.jobs() == []
+    return [str(one) for one in caught.value.problems]
+
+
+def test_a_consumer_names_the_job_that_makes_its_input(played: Played) -> None:
+    run = played.submit()
+    by_name = {one.name: played.store.job(one.job_id) for one in run.steps}
+    assert by_name["train"].spec.inputs["data"].source == f"output:{by_name['prep'].id}/clean"
+    assert [one.job for one in by_name["train"].spec.depends_on] == [by_name["prep"].id]
+    assert by_name["train"].spec.arguments == ("--epochs", "3")
+    assert by_name["train"].snapshot == by_name["prep"].snapshot is not None
+    assert by_name["prep"].spec.tags == {"pipeline": run.id, "step": "prep"}
+    played.complete_all(run.id)
+    assert played.store.job(run.id).state is JobState.COMPLETED
+
+
+def test_a_cycle_is_refused_with_its_path(played: Played) -> None:
+    (text,) = problems(played, steps=steps(prep={"after": ["test"]}))
+    assert "waits for itself: prep → train → test → prep" in text
+
+
+def test_two_steps_that_write_one_output_are_refused(played: Played) -> None:
+    place = {"destination": "workspaceblobstore/same"}
+    texts = problems(
+        played, steps=steps(prep={"outputs": {"clean": place}}, train={"outputs": {"model": place}})
+    )
+    assert "steps.train.outputs.model" in texts[0]
+    assert "so does steps.prep.outputs.clean" in texts[0]
+
+
+def test_inputs_that_no_step_produces_are_refused(played: Played) -> None:
+    inputs = {"a": "step:prap/clean", "b": "step:prep/clear", "c": "step:prep/clean"}
+    texts = problems(played, steps=steps(train={"inputs": inputs}))
+    assert len(texts) == 2
+    assert "steps.train.inputs.a: no step produces it" in texts[0]
+    assert "Did you mean 'prep'?" in texts[0]
+    assert "steps.train.inputs.b" in texts[1] and "Did you mean 'clean'?" in texts[1]
+
+
+def test_all_problems_of_all_steps_come_at_once(played: Played) -> None:
+    texts = problems(
+        played,
+        steps=steps(prep={"script": "gone.py"}, test={"target": "moon"}, train={"grace_s": "x"}),
+    )
+    found = " ".join(texts)
+    assert "steps.prep.script" in found and "steps.test.target" in found
+    assert "steps.train" in found
+
+
+def test_parameters_have_types_and_names(played: Played) -> None:
+    spec = played.spec()
+    for values, expected in (
+        ({"epochs": "many"}, "parameters.epochs"),
+        ({"epoch": 3}, "parameters.epoch: is not a parameter"),
+    ):
+        with pytest.raises(PipelineError, match=expected):
+            played.submit(spec, values=values)
+    run = played.submit(spec, values={"epochs": "7"})
+    train = next(one for one in run.steps if one.name == "train")
+    assert train.spec.arguments == ("--epochs", "7")
+    assert run.values == {"epochs": 7}
+
+
+def test_parameters_may_be_counts_and_variables(played: Played) -> None:
+    changes = {
+        "distribution": {"backend": "gloo", "nodes": "${{parameters.epochs}}"},
+        "params": {"how many": "${{parameters.epochs}}"},
+        "environment_variables": {"DEEP": "at ${{parameters.epochs}}"},
+    }
+    spec = played.spec(steps=steps(prep=changes))
+    prep = played.submit(spec).steps[0].spec
+    assert prep.distribution.nodes == 3
+    assert prep.environment_variables == {"DEEP": "at 3", "AML_PARAMETER_how_many": "3"}
+
+
+def test_an_unchanged_pipeline_reuses_all_steps(played: Played) -> None:
+    first = played.run()
+    again = played.submit()
+    assert reused(again) == ["prep", "train", "test"]
+    assert played.store.job(again.id).state is JobState.COMPLETED
+    for one, before in zip(again.steps, first.steps, strict=True):
+        assert one.decision.original == before.job_id
+        job = played.store.job(one.job_id)
+        assert (job.state, job.attempt) == (JobState.COMPLETED, 0)
+        assert job.properties["azureml.reusedrunid"] == before.job_id
+    # What was reused is reused from its original.
+    assert played.submit().steps[0].decision.original == first.steps[0].job_id
+
+
+def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
+    first = played.run()
+    run = played.run(values={"epochs": 4})
+    assert reused(run) == ["prep"]
+    train = first.steps[1].job_id
+    assert decisions(run)["train"] == f"runs: differs from {train} in arguments"
+    assert "reads what 'train' makes in this run" in decisions(run)["test"]
+    # A job of this run reads the output of the one that is reused.
+    source = run.steps[1].spec.inputs["data"].source
+    assert source == f"output:{first.steps[0].job_id}/clean"
+    assert reused(played.submit(values={"epochs": 3})) == ["prep", "train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ({"script": "train.py"}, "entry"),
+        ({"environment_variables": {"A": "1"}}, "environment_variables"),
+        ({"reuse": {"version": "2"}}, "version"),
+        ({"params": {"level": "high"}}, "params"),
+        ({"outputs": {"clean": {}, "more": {}}}, "outputs.more"),
+        ({"inputs": {"in": "workspaceblobstore/"}}, "inputs.in"),
+        ({"environment": {"pip": ["six==1.16.0"]}}, "environment"),
+    ],
+)
+def test_each_part_decides(played: Played, change: dict[str, Any], part: str) -> None:
+    played.run()
+    run = played.submit(played.spec(steps=steps(prep=change)))
+    assert reused(run) == []
+    assert part in run.steps[0].decision.differs
+
+
+@pytest.mark.parametrize(
+    "change", [{"priority": 5}, {"max_duration": "1h"}, {"retries": 2}, {"tags": {"a": "b"}}]
+)
+def test_what_does_not_change_results_does_not_decide(
+    played: Played, change: dict[str, Any]
+) -> None:
+    played.run()
+    assert "prep" in reused(played.submit(played.spec(steps=steps(prep=change))))
+
+
+def test_ignored_files_do_not_decide(played: Played) -> None:
+    (played.source / ".amlignore").write_text("*.log\n")
+    played.run()
+    (played.source / "new.log").write_text("x")
+    assert reused(played.submit()) == ["prep", "train", "test"]
+    (played.source / "new.py").write_text("x = 1")
+    run = played.submit()
+    assert reused(run) == [] and "source" in run.steps[0].decision.differs
+
+
+def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
+    changes = steps(prep={"reuse": {"hash_paths": ["prep.py"]}})
+    played.run(played.spec(steps=changes))
+    (played.source / "train.py").write_text("print('changed')")
+    assert reused(played.submit(played.spec(steps=changes))) == ["prep"]
+    (played.source / "prep.py").write_text("print('changed')")
+    assert reused(played.submit(played.spec(steps=changes))) == []
+
+
+def test_reuse_can_be_switched_off(played: Played) -> None:
+    played.run()
+    assert reused(played.submit(regenerate=True)) == []
+    run = played.submit(played.spec(steps=steps(prep={"reuse": False})))
+    assert decisions(run)["prep"] == "runs: reuse is off for this step"
+    assert "reads what 'prep' makes" in decisions(run)["train"]
+
+
+def test_a_failed_run_goes_on_from_the_failed_step(played: Played) -> None:
+    spec = played.spec(steps=steps(prep={"reuse": False}))
+    first = played.submit(spec)
+    with pytest.raises(UsageError, match="resume it once it has ended"):
+        resume_pipeline(played.workspace, first.id, wake=False)
+    played.complete_all(first.id, fails="train")
+    assert played.store.job(first.id).state is JobState.FAILED
+    again = resume_pipeline(played.workspace, first.id, wake=False).run
+    assert reused(again) == ["prep"]
+    played.complete_all(again.id)
+    ended = played.store.job(again.id)
+    assert ended.state is JobState.COMPLETED
+    assert ended.properties["resumed_from"] == first.id
+    with pytest.raises(UsageError, match="nothing to resume"):
+        resume_pipeline(played.workspace, again.id, wake=False)
+
+
+def test_a_run_uses_the_code_that_was_packed(played: Played) -> None:
+    first = played.submit()
+    played.complete_all(first.id, fails="train")
+    (played.source / "train.py").write_text("print('changed since')")
+    again = resume_pipeline(played.workspace, first.id, wake=False).run
+    assert again.steps[1].snapshot == first.steps[1].snapshot
+
+
+def test_a_key_gives_the_first_run(played: Played) -> None:
+    played.submit(idempotency_key="once")
+    played.submit(idempotency_key="once")
+    assert len(played.store.pipelines()) == 1
+    assert len(played.store.jobs(JobFilter())) == 4
