@@ -57,6 +57,36 @@ def make_source_archive(folder: Path, name: str) -> Path:
     return path
 
 
+# Builds without setuptools, which an environment of its own would have to fetch.
+_PROJECT_BACKEND = """
+import os, shutil, sys, zipfile
+
+def build_wheel(folder, settings=None, metadata=None):
+    name = {module!r} + "-1.0-py3-none-any.whl"
+    info = {module!r} + "-1.0.dist-info/"
+    with zipfile.ZipFile(os.path.join(folder, name), "w") as wheel:
+        wheel.write({module!r} + ".py")
+        wheel.writestr(info + "METADATA", "Metadata-Version: 2.1\\nName: {name}\\nVersion: 1.0\\n")
+        tags = "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"
+        wheel.writestr(info + "WHEEL", tags)
+        wheel.writestr(info + "RECORD", "")
+    return name
+"""
+
+
+def make_project(folder: Path, name: str, *, value: str = "own") -> Path:
+    """Write the folder of a Python project: a module with ``VALUE``."""
+    module = name.replace("-", "_")
+    folder.mkdir(parents=True)
+    (folder / f"{module}.py").write_text(f"VALUE = {value!r}\n")
+    (folder / "backend.py").write_text(_PROJECT_BACKEND.format(module=module, name=name))
+    (folder / "pyproject.toml").write_text(
+        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+        f"[project]\nname = {name!r}\nversion = '1.0'\n"
+    )
+    return folder
+
+
 def _pack(path: Path, top: str, files: Mapping[str, str]) -> None:
     with tarfile.open(path, "w:gz") as archive:
         for name, text in files.items():

@@ -59,6 +59,15 @@ class Cache:
         """What the resolver learns of the target's own packages."""
         return self.root / "base"
 
+    @property
+    def sources(self) -> Path:
+        """Packages that travel with jobs, unpacked by digest."""
+        return self.root / "sources"
+
+    def source(self, digest: str) -> Path:
+        """Return where a package that travels with jobs is unpacked."""
+        return self.sources / digest.rpartition(":")[2][:32]
+
     def folder(self, key: str) -> Path:
         """Return where an environment is, once it is whole."""
         return self.root / key

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +38,7 @@ _COMPILE = """
 import compileall, sysconfig
 compileall.compile_dir(sysconfig.get_path("purelib"), quiet=2)
 """
+_SOURCES = "RAYJOBS_SOURCES"
 _RESOLVED = "# the pip part is resolved"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 Tell = Callable[[str, Mapping[str, Any]], None]
@@ -175,12 +176,13 @@ class Environments:
         self, asked: Mapping[str, Any], work: Work
     ) -> tuple[Request, Base | None, condas.Asked | None]:
         """Return what is asked of pip, what it is added to, and what is asked of conda."""
-        lines = tuple(str(line) for line in asked["pip"])
+        lines = self._with_sources(asked["pip"], asked.get("sources") or {})
         work.env = settings.variables(
             credentials.environment(),
-            secrets=requirements.secrets_of(lines),
+            secrets=[one for one in requirements.secrets_of(lines) if one != _SOURCES],
             pip_files=settings.pip_files(os.environ),
         )
+        work.env[_SOURCES] = str(self._cache.sources)
         constraints = tuple(str(line) for line in asked.get("constraints") or ())
         if asked.get("conda"):
             own = await interpreters.ask(self._own_python)
@@ -192,6 +194,22 @@ class Environments:
         python = await self._interpreter(asked.get("python"), work)
         digest = None if base is None else base.digest()
         return Request(lines, python, constraints, digest), base, None
+
+    def _with_sources(self, lines: Sequence[str], sources: Mapping[str, str]) -> tuple[str, ...]:
+        """Return requirements in which packages that travel with the job have their place here.
+
+        The place is written with a variable, so that a lock is the same on every node.
+        """
+        result = []
+        for line in lines:
+            path = "" if line.startswith("-") else requirements.path_of(line)
+            if path in sources:
+                place = f"${{{_SOURCES}}}/{self._cache.source(sources[path]).name}"
+                if path.endswith(requirements.ARCHIVES):
+                    place += f"/{Path(path).name}"
+                line = place + line[len(path) :]
+            result.append(str(line))
+        return tuple(result)
 
     async def _realise_conda(self, wanted: condas.Asked, request: Request, work: Work) -> Realised:
         conda = self._conda(work)
@@ -342,7 +360,7 @@ class Environments:
             text, own = base.without_own(text)
             text += "".join(f"# of the target: {line}\n" for line in own)
         for name in requirements.secrets_of(request.lines):
-            if work.env[name]:
+            if work.env.get(name):
                 text = text.replace(work.env[name], f"${{{name}}}")
         return head + text
 

@@ -255,6 +255,7 @@ def _units(view: PruneView, blobs: BlobStore) -> list[Unit]:
             files.update(job.files)
             if job.snapshot:
                 files.add(snapshot_key(job.snapshot))
+            files.update(snapshot_key(digest) for digest in job.sources)
             if job.resume_from and job.resume_from.startswith(PACKED):
                 if job.resume_from not in listings:
                     listings[job.resume_from] = _packed_keys(job.resume_from, blobs)

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rayjobs.core.errors import NotFoundError, StoreError
+from rayjobs import snapshots
+from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, StoreError
 from rayjobs.core.paths import ENVIRONMENT_LOCK, AttemptPaths
 from rayjobs.environments.building import Control
+from rayjobs.environments.cache import Cache
 from rayjobs.environments.realise import Environments, Work
 from rayjobs.node.build_logs import store_build_log, store_file, stream_build_log
 from rayjobs.node.workspaces import Workspaces
@@ -26,8 +30,14 @@ EVENT = "environment"
 class NodeEnvironments:
     """Makes the environments of the attempts of one node. Its methods run on one event loop."""
 
-    def __init__(self, root: Path, workspaces: Workspaces) -> None:
-        """Keep environments below `root`; tell of them in the workspaces of their jobs."""
+    def __init__(self, root: Path, workspaces: Workspaces, shared: snapshots.NodeSnapshots) -> None:
+        """Keep environments below `root`; tell of them in the workspaces of their jobs.
+
+        Args:
+            shared: Where packages that travel with a job are unpacked.
+        """
+        self._root = root
+        self._snapshots = shared
         self._environments = Environments(root, sys.executable)
         self._workspaces = workspaces
         self._controls: dict[str, Control] = {}
@@ -63,6 +73,7 @@ class NodeEnvironments:
         done = asyncio.Event()
         streaming = asyncio.ensure_future(stream_build_log(self._workspaces, on, paths, done))
         try:
+            await asyncio.to_thread(self._bring_sources, on, request.environment.sources)
             found = await self._environments.realise(request.environment.to_json(), work)
         except BaseException:
             done.set()
@@ -81,6 +92,33 @@ class NodeEnvironments:
         control = self._controls.get(on.marker)
         if control is not None:
             control.stopped.set()
+
+    def _bring_sources(self, on: AttemptOnNode, sources: Mapping[str, str]) -> None:
+        """Unpack the packages that travel with a job; each once for all jobs of the node. Blocks.
+
+        Raises:
+            PrepareError: one cannot be read, or is damaged.
+        """
+        workspace = self._workspaces.of(on) if sources else None
+        for digest in sources.values():
+            assert workspace is not None
+            place = Cache(self._root).source(digest)
+            if place.is_dir():
+                continue
+            key = snapshots.blob_key(digest)
+            try:
+                self._snapshots.ensure(digest, partial(workspace.blobs.open, key))
+                place.parent.mkdir(parents=True, exist_ok=True)
+                fresh = place.with_name(f".{place.name}.{on.job}-{on.node}")
+                shutil.rmtree(fresh, ignore_errors=True)
+                self._snapshots.copy_into(digest, fresh)
+                with suppress(FileExistsError):  # another attempt was faster
+                    fresh.rename(place)
+            except (SnapshotError, StoreError, NotFoundError, OSError) as error:
+                raise PrepareError(
+                    f"a package that travels with the job cannot be unpacked: {error}",
+                    failure_class="storage",
+                ) from error
 
     def _tell(self, on: AttemptOnNode, text: str, data: Mapping[str, Any]) -> None:
         if on.node == 0:

@@ -74,11 +74,12 @@ class Node:
         self._hold = NodeHold(settings.hold)
         self._views = InputViews(self.paths.root, is_on=settings.input_views)
         self._data = NodeData(self.paths.data_cache, self._views.protection)
-        self._environments = NodeEnvironments(self.paths.environments, workspaces)
+        shared = snapshots.NodeSnapshots(self.paths.snapshots)
+        self._environments = NodeEnvironments(self.paths.environments, workspaces, shared)
         self._containers = NodeContainers(self.paths.images, workspaces)
         self._preparing = Preparing(
             scratch,
-            snapshots.NodeSnapshots(self.paths.snapshots),
+            shared,
             self._data,
             workspaces,
             self._environments,

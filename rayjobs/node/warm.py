@@ -17,6 +17,7 @@ from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient
 from rayjobs.launch.plan import inherited
+from rayjobs.node import warm_limits
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,8 @@ class NodeWarm:
         self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
         self._refused: dict[Path, str] = {}
         self._failed_at_s: dict[Path, float] = {}  # the last start failed
+        self._uses: dict[Path, warm_limits.Use] = {}
+        self._limits = warm_limits.Limits.of(os.environ)
 
     def socket_of(self, python: str = sys.executable) -> Path:
         """Return where an interpreter's warm copy listens.
@@ -127,8 +130,9 @@ class NodeWarm:
             async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
                 await asyncio.shield(self.warm_up(python))
                 # It may have ended since (idle, killed): asked again, started again.
-                if await hostclient.ping_warm(str(socket), user=self._user) is None:
-                    await asyncio.shield(self.warm_up(python, again=True))
+                warm = await hostclient.ping_warm(str(socket), user=self._user)
+                if warm is None:
+                    warm = await asyncio.shield(self.warm_up(python, again=True))
         except TimeoutError:
             waited = f"none came up within {duration_text(PATIENCE_S)} after one that failed"
             return None, f"no warm interpreter: {waited}"
@@ -137,7 +141,22 @@ class NodeWarm:
             if python != sys.executable:
                 self._refused[socket] = reason  # as long as nothing of it changes
             return None, reason
+        if python != sys.executable:
+            await self._note_use(socket, warm)
         return socket, ""
+
+    async def _note_use(self, socket: Path, warm: hostclient.WarmInterpreter) -> None:
+        """Note that a job uses an environment's interpreter; those beyond the limits end."""
+        now_s = asyncio.get_running_loop().time()
+        self._uses[socket] = warm_limits.Use(socket, warm.identity, now_s)
+        uses = list(self._uses.values())
+        for one in await asyncio.to_thread(self._limits.too_many, uses, now_s):
+            if self._uses.get(one.socket) is not one:
+                continue  # it was used meanwhile
+            del self._uses[one.socket]
+            self._warm.pop(one.socket, None)
+            log.info("the warm interpreter at %s ends: others were used later", one.socket)
+            await hostclient.stop_warm(str(one.socket))
 
 
 def stamp(python: str) -> str:

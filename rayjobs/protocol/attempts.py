@@ -107,6 +107,7 @@ class PackagesRequest(Message):
     conda_command: str | None = None
     link_scripts: bool = False
     base: str | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

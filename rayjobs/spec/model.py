@@ -239,6 +239,8 @@ class Packages(Model):
             user.
         base: ``target``: the packages are added to those of the target's own Python, as an
             estimator adds to its framework; None: the environment has nothing else.
+        sources: Files and folders among the requirements → digest of what was packed of them; the
+            submit writes them. Those that are not here are looked for on the node.
         if_used: Requirements that are only installed if the job's code mentions their package.
             Packages of a framework are such; the submit decides, and stores none.
     """
@@ -252,6 +254,7 @@ class Packages(Model):
     conda_command: str | None = None
     link_scripts: bool = False
     base: Literal["target"] | None = None
+    sources: Mapping[str, str] = Field(default_factory=dict)
     if_used: tuple[str, ...] = ()
 
     @model_validator(mode="before")

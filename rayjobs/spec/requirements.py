@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,12 +30,11 @@ OPTIONS: Mapping[str, str] = {
 _IMPLIED = frozenset({"--require-hashes"})  # every lock has hashes
 _WITHOUT_VALUE = frozenset({"--no-index", "--require-hashes"})
 _INCLUDE = ("-r", "--requirement")
+_EDITABLE = ("-e", "--editable")
 _CONSTRAIN = ("-c", "--constraint", "--constraints")
 # A line of an included constraints file, until `constraints_apart` takes it out.
 _CONSTRAINT = "--constraint-of-a-file "
 _ADVICE: Mapping[str, str] = {
-    "-e": "Build a wheel and name its file: a lock holds what does not change.",
-    "--editable": "Build a wheel and name its file: a lock holds what does not change.",
     "--trusted-host": "Say it in the pip or uv settings of the node (UV_INSECURE_HOST).",
     "--pre": "Name the version (`numpy==3.0.0rc1`), or set UV_PRERELEASE=allow on the node.",
 }
@@ -44,7 +44,7 @@ _REQUIREMENT = re.compile(
     re.DOTALL,
 )
 _COMMENT = re.compile(r"(?:^|\s)#.*$")
-_ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")
+ARCHIVES = (".whl", ".tar.gz", ".zip", ".tar.bz2", ".tgz")
 _USER = re.compile(r"://([^/@\s]+)@")
 _REFERENCE = re.compile(r"\$\{([A-Za-z0-9_]+)\}")
 _VERSION = re.compile(r"(?:[0-9]+(?:\.[0-9]+){0,2}|[<>=!~][<>=!~0-9.,* ]*)")
@@ -91,7 +91,11 @@ def _expanded(
 ) -> Iterator[str]:
     for line in lines:
         option, value = option_of(line)
-        if option in _INCLUDE:
+        if option in _EDITABLE:
+            # A copy travels with the job: nobody edits it there.
+            value = value if "://" in value or value.startswith((".", "/", "~")) else f"./{value}"
+            yield from _expanded([value], folder, field, above)
+        elif option in _INCLUDE:
             yield from _read(folder / value, field, above)
         elif option in _CONSTRAIN:
             for one in _read(folder / value, field, above):
@@ -101,7 +105,9 @@ def _expanded(
             yield f"--find-links {value if is_url else folder / Path(value).expanduser()}"
         elif option is None and is_file(line):
             path, marker, rest = line.partition(" ")
-            yield f"{folder / Path(path).expanduser()}{marker}{rest}"
+            plain, bracket, extras = path.partition("[")
+            full = os.path.normpath(folder / Path(plain).expanduser())
+            yield f"{full}{bracket}{extras}{marker}{rest}"
         else:
             yield line
 
@@ -179,7 +185,13 @@ def is_file(line: str) -> bool:
     first = line.split(" ", 1)[0].split(";", 1)[0]
     if "://" in first or "@" in line.split(" ", 2)[:2]:
         return False
-    return first.startswith(("/", "./", "../", "~/")) or first.endswith(_ARCHIVES)
+    is_path = first.partition("[")[0] in (".", "..") or first.startswith(("/", "./", "../", "~/"))
+    return is_path or first.endswith(ARCHIVES)
+
+
+def path_of(line: str) -> str:
+    """Return the path in a requirement that names a file or folder."""
+    return line.split(" ", 1)[0].split(";", 1)[0].split("[", 1)[0]
 
 
 def is_version(text: str) -> bool:
@@ -255,12 +267,6 @@ def _of_line(line: str, path: str) -> Iterator[Problem]:
         if is_file(line):
             if not line.startswith("/"):
                 yield Problem(path, f"{line!r} is a relative path.", "Write the full path.")
-            elif not line.split(" ", 1)[0].split("[", 1)[0].endswith(_ARCHIVES):
-                yield Problem(
-                    path,
-                    f"{line!r} is not a wheel or source archive.",
-                    "Build a wheel and name its file: a folder may change under the lock.",
-                )
         elif "://" not in line and _REQUIREMENT.fullmatch(line) is None:
             yield Problem(
                 path, f"{line[:80]!r} is not a requirement.", "Write it like `numpy>=1.26`."

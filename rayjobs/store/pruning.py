@@ -21,7 +21,8 @@ _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 # A spec is text, and parsing a hundred thousand of them takes longer than all the rest.
 JOBS = """
 SELECT id, kind, parent, name, state, ended_at, snapshot,
-    CASE WHEN spec LIKE '%"resume_from":"%' THEN spec END AS resuming
+    CASE WHEN spec LIKE '%"resume_from":"%' THEN spec END AS resuming,
+    CASE WHEN spec LIKE '%"sources":{"%' THEN spec END AS packing
 FROM jobs ORDER BY serial
 """
 UNFINISHED = f"SELECT id, spec FROM jobs WHERE state NOT IN ({_FINAL})"  # noqa: S608 - constants
@@ -52,6 +53,7 @@ class PrunableJob:
 
     Attributes:
         resume_from: The spec's.
+        sources: Digests of the packages that were packed with the job.
         files: Key in the blob store → size in bytes.
     """
 
@@ -64,6 +66,7 @@ class PrunableJob:
     snapshot: str | None
     resume_from: str | None
     files: Mapping[str, int]
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,7 @@ class PruningPart(Part):
                     snapshot=row["snapshot"],
                     resume_from=_resume_from(row["resuming"]),
                     files=files.get(row["id"], {}),
+                    sources=_sources(row["packing"]),
                 )
                 for row in rows
             ),
@@ -172,6 +176,14 @@ def _needed(connection: sqlite3.Connection) -> set[str]:
             if str(one["source"]).startswith(OUTPUT):
                 needed.add(output_of(one["source"])[0])
     return needed
+
+
+def _sources(spec: str | None) -> tuple[str, ...]:
+    """Return the digests of a spec's packed packages."""
+    values = {} if spec is None else json.loads(spec)
+    environment = values.get("environment")
+    found = environment.get("sources") if isinstance(environment, dict) else None
+    return tuple(found.values()) if found else ()
 
 
 def _resume_from(spec: str | None) -> str | None:

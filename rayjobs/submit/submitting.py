@@ -289,12 +289,18 @@ def _own_umask() -> int:
 
 
 def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
-    """Return a checked spec whose `resume_from` names nothing outside of the workspace.
+    """Return a checked spec that names nothing outside of the workspace, as far as it is here.
+
+    Its checkpoint to start from and the packages of this machine are stored.
 
     Raises:
-        SpecError: the files cannot be read, or hold no whole checkpoint.
+        SpecError: the files cannot be read, or hold no whole checkpoint or package.
+        SnapshotError: a package cannot be packed.
         StoreError: they cannot be stored.
     """
+    from rayjobs.submit import local_packages
+
+    spec = local_packages.pack(workspace, spec)
     if spec.resume_from is None:
         return spec
     from rayjobs.resume import resuming

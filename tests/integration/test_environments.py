@@ -15,7 +15,7 @@ from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.submit.submitting import submit
 from tests.conda_channel import Channel
 from tests.jobs import Jobs
-from tests.wheels import make_wheel
+from tests.wheels import make_project, make_wheel
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -140,3 +140,16 @@ def test_a_job_cannot_change_its_environment(jobs: Jobs, tmp_path: Path) -> None
     for _ in range(2):
         job = jobs.wait(jobs.submit(script, environment=asked), JobState.COMPLETED)
         assert jobs.log(job) == b"Read-only file system\n" * 2
+
+
+def test_a_project_and_a_wheel_travel_with_the_job(jobs: Jobs, tmp_path: Path) -> None:
+    project = make_project(tmp_path / "project", "own-package")
+    wheel = make_wheel(tmp_path / "wheels", "tiny-local")
+    asked = Packages(pip=("--no-index", str(project), str(wheel)))
+    script = "import own_package, tiny_local; print(own_package.VALUE, tiny_local.VALUE)"
+    job = jobs.submit(script, environment=asked)
+    wheel.unlink()  # the job has its own
+    (project / "own_package.py").write_text("VALUE = 'edited meanwhile'\n")
+    jobs.wait(job, JobState.COMPLETED)
+    assert jobs.log(job) == b"own tiny\n"
+    assert b"${RAYJOBS_SOURCES}/" in jobs.file(job, ENVIRONMENT_LOCK)

@@ -78,8 +78,6 @@ def test_lines_that_are_taken(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("-e .", "-e is not taken. Build a wheel"),
-        ("-e/src", "-e is not taken"),
         ("--pre", "Name the version"),
         ("--trusted-host host", "UV_INSECURE_HOST"),
         ("--frozen", "--frozen is not taken. Options that are: --extra-index-url"),
@@ -87,7 +85,6 @@ def test_lines_that_are_taken(line: str) -> None:
         ("--no-index yes", "takes no value"),
         ("--find-links", "has no value"),
         ("./own.whl", "relative path"),
-        ("/src/own", "not a wheel or source archive"),
         ("numpy = 1", "not a requirement"),
         ("import numpy", "not a requirement"),
         ("a\nb", "more than one line"),
@@ -160,6 +157,18 @@ def test_packages_and_channels_of_a_conda_specification(tmp_path: Path) -> None:
 )
 def test_a_package_of_conda_as_a_requirement(written: str, requirement: str) -> None:
     assert conda.as_requirement(written, "numpy") == requirement
+
+
+def test_projects_and_editable_ones_are_paths(tmp_path: Path) -> None:
+    lines = ["-e .", "-e ./own[extra] ; python_version > '3'", "../other", "-e git+https://h/x"]
+    assert requirements.expanded(lines, tmp_path / "here", field="f") == [
+        f"{tmp_path}/here",
+        f"{tmp_path}/here/own[extra] ; python_version > '3'",
+        f"{tmp_path}/other",
+        "git+https://h/x",
+    ]
+    assert said([f"{tmp_path}/here"]) == []
+    assert requirements.path_of("/a/b[x]; sys_platform == 'linux'") == "/a/b"
 
 
 def test_constraints_of_a_file_are_kept_apart(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""How many warm interpreters a node keeps, and which one ends when there are too many."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayjobs.core.text import GIB
+from rayjobs.injob.identity import Identity, is_alive
+
+MOST = 6  # besides that of the target's own Python
+MEMORY_SHARE = 0.25  # of the machine's memory
+# A job that was just told of an interpreter is about to fork from it.
+IN_USE_S = 15.0
+
+
+@dataclass(frozen=True)
+class Use:
+    """A warm interpreter of an environment, and when a job last used it.
+
+    Attributes:
+        used_s: On the event loop's clock.
+    """
+
+    socket: Path
+    identity: Identity
+    used_s: float
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What warm interpreters of environments may take together on one node."""
+
+    most: int = MOST
+    bytes: int = 0
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Limits:
+        """Return a node's limits: RAYJOBS_WARM_MOST and RAYJOBS_WARM_MEMORY_GIB, or defaults."""
+        pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = environment.get("RAYJOBS_WARM_MEMORY_GIB")
+        return Limits(
+            most=int(environment.get("RAYJOBS_WARM_MOST", MOST)),
+            bytes=int(float(memory) * GIB) if memory else int(pages * MEMORY_SHARE),
+        )
+
+    def too_many(self, uses: list[Use], now_s: float) -> list[Use]:
+        """Return those that must end, the one used longest ago first; none that is in use now."""
+        living = sorted((one for one in uses if is_alive(one.identity)), key=lambda one: one.used_s)
+        sizes = {one.socket: own_bytes(one.identity.pid) for one in living}
+        count, total = len(living), sum(sizes.values())
+        ending = []
+        for one in living:
+            if count <= self.most and total <= self.bytes:
+                break
+            if now_s - one.used_s < IN_USE_S:
+                break  # all others were used later
+            ending.append(one)
+            count -= 1
+            total -= sizes[one.socket]
+        return ending
+
+
+def own_bytes(pid: int) -> int:
+    """Return a process's share of memory (PSS); 0 where it cannot be read."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except OSError:
+        return 0
+    lines = [line for line in text.splitlines() if line.startswith("Pss:")]
+    return int(lines[0].split()[1]) * 1024 if lines else 0

@@ -1,0 +1,54 @@
+"""Packs the files and folders that a job's environment installs, so that every node has them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayjobs.core.errors import Problem, SpecError
+from rayjobs.spec import requirements
+from rayjobs.spec.model import JobSpec, Packages
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+_PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
+
+
+def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+    """Return a spec whose local packages are stored in the workspace, by their digests.
+
+    A path that is not here is one of the node.
+
+    Raises:
+        SpecError: a folder is no package.
+        SnapshotError: one cannot be packed.
+    """
+    asked = spec.environment
+    if not isinstance(asked, Packages):
+        return spec
+    lines = [line for line in asked.pip if not line.startswith("-") and requirements.is_file(line)]
+    paths = dict.fromkeys(requirements.path_of(line) for line in lines)
+    here = [one for one in paths if one not in asked.sources and Path(one).exists()]
+    if not here:
+        return spec
+    found = {one: _pack(workspace, Path(one)) for one in here}
+    packed = asked.model_copy(update={"sources": {**asked.sources, **found}})
+    return spec.model_copy(update={"environment": packed})
+
+
+def _pack(workspace: OpenWorkspace, path: Path) -> str:
+    from rayjobs import snapshots
+
+    blobs = workspace.blobs
+    if path.is_dir():
+        if not any((path / name).is_file() for name in _PROJECT):
+            what = f"{path} is a folder without {', '.join(_PROJECT[:2])}."
+            raise SpecError(problems=[Problem("environment.pip", what, "Name a Python project.")])
+        return snapshots.pack(path, blobs_put=blobs.put_file, blobs_has=blobs.exists).digest
+    with tempfile.TemporaryDirectory(prefix="rayjobs-package-") as folder:
+        shutil.copyfile(path, Path(folder, path.name))
+        packed = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=blobs.exists)
+        return packed.digest

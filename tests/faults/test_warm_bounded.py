@@ -1,0 +1,84 @@
+"""A node keeps a bounded number of warm interpreters; the one used longest ago ends."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rayjobs.injob.identity import identity_of
+from rayjobs.launch import hostclient
+from rayjobs.node import warm_limits
+from rayjobs.node.warm import NodeWarm
+from tests.attempts import data_request
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def pythons(short_path: Path) -> list[str]:
+    made = []
+    for name in ("a", "b", "c"):
+        command = [sys.executable, "-m", "venv", "--without-pip", str(short_path / name)]
+        subprocess.run(command, check=True, timeout=120)
+        made.append(str(short_path / name / "bin" / "python"))
+    return made
+
+
+@pytest.fixture
+def warm(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[NodeWarm]:
+    monkeypatch.setenv("RAYJOBS_HOME", str(short_path / "h"))
+    monkeypatch.setenv("RAYJOBS_PRELOAD", "json")
+    monkeypatch.setenv("RAYJOBS_WARM_MOST", "2")
+    root = short_path / "n"
+    root.mkdir()
+    made = NodeWarm(root, short_path / "warm.log")
+    yield made
+    for socket in list(made._uses):
+        asyncio.run(hostclient.stop_warm(str(socket)))
+
+
+def test_the_one_used_longest_ago_ends(
+    warm: NodeWarm, pythons: list[str], short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(warm_limits, "IN_USE_S", 0.0)
+    plan = data_request(short_path / "n" / "a1").plan
+
+    async def use(*which: int) -> None:
+        for number in which:
+            socket, why = await warm.ready(replace(plan, python=pythons[number]))
+            assert socket is not None, why
+
+    async def alive() -> list[bool]:
+        sockets = [str(warm.socket_of(python)) for python in pythons]
+        return [await hostclient.ping_warm(one) is not None for one in sockets]
+
+    async def through() -> None:
+        await use(0, 1, 0, 2)
+        while await alive() != [True, False, True]:
+            await asyncio.sleep(0.05)
+        await use(1)  # it starts again
+        assert (await alive())[1]
+
+    asyncio.run(through())
+
+
+def test_one_that_a_job_is_about_to_use_stays(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        identity = identity_of(process.pid)
+        assert identity is not None
+        uses = [warm_limits.Use(Path(str(at)), identity, float(at)) for at in range(3)]
+        limits = warm_limits.Limits(most=1, bytes=2**40)
+        assert limits.too_many(uses, 100.0) == uses[:2]
+        assert limits.too_many(uses, warm_limits.IN_USE_S + 0.5) == uses[:1]
+        # Memory counts as well: all of these together have more than a byte.
+        assert warm_limits.Limits(most=9, bytes=1).too_many(uses, 100.0) == uses
+    finally:
+        process.kill()
+        process.wait()
