@@ -89,6 +89,12 @@ class HyperDriveConfig:
         )
 
     @property
+    def source_directory(self) -> str | None:
+        """The folder whose code is swept."""
+        found: str | None = getattr(self.base, "source_directory", None)
+        return found
+
+    @property
     def base(self) -> Any:
         """The estimator, run configuration or pipeline, whichever was given."""
         return next(
@@ -185,6 +191,14 @@ class HyperDriveConfig:
                 "Bayesian sampling takes no early termination policy.",
                 "Remove the policy, or use RandomParameterSampling.",
             )
+        if self.debug_flag is not None:
+            wrong("debug_flag", "a sweep has no debug mode.", "Leave it out; see its events.")
+        if self.custom_run_id is not None:
+            wrong(
+                "custom_run_id",
+                "ids of runs are given by the workspace.",
+                "Leave it out; tags and display_name name a sweep.",
+            )
         found.extend(self._warm_start_problems())
         return found
 
@@ -251,7 +265,9 @@ class HyperDriveRunConfig(HyperDriveConfig):
         max_concurrent_runs: int | None = None,
         max_duration_minutes: float = MAX_DURATION_MINUTES,
         policy: Policy | None = None,
+        **options: Any,
     ) -> None:
+        """Take the parameters of `HyperDriveConfig`, in the order of this class."""
         super().__init__(
             hyperparameter_sampling,
             primary_metric_name,
@@ -261,6 +277,7 @@ class HyperDriveRunConfig(HyperDriveConfig):
             max_duration_minutes,
             policy,
             estimator=estimator,
+            **options,
         )
 
 

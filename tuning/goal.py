@@ -26,6 +26,11 @@ class PrimaryMetricGoal(StrEnum):
             return cls.MINIMIZE
         return None
 
+    @staticmethod
+    def from_str(goal: str) -> PrimaryMetricGoal:
+        """Return the goal that a text names, such as ``maximize``. Raises ValueError."""
+        return PrimaryMetricGoal(goal)
+
     @property
     def sign(self) -> int:
         """1 where larger is better, -1 where smaller is: ``sign * value`` is always maximised."""

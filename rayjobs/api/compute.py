@@ -19,6 +19,7 @@ from rayjobs.core.clock import SystemClock, to_text
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import ComputeTargetException
 from rayjobs.target.local_head import LOCAL
 from rayjobs.target.record import all_targets, load_target
@@ -210,6 +211,10 @@ class ComputeTarget:
             self.name
         )
 
+    def get(self) -> dict[str, Any]:
+        """Return everything as plain data, see `serialize`."""
+        return self.serialize()
+
     def get_status(self) -> AmlComputeStatus:
         """Return how many nodes its target has, and what was asked for."""
         self.refresh_state()
@@ -303,6 +308,7 @@ class ComputeTarget:
             )
 
 
+@refuses("azure", "add_identity", "list_quotas", "list_usages", "remove_identity", "update_quotas")
 class AmlCompute(ComputeTarget):
     """A cluster of machines of one size."""
 

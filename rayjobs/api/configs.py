@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rayjobs.api.placing import place
 from rayjobs.core.errors import UsageError
 from rayjobs.core.numbers import is_whole
+from rayjobs.core.refusing import refuses, sentence_of
 from rayjobs.core.text import name_from
 from rayjobs.data.arguments import DataArguments, Keep, is_data
 from rayjobs.injob.azureml.exceptions import RunConfigurationException
@@ -134,6 +135,37 @@ class _Processes:
         self.process_count_per_node = 1
 
 
+class HistoryConfiguration:
+    """``run_config.history``: taken and not used, since every run's outputs and logs are kept.
+
+    Attributes:
+        output_collection, snapshot_project: Always done.
+        directories_to_watch: ``logs`` and ``outputs`` are watched in any case.
+    """
+
+    def __init__(self) -> None:
+        self.output_collection = True
+        self.snapshot_project = True
+        self.directories_to_watch = ["logs"]
+
+
+@refuses("spark", properties=("hdi", "spark"))
+@refuses("use MpiConfiguration with Horovod", properties=("tensorflow",))
+@refuses("arrays", properties=("paralleltask",))
+@refuses(
+    "azure",
+    properties=(
+        "auto_cluster_compute_specification",
+        "credential_passthrough",
+        "datacaches",
+        "kubernetescompute",
+        "services",
+    ),
+)
+@refuses(
+    "the source directory is packed into the workspace's own storage",
+    properties=("source_directory_data_store",),
+)
 class RunConfiguration:
     """What a script runs with.
 
@@ -183,6 +215,8 @@ class RunConfiguration:
         self.pytorch: PyTorchConfiguration | None = None
         self.max_run_duration_seconds: float | None = None
         self.docker = DockerConfiguration()
+        self.history = HistoryConfiguration()
+        self.auto_prepare_environment = True
         self.amlcompute = AmlComputeConfiguration()
         self.priority = 0
         self.data_references: dict[str, Any] = {}
@@ -194,6 +228,59 @@ class RunConfiguration:
         self.memory_gib_per_process: float | None = None
         self.node_types: tuple[str, ...] = ()
         self.spot: bool | None = None
+        self._is_complete = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute that a run configuration has.
+
+        Raises:
+            AttributeError: it has none of that name, or it is refused.
+        """
+        if getattr(self, "_is_complete", False) and name not in self.__dict__:
+            found = getattr(type(self), name, None)
+            sentence = sentence_of(found)
+            if sentence is not None:
+                raise AttributeError(f"RunConfiguration.{name} is not part of rayjobs: {sentence}")
+            raise AttributeError(
+                f"a RunConfiguration has no attribute {name!r}; it has: "
+                f"{', '.join(sorted(one for one in self.__dict__ if not one.startswith('_')))}"
+            )
+        object.__setattr__(self, name, value)
+
+    def save(
+        self,
+        path: str | Path | None = None,
+        name: str | None = None,
+        separate_environment_yaml: bool = False,
+    ) -> None:
+        """Write the configuration to ``.azureml/NAME.runconfig`` below `path`, or to a file.
+
+        Args:
+            path: A folder (the working directory), or a file when `name` is None.
+            separate_environment_yaml: Write the environment to a file of its own beside it.
+        """
+        from rayjobs.api import run_config_file
+
+        run_config_file.save(self, path, name, separate_environment_yaml)
+
+    @staticmethod
+    def load(path: str | Path, name: str | None = None) -> RunConfiguration:
+        """Read a configuration that `save` wrote, or that Azure ML did.
+
+        Raises:
+            NotFoundError: there is no such file.
+            RunConfigurationError: it is not a run configuration.
+        """
+        from rayjobs.api import run_config_file
+
+        return run_config_file.load(path, name)
+
+    @staticmethod
+    def delete(path: str | Path, name: str) -> None:
+        """Remove a configuration that `save` wrote. Raises NotFoundError."""
+        from rayjobs.api import run_config_file
+
+        run_config_file.delete(path, name)
 
     def distribute(
         self, config: MpiConfiguration | PyTorchConfiguration | TensorflowConfiguration
@@ -237,6 +324,8 @@ class RunConfiguration:
 
 class ScriptRunConfig:
     """One script (or command) with what it needs; `Experiment.submit` runs it."""
+
+    MAX_DURATION_SECONDS_DEFAULT = 2_592_000
 
     def __init__(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,11 @@ from rayjobs.api.configs import ScriptRunConfig
 from rayjobs.api.estimators import Estimator
 from rayjobs.api.submitters import register, submitter_of
 from rayjobs.core.errors import UsageError
+from rayjobs.core.refusing import refuses
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.requests import JobFilter
 from rayjobs.submit.submitting import submit
+from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.orphans import end_orphans
 
 if TYPE_CHECKING:
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 LONGEST_NAME = 255
 
 
+@refuses(
+    "the folder of code is named at each submit: ScriptRunConfig(source_directory)",
+    "from_directory",
+)
 class Experiment:
     """Runs of one workspace that belong together.
 
@@ -50,6 +56,84 @@ class Experiment:
     def id(self) -> str:
         """The workspace's id and the name."""
         return f"{self.workspace.id}/{self.name}"
+
+    # -- tags and archive ----------------------------------------------------------------------
+    def _kept(self) -> dict[str, Any]:
+        return AzureSettings(self.workspace.store).experiment(self.name)
+
+    def _keep(self, values: Mapping[str, Any]) -> None:
+        given = {name: value for name, value in values.items() if value}
+        AzureSettings(self.workspace.store).put_experiment(self.name, given)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Its tags."""
+        return dict(self._kept().get("tags") or {})
+
+    @property
+    def archived_time(self) -> str | None:
+        """When it was archived (ISO 8601, UTC); None: it is active."""
+        return self._kept().get("archived_time")
+
+    def tag(self, key: str, value: Any = None) -> None:
+        """Set one tag."""
+        self.set_tags({key: value})
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Set several tags."""
+        ready = {str(key): "" if value is None else str(value) for key, value in tags.items()}
+        self._keep({**self._kept(), "tags": {**self.tags, **ready}})
+
+    def remove_tags(self, tags: Iterable[str]) -> dict[str, str]:
+        """Remove tags by key; return those that are left."""
+        gone = {tags} if isinstance(tags, str) else {*tags}
+        left = {key: value for key, value in self.tags.items() if key not in gone}
+        self._keep({**self._kept(), "tags": left})
+        return left
+
+    def archive(self) -> None:
+        """Leave it out of listings of active experiments; its runs stay."""
+        from rayjobs.core.clock import SystemClock, to_text
+
+        self._keep({**self._kept(), "archived_time": to_text(SystemClock().now())})
+
+    def reactivate(self, new_name: str | None = None) -> None:
+        """Take `archive` back.
+
+        Raises:
+            UsageError: `new_name` is given: runs are found by the name that they have.
+        """
+        if new_name not in (None, self.name):
+            raise UsageError(
+                f"experiment {self.name!r} cannot be renamed to {new_name!r}: its runs have its "
+                f"name; reactivate it without new_name"
+            )
+        self._keep({**self._kept(), "archived_time": None})
+
+    def refresh(self) -> None:
+        """Do nothing: everything is read when it is asked for."""
+
+    def get_portal_url(self) -> str:
+        """Return the address by which messages name it; there is no page to open."""
+        return f"rayjobs://{self.workspace.opened.name}/{self.name}"
+
+    @staticmethod
+    def delete(workspace: Workspace, experiment_id: str) -> None:
+        """Forget an experiment that has no runs.
+
+        Args:
+            experiment_id: Its id, or its name.
+
+        Raises:
+            UsageError: it has runs.
+        """
+        name = experiment_id.removeprefix(f"{workspace.id}/")
+        if workspace.store.jobs(JobFilter(experiment=name)):
+            raise UsageError(
+                f"experiment {name!r} has runs and is not deleted; remove old runs with `rayjobs "
+                f"prune`, or archive it"
+            )
+        AzureSettings(workspace.store).put_experiment(name, {})
 
     def __repr__(self) -> str:
         """Return name and workspace."""
@@ -130,10 +214,40 @@ class Experiment:
                 yield run_of(self, job)
 
     @staticmethod
-    def list(workspace: Workspace, experiment_name: str | None = None) -> list[Experiment]:
-        """Return the workspace's experiments that have runs, by name."""
-        found = workspace.experiments.values()
-        return [one for one in found if experiment_name in (None, one.name)]
+    def list(
+        workspace: Workspace,
+        experiment_name: str | None = None,
+        view_type: str = "ActiveOnly",
+        tags: Any = None,
+    ) -> list[Experiment]:
+        """Return the workspace's experiments that have runs or tags, by name.
+
+        Args:
+            view_type: ``ActiveOnly``, ``ArchivedOnly`` or ``All``.
+            tags: A key, or a mapping of keys to values (None: any) that it must have.
+
+        Raises:
+            UsageError: there is no such view.
+        """
+        views = {"ActiveOnly": (False,), "ArchivedOnly": (True,), "All": (False, True)}
+        if view_type not in views:
+            raise UsageError(f"view_type is {view_type!r}; use one of: {', '.join(views)}")
+        wanted = {tags: None} if isinstance(tags, str) else dict(tags or {})
+        kept = AzureSettings(workspace.store).experiments()
+        names = {job.experiment for job in workspace.store.jobs()} | {*kept}
+        return [
+            Experiment(workspace, name)
+            for name in sorted(names)
+            if experiment_name in (None, name)
+            and bool(kept.get(name, {}).get("archived_time")) in views[view_type]
+            and _has_tags(kept.get(name, {}).get("tags") or {}, wanted)
+        ]
+
+
+def _has_tags(tags: Mapping[str, str], wanted: Mapping[str, Any]) -> bool:
+    return all(
+        key in tags and (value is None or tags[key] == str(value)) for key, value in wanted.items()
+    )
 
 
 def _submit_spec(

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayjobs.api import compute, html
-from rayjobs.api.refusing import refuses
 from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.paths import WORKSPACE_DIR
 from rayjobs.core.paths import home as default_home
+from rayjobs.core.refusing import refuses
 from rayjobs.injob.azureml.exceptions import WorkspaceException
 from rayjobs.workspace.azure import AzureSettings, Identity
 from rayjobs.workspace.folder import OpenWorkspace, locate, open_workspace
 
 if TYPE_CHECKING:
-    from rayjobs.api.compute import ComputeTargets
+    from rayjobs.api.compute import ComputeTarget, ComputeTargets
+    from rayjobs.api.environment import Environment
     from rayjobs.api.experiment import Experiment
     from rayjobs.api.model import Model
     from rayjobs.api.run import JobRun
@@ -51,6 +52,11 @@ _PATH_KEY = "rayjobs_workspace"
     "sync_keys",
     "update",
     "update_dependencies",
+    properties=("DEFAULT_CPU_CLUSTER_CONFIGURATION", "DEFAULT_GPU_CLUSTER_CONFIGURATION"),
+)
+@refuses("a workspace is a folder; remove it when no job of it runs", "delete")
+@refuses(
+    "azure",
     properties=("discovery_url", "linked_services", "private_endpoints", "service_context"),
 )
 @refuses("serving", properties=("images", "webservices"))
@@ -60,6 +66,8 @@ class Workspace:
 
     wakes_targets = True  # whether a submit tells the target, and starts it
     sku = "Basic"
+    DEFAULT_CPU_CLUSTER_NAME = "cpucluster"
+    DEFAULT_GPU_CLUSTER_NAME = "gpucluster"
 
     def __init__(
         self,
@@ -250,11 +258,44 @@ class Workspace:
 
     @property
     def experiments(self) -> dict[str, Experiment]:
-        """The experiments that have runs, by name."""
+        """The experiments that have runs or tags and are not archived, by name."""
         from rayjobs.api.experiment import Experiment
 
-        names = sorted({job.experiment for job in self.store.jobs()})
-        return {name: Experiment(self, name) for name in names}
+        return {one.name: one for one in Experiment.list(self)}
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """The environments that are registered here, and the curated ones, by name."""
+        from rayjobs.api.environment import Environment
+
+        return Environment.list(self)
+
+    def get_default_compute_target(self, type: str = "CPU") -> ComputeTarget | None:
+        """Return the compute target that a program made as the default of a type; None: none is.
+
+        Args:
+            type: ``CPU`` or ``GPU``.
+
+        Raises:
+            UsageError: another type.
+        """
+        named = {"CPU": self.DEFAULT_CPU_CLUSTER_NAME, "GPU": self.DEFAULT_GPU_CLUSTER_NAME}
+        if type.upper() not in named:
+            raise UsageError(f"type is {type!r}; give 'CPU' or 'GPU'")
+        return dict(self.compute_targets).get(named[type.upper()])
+
+    @staticmethod
+    def list(
+        subscription_id: str | None = None, auth: Any = None, resource_group: str | None = None
+    ) -> dict[str, list[Workspace]]:
+        """Return the workspaces that this user made by name, and the one found from here."""
+        folders = [locate(), *sorted((default_home() / "workspaces").glob("*"))]
+        found: dict[str, list[Workspace]] = {}
+        for folder in dict.fromkeys(one.resolve() for one in folders):
+            if (folder / "workspace.json").is_file():
+                one = Workspace._of(open_workspace(folder, create=False))
+                found.setdefault(one.name, []).append(one)
+        return found
 
     @property
     def compute_targets(self) -> ComputeTargets:

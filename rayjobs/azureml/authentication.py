@@ -61,6 +61,9 @@ class ArmTokenAuthentication(AbstractAuthentication):
     def update_arm_token(self, new_arm_access_token: str) -> None:
         """Do nothing: the token is not used."""
 
+    def update_arm_access_token(self, new_arm_access_token: str) -> None:
+        """Do nothing: the token is not used."""
+
 
 class ServicePrincipalAuthentication(AbstractAuthentication):
     """Keeps no password."""

@@ -41,7 +41,7 @@ class DataType:
         return "bool"
 
     @staticmethod
-    def to_stream(workspace: Any) -> str:
+    def to_stream(workspace: Any, escaped: bool = False) -> str:
         """Return the type of paths into datastores, which stay texts."""
         return "string"
 
@@ -60,6 +60,10 @@ class ResourceConfiguration:
         self.cpu = cpu
         self.memory_in_gb = memory_in_gb
         self.gpu = gpu
+
+    def serialize(self) -> dict[str, float | int | None]:
+        """Return the values as plain data."""
+        return {"cpu": self.cpu, "memoryInGB": self.memory_in_gb, "gpu": self.gpu}
 
 
 def get_run(

@@ -11,8 +11,8 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from rayjobs.api.refusing import sentence_of
 from rayjobs.azureml.signatures import AzureClass, azure_class
+from rayjobs.core.refusing import sentence_of
 from rayjobs.injob.azureml import names
 from rayjobs.injob.azureml.exceptions import NotProvidedError
 from rayjobs.injob.azureml.finder import load
@@ -101,7 +101,7 @@ class Kinds:
         if found is not None and (sentence := sentence_of(found)) is not None:
             return Member(shown, Holding.nothing(), refused=sentence)
         if found is None:
-            given = _instance_attributes(kind)
+            given = instance_attributes(kind)
             if attribute in given:
                 return Member(shown, _object_of(given[attribute]))
             azure = _azure_of(kind)
@@ -260,7 +260,7 @@ def _returns_itself(function: Any) -> bool:
 
 
 @cache
-def _instance_attributes(kind: type) -> dict[str, str]:
+def instance_attributes(kind: type) -> dict[str, str]:
     """Return the attributes that constructors set, with the class where they make one."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__):

@@ -28,6 +28,7 @@ class BanditPolicy(Policy):
     """
 
     kind = "bandit"
+    POLICY_NAME = "Bandit"
 
     slack_factor: float | None = None
     slack_amount: float | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -134,6 +135,10 @@ class Policy(ABC):
                 )
             )
         return found
+
+    def to_json(self) -> str:
+        """Return the policy as JSON text."""
+        return json.dumps(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data that `parse_policy` reads back."""

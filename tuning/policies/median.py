@@ -24,6 +24,7 @@ class MedianStoppingPolicy(Policy):
     """
 
     kind = "median"
+    POLICY_NAME = "MedianStopping"
 
     def _decide(
         self,

@@ -18,6 +18,7 @@ class NoTerminationPolicy(Policy):
     """
 
     kind = "none"
+    POLICY_NAME = "Default"
 
     def __init__(self) -> None:
         super().__init__()

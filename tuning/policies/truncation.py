@@ -29,6 +29,7 @@ class TruncationSelectionPolicy(Policy):
     """
 
     kind = "truncation"
+    POLICY_NAME = "TruncationSelection"
 
     truncation_percentage: int = 10
     exclude_finished_jobs: bool = False

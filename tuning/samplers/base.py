@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -118,6 +119,10 @@ class Sampling(ABC):
     def advice(self, total: int, concurrent: int) -> tuple[str, ...]:
         """Return what is allowed but unwise in these limits, one sentence each."""
         return ()
+
+    def to_json(self) -> str:
+        """Return the sampling as JSON text."""
+        return json.dumps(self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON data that `parse_sampling` reads back."""

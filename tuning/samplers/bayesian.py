@@ -30,6 +30,7 @@ class BayesianParameterSampling(Sampling):
     """
 
     kind = "bayesian"
+    SAMPLING_NAME = "BayesianOptimization"
     known_properties = ("seed", "algorithm")
 
     @property

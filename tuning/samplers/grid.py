@@ -21,6 +21,7 @@ class GridParameterSampling(Sampling):
     """
 
     kind = "grid"
+    SAMPLING_NAME = "GRID"
 
     @property
     def size(self) -> int:

@@ -15,6 +15,7 @@ class RandomParameterSampling(Sampling):
     """
 
     kind = "random"
+    SAMPLING_NAME = "RANDOM"
 
     def sampler(self, goal: PrimaryMetricGoal) -> Sampler:
         """Return a sampler; `goal` changes nothing, since nothing is learnt."""

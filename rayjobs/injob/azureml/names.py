@@ -35,6 +35,8 @@ SENTENCES: Dict[str, str] = {
     "internal": "this is an internal part of the SDK; use the public class that the program needs",
     "arrays": "submit a job array: `rayjobs submit --array 0-15`, or JobSpec(array=...)",
     "azure": "this manages Azure resources, which rayjobs does not need",
+    "old datasets": "Azure ML has removed datasets of 2018 as well; use Dataset.Tabular, or "
+    "Dataset.File",
     "tensorboard": "use `rayjobs tensorboard JOB`, or run tensorboard on the downloaded logs",
 }
 

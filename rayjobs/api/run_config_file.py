@@ -1,0 +1,141 @@
+"""Files of run configurations: ``.azureml/NAME.runconfig``, as Azure ML's own tools write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rayjobs.api.configs import (
+    PyTorchConfiguration,
+    RunConfiguration,
+    RunConfigurationError,
+    target_name,
+)
+from rayjobs.api.environment import Environment
+from rayjobs.core.errors import NotFoundError, SpecError
+from rayjobs.core.files import write_atomic
+from rayjobs.spec.text import parse_yaml, write_yaml
+
+FOLDERS = (".azureml", "aml_config")
+SUFFIX = ".runconfig"
+
+
+def save(
+    settings: RunConfiguration,
+    path: str | Path | None,
+    name: str | None,
+    separate_environment: bool,
+) -> Path:
+    """Write a configuration; return its file. Variables are written, as Azure ML does."""
+    file = _new_file(Path.cwd() if path is None else Path(path), name)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    values = to_dict(settings)
+    if separate_environment and values["environment"] is not None:
+        beside = file.with_name(f"{file.stem}_environment.yml")
+        write_atomic(beside, write_yaml(values["environment"]))
+        values["environment"] = beside.name
+    write_atomic(file, write_yaml(values))
+    return file
+
+
+def load(path: str | Path, name: str | None) -> RunConfiguration:
+    """Read a configuration.
+
+    Raises:
+        NotFoundError: there is no such file.
+        RunConfigurationError: it is not a run configuration.
+    """
+    file = _found(Path(path), name)
+    try:
+        values = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+        if isinstance(values, dict) and isinstance(values.get("environment"), str):
+            beside = file.with_name(values["environment"])
+            values["environment"] = parse_yaml(beside.read_text(encoding="utf-8"), str(beside))
+        if not isinstance(values, dict):
+            raise RunConfigurationError(f"{file} holds no `key: value` lines")
+        return from_dict(values)
+    except (OSError, SpecError, TypeError, ValueError, KeyError, AttributeError) as error:
+        raise RunConfigurationError(f"{file} is not a run configuration: {error}") from error
+
+
+def delete(path: str | Path, name: str) -> None:
+    """Remove a configuration's file. Raises NotFoundError."""
+    _found(Path(path), name).unlink()
+
+
+def to_dict(settings: RunConfiguration) -> dict[str, Any]:
+    """Return a configuration as its file has it."""
+    environment = settings.environment
+    return {
+        "script": settings.script,
+        "arguments": [str(one) for one in settings.arguments],
+        "command": settings.command if isinstance(settings.command, str) else None,
+        "target": target_name(settings.target),
+        "framework": settings.framework,
+        "communicator": settings.communicator,
+        "nodeCount": settings.node_count,
+        "maxRunDurationSeconds": settings.max_run_duration_seconds,
+        "priority": settings.priority,
+        "environment": environment.to_dict() if isinstance(environment, Environment) else None,
+        "environmentVariables": dict(settings.environment_variables),
+        "mpi": {"processCountPerNode": settings.mpi.process_count_per_node},
+        "pytorch": None
+        if settings.pytorch is None
+        else {
+            "communicationBackend": settings.pytorch.communication_backend,
+            "processCount": settings.pytorch.process_count,
+        },
+        "amlcompute": {
+            "vmSize": settings.amlcompute.vm_size,
+            "vmPriority": settings.amlcompute.vm_priority,
+        },
+    }
+
+
+def from_dict(values: dict[str, Any]) -> RunConfiguration:
+    """Return the configuration of a file's values; keys that mean nothing here are left out."""
+    made = RunConfiguration(
+        script=values.get("script"),
+        arguments=values.get("arguments") or (),
+        framework=values.get("framework"),
+        communicator=values.get("communicator"),
+        command=values.get("command"),
+    )
+    made.target = values.get("target") or made.target
+    made.node_count = int(values.get("nodeCount") or 1)
+    made.max_run_duration_seconds = values.get("maxRunDurationSeconds")
+    made.priority = int(values.get("priority") or 0)
+    if values.get("environment"):
+        made.environment = Environment.from_dict(values["environment"])
+    made.environment_variables = {
+        str(key): str(value) for key, value in (values.get("environmentVariables") or {}).items()
+    }
+    made.mpi.process_count_per_node = int((values.get("mpi") or {}).get("processCountPerNode") or 1)
+    pytorch = values.get("pytorch") or {}
+    if made.framework == "PyTorch" and pytorch.get("communicationBackend"):
+        total = pytorch.get("processCount")
+        made.pytorch = PyTorchConfiguration(pytorch["communicationBackend"], total, made.node_count)
+        made.mpi.process_count_per_node = made.pytorch.process_count // made.node_count
+    machine = values.get("amlcompute") or {}
+    made.amlcompute.vm_size = machine.get("vmSize")
+    made.amlcompute.vm_priority = machine.get("vmPriority")
+    return made
+
+
+def _new_file(path: Path, name: str | None) -> Path:
+    if name is None:
+        return path
+    folder = path if path.name in FOLDERS else path / FOLDERS[0]
+    return folder / f"{name.removesuffix(SUFFIX)}{SUFFIX}"
+
+
+def _found(path: Path, name: str | None) -> Path:
+    if name is None:
+        candidates = [path]
+    else:
+        file = f"{name.removesuffix(SUFFIX)}{SUFFIX}"
+        candidates = [path / folder / file for folder in ("", *FOLDERS)]
+    for one in candidates:
+        if one.is_file():
+            return one
+    raise NotFoundError(f"there is no run configuration {name or ''} in {path}".replace("  ", " "))
