@@ -5,6 +5,7 @@ Source: Azure ML SDK v1, `azureml.core.Dataset` and `azureml.data.dataset_factor
 
 from __future__ import annotations
 
+from rayjobs.core.refusing import refuses
 from rayjobs.datastore.catalogue import Catalogue
 from rayjobs.datastore.datasets import (
     DatasetConsumptionConfig,
@@ -21,6 +22,50 @@ from rayjobs.datastore.tabular import TabularDataset, TabularDatasetFactory
 __all__ = ["Dataset", "DatasetConsumptionConfig", "dataset_of", "rebuild"]
 
 
+@refuses(
+    "old datasets",
+    "archive",
+    "auto_read_files",
+    "compare_profiles",
+    "create_snapshot",
+    "delete_snapshot",
+    "deprecate",
+    "diff",
+    "from_binary_files",
+    "from_delimited_files",
+    "from_excel_files",
+    "from_json_files",
+    "from_pandas_dataframe",
+    "from_parquet_files",
+    "from_sql_query",
+    "generate_profile",
+    "get",
+    "get_all_snapshots",
+    "get_definition",
+    "get_definitions",
+    "get_profile",
+    "get_snapshot",
+    "head",
+    "list",
+    "reactivate",
+    "register",
+    "sample",
+    "to_pandas_dataframe",
+    "to_spark_dataframe",
+    "update",
+    "update_definition",
+    properties=(
+        "definition",
+        "definition_version",
+        "description",
+        "id",
+        "is_visible",
+        "name",
+        "state",
+        "tags",
+        "workspace",
+    ),
+)
 class Dataset:
     """Where datasets are made (`Dataset.File`, `Dataset.Tabular`) and found."""
 

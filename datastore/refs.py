@@ -123,6 +123,16 @@ class DataReferenceConfiguration:
     path_on_compute: str | None = None
     overwrite: bool = False
 
+    @property
+    def data_store_name(self) -> str:
+        """`datastore_name`, as Azure ML writes it."""
+        return self.datastore_name
+
+    @property
+    def path_on_data_store(self) -> str | None:
+        """`path_on_datastore`, as Azure ML writes it."""
+        return self.path_on_datastore
+
     def to_json(self) -> dict[str, Any]:
         """Return the values as a JSON object."""
         return asdict(self)
