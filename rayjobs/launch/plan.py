@@ -46,11 +46,23 @@ class PlannedNode:
 
 
 @dataclass(frozen=True)
+class AzureIdentity:
+    """How programs of Azure ML v1 name the workspace of a job, and where the job runs."""
+
+    workspace_name: str
+    workspace_id: str = ""
+    subscription_id: str = "local"
+    resource_group: str = "local"
+    target_type: str = "local"
+
+
+@dataclass(frozen=True)
 class AttemptContext:
     """What a launcher must know besides the spec.
 
     Attributes:
         master_port: Where the ranks meet on the first node; None for one process alone.
+        azure: How programs of Azure ML v1 name the workspace; None: by its own name.
     """
 
     job: Job
@@ -63,6 +75,7 @@ class AttemptContext:
     inputs: tuple[Mapping[str, str], ...] = ()  # per node: input name → path there
     injob_path: str = ""
     python: str = ""
+    azure: AzureIdentity | None = None
 
 
 def host_plan(
@@ -136,11 +149,10 @@ def rank_environment(context: AttemptContext, planned: PlannedNode) -> dict[str,
             "RAYJOBS_EXPERIMENT": job.experiment,
             "RAYJOBS_WORKSPACE_NAME": context.workspace_name,
             "AZUREML_RUN_ID": job.id,
-            "AZUREML_ROOT_RUN_ID": job.id,
-            "AZUREML_ARM_SUBSCRIPTION": "local",
-            "AZUREML_ARM_RESOURCEGROUP": "local",
-            "AZUREML_ARM_WORKSPACE_NAME": context.workspace_name,
-            "AZUREML_ARM_PROJECT_NAME": job.experiment,
+            "AZUREML_ROOT_RUN_ID": job.parent or job.id,
+            **azure_variables(context),
+            "AZUREML_CR_NODE_RANK": str(planned.node),
+            "AZ_BATCHAI_JOB_TEMP": str(attempt_paths.tmp),
             "AZUREML_OUTPUT_DIRECTORY": str(work / "outputs"),
             "AZUREML_LOGDIRECTORY_PATH": str(work / "logs"),
         }
@@ -165,6 +177,36 @@ def with_azureml(environment: Mapping[str, str], injob_path: str) -> dict[str, s
     first = f"{injob_path}{os.sep}{ON_PATH}"
     own = environment.get("PYTHONPATH")
     return {**environment, "PYTHONPATH": f"{first}{os.pathsep}{own}" if own else first}
+
+
+_COMMUNICATORS = {"mpi": "OpenMpi", "horovod-gloo": "Gloo", "gloo": "Gloo", "nccl": "Nccl"}
+
+
+def azure_variables(context: AttemptContext) -> dict[str, str]:
+    """Return the variables by which programs of Azure ML v1 find their run, workspace and peers.
+
+    Source: azureml-core's ``Run.get_context``, and the variables of Azure's Batch AI.
+    """
+    job, azure = context.job, context.azure or AzureIdentity(context.workspace_name)
+    backend = job.spec.distribution.backend
+    found = {
+        "AZUREML_ARM_SUBSCRIPTION": azure.subscription_id,
+        "AZUREML_ARM_RESOURCEGROUP": azure.resource_group,
+        "AZUREML_ARM_WORKSPACE_NAME": azure.workspace_name,
+        "AZUREML_ARM_PROJECT_NAME": job.experiment,
+        "AZUREML_EXPERIMENT_ID": f"{azure.workspace_id}/{job.experiment}",
+        "AZUREML_WORKSPACE_ID": azure.workspace_id,
+        # Tested for, never asked: a script reaches its workspace through its node's agent.
+        "AZUREML_SERVICE_ENDPOINT": f"rayjobs://{context.workspace_name}",
+        "AZUREML_DISCOVERY_SERVICE_ENDPOINT": f"rayjobs://{context.workspace_name}",
+        "AZUREML_TARGET_TYPE": azure.target_type,
+        "AZUREML_COMMUNICATOR": _COMMUNICATORS.get(backend, "None"),
+        "AZUREML_FRAMEWORK": "PyTorch" if backend in ("gloo", "nccl") else "Python",
+        "AZ_BATCHAI_TASK_TYPE": "worker",
+    }
+    if backend == "mpi":
+        found["AZ_BATCHAI_MPI_MASTER_NODE"] = context.nodes[0].address
+    return found
 
 
 def array_variables(job: Job) -> dict[str, str]:

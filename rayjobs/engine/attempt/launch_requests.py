@@ -11,9 +11,10 @@ from rayjobs.core.errors import PrepareError
 from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
+from rayjobs.engine.board import Served
 from rayjobs.injob.identity import boot_id
 from rayjobs.launch.launchers import launcher_for
-from rayjobs.launch.plan import AttemptContext, PlannedNode, with_azureml
+from rayjobs.launch.plan import AttemptContext, AzureIdentity, PlannedNode, with_azureml
 from rayjobs.protocol.attempts import (
     AttemptOnNode,
     ContainerRequest,
@@ -27,6 +28,20 @@ from rayjobs.protocol.attempts import (
 from rayjobs.protocol.nodes import Hello
 from rayjobs.spec.model import Packages
 from rayjobs.target.versions import installed, parse
+from rayjobs.workspace.azure import AzureSettings
+from rayjobs.workspace.folder import id_of
+
+
+def azure_identity(served: Served, target: str) -> AzureIdentity:
+    """Return how programs of Azure ML v1 name a workspace. Blocks: it reads the store."""
+    kept = AzureSettings(served.store).identity
+    return AzureIdentity(
+        workspace_name=served.name if kept is None else kept.name,
+        workspace_id=id_of(served.path) or "",
+        subscription_id="local" if kept is None else kept.subscription_id,
+        resource_group="local" if kept is None else kept.resource_group,
+        target_type="local" if target == "local" else "amlcompute",
+    )
 
 
 def launch_requests(
@@ -37,6 +52,7 @@ def launch_requests(
     *,
     target: str,
     lease_s: float | None,
+    azure: AzureIdentity | None = None,
 ) -> tuple[list[NodeOfAttempt], list[LaunchRequest]]:
     """Return the attempt's nodes, and for each of them what it has to prepare and launch.
 
@@ -45,6 +61,7 @@ def launch_requests(
         master_port: Where the ranks meet on the first node; None: they do not.
         target: Name of the compute target.
         lease_s: Seconds that a host may run without a renewal; None: it needs none.
+        azure: How programs of Azure ML v1 name the workspace, see `azure_identity`.
 
     Raises:
         PrepareError: class ``environment``: a node's installation does not fit.
@@ -72,6 +89,7 @@ def launch_requests(
         markers=tuple(ids.marker(job.id, record.number, one.node) for one in planned),
         workspace_name=served.name,
         workspace_path=served.path,
+        azure=azure,
         master_port=master_port,
         injob_path=first.injob_path,
         python=own_python or first.python,

@@ -27,7 +27,7 @@ from rayjobs.engine.attempt.group import (
     exit_record_of_lost_node,
     together,
 )
-from rayjobs.engine.attempt.launch_requests import launch_requests
+from rayjobs.engine.attempt.launch_requests import azure_identity, launch_requests
 from rayjobs.engine.attempt.leases import Leases
 from rayjobs.engine.attempt.record import AttemptRecord
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
@@ -262,6 +262,7 @@ class AttemptSupervisor:
             port = None
             if self.record.job.spec.distribution.backend in MEETING_BACKENDS:
                 port = (await agents[0].call(FREE_PORT, Nothing())).number
+            azure = await self.record.write(azure_identity, self.record.served, self._parts.target)
             self.record.nodes, requests = launch_requests(
                 self.record,
                 self.allocation,
@@ -269,6 +270,7 @@ class AttemptSupervisor:
                 port,
                 target=self._parts.target,
                 lease_s=self._parts.leases.lease_s,
+                azure=azure,
             )
             await self.record.set_hosts([None for _ in self.record.nodes], cold=None)
             self._check_not_ended()

@@ -37,7 +37,6 @@ SENTENCES: Dict[str, str] = {
     "azure": "this manages Azure resources, which rayjobs does not need",
     "old datasets": "Azure ML has removed datasets of 2018 as well; use Dataset.Tabular, or "
     "Dataset.File",
-    "tensorboard": "use `rayjobs tensorboard JOB`, or run tensorboard on the downloaded logs",
 }
 
 _RUN = "rayjobs.api.run_context:Run"
@@ -288,8 +287,8 @@ MODULES: Dict[str, Dict[str, str]] = {
         ),
         "UserErrorException": _EXCEPTIONS + "UserErrorException",
     },
-    "azureml.tensorboard": _refused("tensorboard", "Tensorboard"),
-    "azureml.tensorboard.export": _refused("tensorboard", "export_to_tensorboard"),
+    "azureml.tensorboard": _same("rayjobs.azureml.tensorboard:", "Tensorboard"),
+    "azureml.tensorboard.export": _same("rayjobs.azureml.tensorboard:", "export_to_tensorboard"),
     "azureml.train": {},
     "azureml.train.dnn": _same(
         _ESTIMATORS,

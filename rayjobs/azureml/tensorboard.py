@@ -1,0 +1,123 @@
+"""``azureml.tensorboard``: TensorBoard over the logs of runs, and runs as TensorBoard's logs.
+
+Source: azureml-tensorboard 1.62.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayjobs.core.errors import UsageError
+
+_EVENTS = "events.out.tfevents"
+
+
+class Tensorboard:
+    """A TensorBoard server over the event files that runs have stored."""
+
+    def __init__(
+        self,
+        runs: Any,
+        local_root: str | Path | None = None,
+        port: int = 6006,
+    ) -> None:
+        """Take the runs; their event files are fetched by `start`.
+
+        Args:
+            runs: A run, or several.
+            local_root: Where their files go; a temporary folder, which `stop` removes.
+        """
+        self._runs = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+        self._root = None if local_root is None else Path(local_root)
+        self._temporary: str | None = None
+        self._port = port
+        self._server: subprocess.Popen[bytes] | None = None
+
+    def start(self, start_browser: bool = False) -> str:
+        """Fetch the event files and start the server; return its address.
+
+        Raises:
+            UsageError: TensorBoard is not installed here.
+        """
+        _check_installed()
+        root = self._root
+        if root is None:
+            self._temporary = tempfile.mkdtemp(prefix="rayjobs-tensorboard-")
+            root = Path(self._temporary)
+        for run in self._runs:
+            for name in run.get_file_names():
+                if _EVENTS in name.rpartition("/")[2]:
+                    target = root / run.id / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    run.download_file(name, str(target))
+        command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(root)]
+        self._server = subprocess.Popen(
+            [*command, "--port", str(self._port)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        address = f"http://localhost:{self._port}/"
+        print(address)  # noqa: T201 - as the original does
+        return address
+
+    def stop(self) -> None:
+        """End the server, and remove what it fetched into a temporary folder."""
+        if self._server is not None:
+            self._server.terminate()
+            self._server.wait()
+            self._server = None
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary)
+            self._temporary = None
+
+
+def export_to_tensorboard(
+    run_data: Any, logdir: str | Path, logger: Any = None, recursive: bool = True
+) -> None:
+    """Write the metrics of runs as TensorBoard's event files: a folder for each run.
+
+    Args:
+        run_data: A run, or several.
+        logdir: The folder.
+        recursive: Also those of their children.
+
+    Raises:
+        UsageError: TensorBoard is not installed here.
+    """
+    _check_installed()
+    from torch.utils.tensorboard import SummaryWriter
+
+    runs = list(run_data) if isinstance(run_data, (list, tuple)) else [run_data]
+    for run in _with_children(runs, recursive=recursive):
+        with SummaryWriter(log_dir=os.fspath(Path(logdir) / run.id)) as writer:
+            for name, value in run.get_metrics().items():
+                for step, number in enumerate(_numbers(value)):
+                    writer.add_scalar(name, number, step)
+
+
+def _with_children(runs: Sequence[Any], *, recursive: bool) -> Iterable[Any]:
+    for run in runs:
+        yield run
+        if recursive:
+            yield from run.get_children(recursive=True)
+
+
+def _numbers(value: Any) -> list[float]:
+    values = value if isinstance(value, list) else [value]
+    return [
+        float(one) for one in values if isinstance(one, int | float) and not isinstance(one, bool)
+    ]
+
+
+def _check_installed() -> None:
+    import importlib.util
+
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("TensorBoard is not installed here; install it: pip install tensorboard")
