@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from rayjobs.core.errors import PrepareError
+from rayjobs.core.errors import PrepareError, StoreBusyError
 from rayjobs.core.failures import FailureClass
 from rayjobs.engine.attempt import record
 from rayjobs.jobs import retry
@@ -159,3 +160,28 @@ def test_a_storage_that_is_restarted_costs_its_jobs_only_time(
         assert any("tries again (2 of 8) since a storage does not answer" in one for one in reasons)
 
     play(scene, tmp_path)
+
+
+def test_a_pin_that_is_not_written_is_written_again(
+    workspace: OpenWorkspace, tmp_path: Path
+) -> None:
+    """Other jobs read what the pin names: an output without one counts as not stored."""
+    root = tmp_path / "attempt"
+    root.mkdir()
+    request = data_request(root, outputs={"y": {"destination": "workspaceblobstore/made"}})
+    node = NodeData(tmp_path / "cache")
+    notes: list[dict[str, Any]] = []
+
+    def note(_kind: str, _text: str, data: Any) -> None:
+        notes.append(dict(data))
+
+    def locked(_kind: str, _text: str, _data: Any) -> None:
+        raise StoreBusyError("another process holds the lock")
+
+    folder = Path(node.bring(request, workspace, note=note)["AZUREML_DATAREFERENCE_y"])
+    (folder / "model.bin").write_bytes(b"weights")
+    (problem,) = node.store_outputs(root, workspace, note=locked)
+    assert problem == "output y: another process holds the lock"
+    assert node.store_outputs(root, workspace, note=note) == []
+    assert [one["files"] for one in notes] == [1]
+    assert "pin" in notes[0]

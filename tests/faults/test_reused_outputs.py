@@ -10,7 +10,7 @@ import pytest
 
 from rayjobs.core.errors import UsageError
 from rayjobs.data import made
-from rayjobs.datastore.errors import DataNotFound
+from rayjobs.datastore.errors import DataNotFound, DatastoreUnavailable
 from rayjobs.pipelines.planning import PlannedRun
 from tests.unit.pipelines.played import Played, decisions, reused
 
@@ -95,3 +95,17 @@ def test_an_unfinished_consumer_keeps_its_producer_from_being_pruned(played: Pla
     run = played.submit()
     played.end(played.store.job(run.steps[0].job_id))
     assert played.store.prune_records([run.steps[0].job_id]) == frozenset()
+
+
+def test_a_storage_that_is_down_lets_the_step_run(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played.run()
+
+    def down(_record: object) -> object:
+        raise DatastoreUnavailable("http://storage does not answer")
+
+    monkeypatch.setattr(made, "open_backend", down)
+    run = played.submit()
+    assert reused(run) == []
+    assert "its outputs cannot be looked at: http://storage" in decisions(run)["prep"]
