@@ -25,7 +25,7 @@ from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import Board
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.engine import Engine
-from rayjobs.engine.growth import Growth
+from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.wake_server import WakeServer
 from rayjobs.engine.workspace_server import WorkspaceServer
@@ -140,7 +140,7 @@ class TargetActor:
             epoch=self.epoch,
             limits=LimitsFile(self.target, home=self.home),
             lease_s=record.lease_s,
-            growth=Growth(record.node_types, timeout_s=record.start_timeout_s),
+            pending_nodes=PendingNodes(record.node_types, timeout_s=record.start_timeout_s),
             shown=DashboardJobs(
                 self.target, partial(ray_jobs.open_ray_jobs, self.target), SystemClock()
             ),

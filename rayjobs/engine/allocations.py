@@ -28,7 +28,7 @@ SETTLE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Held:
+class KnownAllocation:
     """An allocation as this process knows it.
 
     Attributes:
@@ -99,24 +99,24 @@ class Allocations:
         self.start_timeout_s = start_timeout_s
         self._cluster = cluster
         self._clock = clock
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, KnownAllocation] = {}
         # Whose group may be left, or whose row does not say yet that it is gone.
-        self._unreleased: dict[str, Held] = {}
+        self._unreleased: dict[str, KnownAllocation] = {}
         self._changed_s = clock.monotonic_s()
         self._foreign: dict[str, tuple[float, float, float]] = {}
         self._growing: dict[str, _Growing] = {}
 
     @property
-    def all(self) -> list[Held]:
+    def all(self) -> list[KnownAllocation]:
         """Every allocation that is not released."""
         return list(self._held.values())
 
-    def know(self, held: Held) -> None:
+    def know(self, held: KnownAllocation) -> None:
         """Take over an allocation that was found in a store (recovery)."""
         self._held[held.name] = held
         self._touch()
 
-    def forget(self, held: Held) -> None:
+    def forget(self, held: KnownAllocation) -> None:
         """Stop counting an allocation that another target actor owns."""
         self._held.pop(held.name, None)
         self._growing.pop(held.name, None)
@@ -131,12 +131,12 @@ class Allocations:
 
     # -- what the policy sees ------------------------------------------------------------------
     def rooms(self, nodes: list[NodeInfo], may_start: Sequence[NodeRoom] = ()) -> list[NodeRoom]:
-        """Return each node's room: its total, less what is in use, ours or foreign.
+        """Return each node's free capacity: its total, less what is in use, ours or foreign.
 
         Of nodes that may start, those are taken for which a group waits already; a node that
-        has come meanwhile takes the place of one of them.
+        has come meanwhile replaces one of them.
 
-        Idle allocations count as free: they make way. Ray's own figures lag behind our
+        Idle allocations count as free: they are released on demand. Ray's figures lag behind our
         changes by up to a fifth of a second, so they are only read for others' use, and only
         after we have changed nothing for a while.
         """
@@ -185,7 +185,7 @@ class Allocations:
     # -- take and give back --------------------------------------------------------------------
     def idle_like(
         self, served: Served, shape: Shape, nodes: Sequence[str] | None = None
-    ) -> Held | None:
+    ) -> KnownAllocation | None:
         """Return an idle allocation of the workspace with this very shape.
 
         Args:
@@ -202,7 +202,7 @@ class Allocations:
                 return held
         return None
 
-    def reserve_idle(self, held: Held, key: str) -> Held:
+    def reserve_idle(self, held: KnownAllocation, key: str) -> KnownAllocation:
         """Mark an idle allocation as the job's in memory (the store follows)."""
         taken = replace(held, job=key)
         self._held[held.name] = taken
@@ -218,7 +218,7 @@ class Allocations:
         *,
         up: Collection[str] | None = None,
         types: tuple[str, ...] = (),
-    ) -> Held:
+    ) -> KnownAllocation:
         """Count a new allocation against its nodes before its group exists.
 
         Args:
@@ -231,17 +231,17 @@ class Allocations:
         if up is not None and growing:
             asked = tuple(node if node in up else None for node in nodes)
             self._growing[name] = _Growing(asked, types, frozenset(up))
-        held = Held(name, served, shape, nodes, (), key, since_s, growing=growing)
+        held = KnownAllocation(name, served, shape, nodes, (), key, since_s, growing=growing)
         self._held[name] = held
         self._touch()
         return held
 
-    async def create(self, held: Held) -> Held:
+    async def create(self, held: KnownAllocation) -> KnownAllocation:
         """Make the group of a recorded allocation and learn its nodes and GPU ids.
 
         Raises NotPlacedError, NotGrownError; the group and the memory of it are gone then.
         """
-        await self._make_way(held)
+        await self._free_capacity(held)
         try:
             if held.growing:
                 nodes = await self._grow(held)
@@ -264,7 +264,7 @@ class Allocations:
             raise
         return placed
 
-    async def _grow(self, held: Held) -> tuple[str, ...]:
+    async def _grow(self, held: KnownAllocation) -> tuple[str, ...]:
         """Wait for the nodes of a group to start, or until it need not."""
         growing = self._growing[held.name]
         coming = asyncio.ensure_future(
@@ -290,7 +290,7 @@ class Allocations:
 
     async def give_back(
         self,
-        held: Held,
+        held: KnownAllocation,
         *,
         attempt: int,
         job: str,
@@ -299,7 +299,7 @@ class Allocations:
     ) -> None:
         """Free an allocation after its attempt's end was recorded.
 
-        The place is free for others even where the workspace cannot record it (full disk): its
+        The allocation is free for others even if the workspace cannot record it (full disk): its
         group then goes, since a row that names another job must not be handed on.
         """
         if held.name not in self._held:
@@ -326,7 +326,7 @@ class Allocations:
             if proven and self._held.get(held.name) is freed:
                 await self.release(freed)
 
-    async def release(self, held: Held) -> None:
+    async def release(self, held: KnownAllocation) -> None:
         """Remove the group, then write that it is gone."""
         self._held.pop(held.name, None)
         self._growing.pop(held.name, None)
@@ -352,8 +352,8 @@ class Allocations:
             if self._is_idle(held) and now_s - held.since_s > LINGER_S:
                 await self.release(held)
 
-    async def _make_way(self, wanted: Held) -> None:
-        """Release idle groups on the nodes that a new one needs, if it needs their room."""
+    async def _free_capacity(self, wanted: KnownAllocation) -> None:
+        """Release idle groups on the nodes of a new one, if it needs their resources."""
         infos = {node.node_id: node for node in await self._cluster.nodes()}
         for node in dict.fromkeys(wanted.nodes):
             info = infos.get(node)
@@ -365,8 +365,8 @@ class Allocations:
                 if self._is_idle(held) and node in held.nodes:
                     await self.release(held)
 
-    def _is_idle(self, held: Held) -> bool:
-        """Return whether nobody has it *now*: it may have been taken since it was listed."""
+    def _is_idle(self, held: KnownAllocation) -> bool:
+        """Return whether no job has it *now*: it may have been taken since it was listed."""
         return held.job is None and not held.draining and self._held.get(held.name) is held
 
     def _short_of(self, info: NodeInfo, node: str) -> bool:

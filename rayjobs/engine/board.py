@@ -77,7 +77,7 @@ class QueueView:
         entries: How many of them there are of each (experiment, entry).
         parents: The states of the jobs that these depend on, by id, without those that are gone;
             another mapping once one changed.
-        live: The jobs that hold a place, with their newest attempt.
+        live: The jobs that hold an allocation, with their newest attempt.
         saved: When the newest checkpoint of each preemptible live job was stored, by key.
         trouble: Why the store cannot be read until a person does something; empty: it can.
     """

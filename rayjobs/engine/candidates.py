@@ -172,7 +172,7 @@ class Candidates:
     def running(
         self, supervisors: Sequence[AttemptSupervisor], views: Sequence[QueueView], *, usual: Usual
     ) -> list[Running]:
-        """Return the jobs that hold a place now, those included whose start is being written."""
+        """Return the jobs that hold an allocation, also those whose start is being written."""
         fresh = {
             served.key(job.id): (job, attempt)
             for view in views

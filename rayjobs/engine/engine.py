@@ -18,7 +18,7 @@ from rayjobs.engine.board import Board, QueueView, Served
 from rayjobs.engine.candidates import Candidates
 from rayjobs.engine.dashboard_jobs import DashboardJobs
 from rayjobs.engine.forecasts import Forecasts
-from rayjobs.engine.growth import Growth
+from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.engine.recovery import Recovery
 from rayjobs.engine.sweep_drivers import Drivers
 from rayjobs.engine.tidying import Tidying
@@ -61,7 +61,7 @@ class Engine:
         epoch: str | None = None,
         limits: Callable[[], Limits] = Limits,
         lease_s: float | None = None,
-        growth: Growth | None = None,
+        pending_nodes: PendingNodes | None = None,
         shown: DashboardJobs | None = None,
     ) -> None:
         self.target = target
@@ -73,9 +73,9 @@ class Engine:
         self.board = board
         self.clock = clock
         self.candidates = Candidates(shares_machine=shares_machine)
-        self.growth = growth or Growth()
+        self.pending_nodes = pending_nodes or PendingNodes()
         self.allocations = Allocations(
-            target, cluster, clock, start_timeout_s=self.growth.timeout_s
+            target, cluster, clock, start_timeout_s=self.pending_nodes.timeout_s
         )
         self._parts = SupervisorParts(
             target,
@@ -146,7 +146,7 @@ class Engine:
             "target": self.target,
             "live": sorted(self.attempts),
             "waiting": {} if self.decisions is None else _reasons(self.decisions, keys),
-            "scaling": Growth.told(self.allocations.all, self.nodes),
+            "scaling": PendingNodes.waits(self.allocations.all, self.nodes),
             "nodes": [vars(node) for node in self.nodes],
             "allocations": [
                 {
@@ -226,8 +226,8 @@ class Engine:
         if now_s - self._tidied_s > TIDY_S:
             self._tidied_s = now_s
             self.nodes = await self.cluster.nodes()
-            if self._promise is None:  # else what has become free is kept for who waits
-                self.allocations.hasten(self.growth.rooms_of(self.allocations, self.nodes))
+            if self._promise is None:  # else what has become free is reserved
+                self.allocations.hasten(self.pending_nodes.rooms_of(self.allocations, self.nodes))
             await self.allocations.release_old()
             if self._tidying is None or self._tidying.done():
                 self._tidying = asyncio.ensure_future(self.tidying.tidy(self.nodes))
@@ -252,9 +252,11 @@ class Engine:
         await self._refuse()
         situation = Situation(
             waiting=records,
-            rooms=self.growth.rooms_of(self.allocations, self.nodes),
-            running=self.growth.running(self.attempts.supervisors, self.candidates, views, usual),
-            may_start=self.growth.may_start(self.nodes, self.allocations),
+            rooms=self.pending_nodes.rooms_of(self.allocations, self.nodes),
+            running=self.pending_nodes.running(
+                self.attempts.supervisors, self.candidates, views, usual
+            ),
+            may_start=self.pending_nodes.may_start(self.nodes, self.allocations),
             limits=self._limits(),
             now_s=self.clock.now().timestamp(),
             promise=self._promise,
@@ -342,7 +344,7 @@ class Engine:
         else:
             up = {node.node_id for node in self.nodes}
             held = self.allocations.reserve_new(
-                served, shape, key, nodes, up=up, types=Growth.types_to_start(nodes)
+                served, shape, key, nodes, up=up, types=PendingNodes.types_to_start(nodes)
             )
         supervisor = AttemptSupervisor(self._parts, served, job, held)
         self.attempts.adopt(supervisor, supervisor.start(new=idle is None))

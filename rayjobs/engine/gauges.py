@@ -1,4 +1,4 @@
-"""What the target tells Ray's metrics (and so Prometheus and the Ray dashboard)."""
+"""The target's figures in Ray's metrics, for Prometheus and the Ray dashboard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Gauges:
         )
         self._launches = Counter("rayjobs_launches", "Attempts started.", tag_keys=tags)
         self._queue = Gauge("rayjobs_queue_length", "Jobs that wait.", tag_keys=tags)
-        self._live = Gauge("rayjobs_jobs_live", "Jobs that hold a place.", tag_keys=tags)
+        self._live = Gauge("rayjobs_jobs_live", "Jobs that hold an allocation.", tag_keys=tags)
         self._waited = Histogram(
             "rayjobs_wait_seconds",
             "Seconds from submit to start.",

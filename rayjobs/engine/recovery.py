@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from rayjobs.core.clock import Clock
 from rayjobs.core.errors import RayjobsError
-from rayjobs.engine.allocations import Held
+from rayjobs.engine.allocations import KnownAllocation
 from rayjobs.engine.attempt.ending import AGENT_PAUSE_S
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor, SupervisorParts
 from rayjobs.engine.attempt_nodes import NodeOfAttempt, of_record
@@ -188,7 +188,9 @@ class Recovery:
         return True, []
 
     # -- attempts ------------------------------------------------------------------------------
-    async def _take_over(self, served: Served, job: Job, attempt: Attempt, held: Held) -> None:
+    async def _take_over(
+        self, served: Served, job: Job, attempt: Attempt, held: KnownAllocation
+    ) -> None:
         """Go on with an attempt whose group still stands."""
         nodes = self._nodes_of(served, job, attempt)
         supervisor = AttemptSupervisor(
@@ -381,9 +383,9 @@ def _is_in_use(row: Allocation, live: dict[str, tuple[Job, Attempt]]) -> bool:
     return live[row.job][1].number == row.attempt
 
 
-def _held(row: Allocation, served: Served, clock: Clock) -> Held:
+def _held(row: Allocation, served: Served, clock: Clock) -> KnownAllocation:
     draining = row.state is AllocationState.DRAINING
-    return Held(
+    return KnownAllocation(
         name=row.name,
         served=served,
         shape=Shape.from_dict(row.shape),

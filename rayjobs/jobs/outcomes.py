@@ -17,7 +17,7 @@ class Rule:
 
     Attributes:
         final_state: The job's state where it is not tried again; None: it always is.
-        failure_class: Its class where the outcome alone tells; None: the failure's own.
+        failure_class: Its class if the outcome determines it; None: the failure's own.
         spends_budget: A retry after it counts against the budget of its class.
         is_loss: The attempt's host or node went away, perhaps because of what the job does.
     """
@@ -85,14 +85,14 @@ ENDS: Mapping[EndReason, EndRule] = MappingProxyType(
 
 
 def failure_class(outcome: Outcome) -> FailureClass:
-    """Return the class of an outcome that alone tells it.
+    """Return the class of an outcome that determines it.
 
     Raises:
         ValueError: the failure has a class of its own, or there is none.
     """
     found = RULES[outcome].failure_class
     if found is None:
-        raise ValueError(f"the outcome {outcome} alone tells no failure class")
+        raise ValueError(f"the outcome {outcome} does not determine a failure class")
     return found
 
 

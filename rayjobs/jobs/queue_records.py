@@ -76,9 +76,9 @@ class QueueRow:
     """How one job waited.
 
     Attributes:
-        placed_at: When it first got a place; None for one that never did (so far).
+        placed_at: When it first got an allocation; None: it never did (so far).
         predicted_first: The first estimate that was shown; None where there was none.
-        predicted_last: The last one before its place.
+        predicted_last: The last one before its allocation.
     """
 
     job: str

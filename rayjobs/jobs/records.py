@@ -45,7 +45,7 @@ class Job:
             "interactive" for a run that a process outside of the queue logs into.
         parent: Id of the sweep or array that it belongs to.
         array_index: Which member of its array it is; None for all that is none.
-        placed_at: When it first got a place; of an array, its first member's.
+        placed_at: When it first got an allocation; of an array, its first member's.
         held: Why it is held back in the queue until somebody releases it; None when it is not.
         description: What people say about it.
     """
@@ -85,7 +85,7 @@ class Job:
 
     @property
     def group_limit(self) -> int | None:
-        """How many of its array may have a place at a time; None: as many as fit."""
+        """How many of its array may run at a time; None: as many as fit."""
         if self.array_index is None or self.spec.array is None:
             return None
         return self.spec.array.limit

@@ -1,4 +1,4 @@
-"""From exit records and log tails to one outcome and the failure that people are told."""
+"""From exit records and log tails to one outcome and the failure that users see."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def diagnose(
         end = ENDS[record.end_reason or EndReason.CANCELED]
         if end.failure_class is None:
             return end.outcome, None
-        # Who ended it because its place was lost may have died before it could say so.
+        # The process that ended it with its node may have died before it could record that.
         is_lost = record.end_reason is EndReason.PLACE_LOST
         message = f"{record.reason}; it was ended first" if is_lost else record.reason
         return end.outcome, Failure(end.failure_class, message)

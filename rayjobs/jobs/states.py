@@ -10,7 +10,7 @@ from types import MappingProxyType
 class JobState(StrEnum):
     """Where a job is. A state is a fact; a request ("please cancel") is a field."""
 
-    QUEUED = "Queued"  # waits for its place
+    QUEUED = "Queued"  # waits for an allocation
     PROVISIONING = "Provisioning"  # the policy named it; its allocation is being made
     PREPARING = "Preparing"  # its nodes unpack the snapshot and bring the inputs
     RUNNING = "Running"  # its attempt host has been started
@@ -26,7 +26,7 @@ class JobState(StrEnum):
 
     @property
     def is_live(self) -> bool:
-        """Whether an attempt of the job holds (or is about to hold) a place."""
+        """Whether an attempt of the job holds (or is about to hold) an allocation."""
         return self in LIVE
 
 

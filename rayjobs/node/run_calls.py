@@ -155,6 +155,7 @@ class RunCalls:
         job = found = store.job(run)
         while job.id != self._on.job and job.parent is not None:
             job = store.job(job.parent)
+        # fault 113: own runs only
         if job.id != self._on.job:
             raise UsageError(
                 f"{run} is not a run of this job; a script changes its own run and child runs"

@@ -1,4 +1,4 @@
-"""Which queued jobs start now, who makes way, and why the others wait: pure functions.
+"""Which queued jobs start now, which are preempted, and why the others wait: pure functions.
 
 `decide` turns a `Situation` into `Decisions`. Nothing here reads a clock, a file or a cluster, so
 the target's engine, `rayjobs simulate` and the tests run the same code.

@@ -29,8 +29,8 @@ def decide(situation: Situation) -> Decisions:
     """Return which jobs start, which are stopped for them, and why the others wait.
 
     Pure. Along the line each job starts that has room and is within the limits; the first
-    without room is the head: running jobs make way for it if they may, else its room is kept,
-    and only what cannot delay it passes.
+    without room is the head: running jobs are preempted for it if they may, else capacity is
+    reserved for it, and only jobs that cannot delay it start before it.
     """
     return _Pass(situation).run()
 
@@ -199,7 +199,7 @@ class _Pass:
         if claim is not None:
             old = claim
         if slots < 1:
-            self.tries = 0  # nobody else may start either
+            self.tries = 0  # no other job may start either
         if not self.limits.backfill:
             self.tries = 0
         self.kept = keep(job, self.running, self.rooms, now_s=self.now_s, old=old, slots=slots)

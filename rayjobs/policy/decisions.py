@@ -23,13 +23,13 @@ class Decisions:
         situation: What it was decided on.
         starts: Start these, in this order.
         preempts: Stop these; hand `promise` on, so that their room is kept.
-        promise: What is kept for the first in line; None when nobody waits for room.
+        promise: What is reserved for the first in line; None if no job waits for capacity.
         line: Keys of all who stand in the line, those that start among them.
         refused: Why the others are not in it.
-        head: Who waits first in line; None when nobody does.
+        head: The job that waits first in line; None if none does.
         head_rule: Why it waits.
         kept: What is kept for it.
-        rooms: What is free once the starts hold their place.
+        rooms: What is free once the starts hold their allocations.
         by_key: Every waiting job.
     """
 
@@ -60,7 +60,7 @@ class Decisions:
 
     @cached_property
     def groups(self) -> tuple[Counter[str | None], Counter[str | None]]:
-        """How many jobs of each group hold a place, and how many have their turn before others.
+        """How many jobs of each group hold an allocation, and how many have their turn first.
 
         Those may wait for room, or for a limit of their user.
         """
@@ -73,13 +73,13 @@ class Decisions:
 
     @cached_property
     def queue(self) -> tuple[str, ...]:
-        """Keys of those who wait in the line, in order."""
+        """Keys of the jobs that wait in the line, in order."""
         started = self.started
         return tuple(key for key in self.line if key not in started)
 
     @cached_property
     def positions(self) -> Mapping[str, int]:
-        """Place of each who waits in the line, from 1."""
+        """Position of each job that waits in the line, from 1."""
         return {key: place for place, key in enumerate(self.queue, start=1)}
 
     def rule(self, key: str) -> Rule:

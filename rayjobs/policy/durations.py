@@ -20,7 +20,7 @@ TELLING_LIMIT_S = 2 * 86_400.0
 
 
 def latest_end_s(job: Running, now_s: float) -> float:
-    """Return when the job has given back its place at the latest; infinity without a limit."""
+    """Return when the job has released its allocation at the latest; infinity without a limit."""
     margin_s = job.grace_s + OVERHEAD_S
     if job.is_ending:
         return now_s + margin_s
@@ -91,7 +91,7 @@ def source_of(job: Waiting | Running, basis: str) -> str:
 
 
 def worst_duration_s(job: Waiting) -> float:
-    """Return how long a job that starts now may hold its place; infinity without a limit."""
+    """Return how long a job that starts now may hold its allocation; infinity without a limit."""
     if job.max_duration_s is None:
         return math.inf
     return job.max_duration_s + job.grace_s + OVERHEAD_S

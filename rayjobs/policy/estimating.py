@@ -1,4 +1,4 @@
-"""When those who wait will probably start: the line played forward."""
+"""When waiting jobs will probably start: the line played forward."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class _Play:
         self.ends: list[tuple[float, str, str, Running]] = []
         self.line: deque[str] = deque(decisions.queue)
         self.held_back: dict[str, deque[str]] = defaultdict(deque)  # group → its next ones
-        self.children: dict[str, list[str]] = defaultdict(list)  # parent → who waits for it
+        self.children: dict[str, list[str]] = defaultdict(list)  # parent → jobs that wait for it
         self.parents: dict[str, set[str]] = {}
         for key, rule in decisions.refused.items():
             job = decisions.by_key[key]

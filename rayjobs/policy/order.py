@@ -3,7 +3,7 @@
 A job's place is its time of submission, moved to the front by `aging_s` for each level of its
 priority: a level is worth so much waiting, and of two jobs the one that stands first stays first
 however long both wait. So a job of priority 0 is passed by jobs of priority 1 only if they come
-within `aging_s` after it: nobody waits for ever.
+within `aging_s` after it: no job waits for ever.
 
 The jobs of a group (a sweep, an array) have that place only once: for the first of them, while
 none of the group runs. Every further one is an extra: it stands as if it had been submitted

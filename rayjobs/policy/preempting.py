@@ -1,4 +1,4 @@
-"""Which running jobs make way for a waiting one of higher priority."""
+"""Which running jobs are preempted for a waiting one of higher priority."""
 
 from __future__ import annotations
 

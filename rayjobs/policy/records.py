@@ -35,7 +35,7 @@ class Rule(StrEnum):
     OWN_ORDER = "own_order"  # an earlier job of its user waits for that user's limit
     TARGET_JOBS = "target_jobs"  # as many jobs run on the target as may
     ROOM = "room"  # first in line, and there is no room
-    YIELDING = "yielding"  # first in line; what was told to make way has not ended yet
+    YIELDING = "yielding"  # first in line; the jobs preempted for it have not ended yet
     LINE = "line"  # stands behind the first in line, and may not pass it
 
 
@@ -91,7 +91,7 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """A job that holds its place now.
+    """A job that holds an allocation now.
 
     Attributes:
         nodes: Node id of each bundle.
@@ -165,7 +165,7 @@ class Promise:
         nodes: Node id of each bundle that is kept for it.
         at_s: No job that passes it holds any of its room after this time; None: no such time
             is known, so none that passes it gets any of its room at all.
-        is_claim: Running jobs were told to make way for it: it stays first until it starts.
+        is_claim: Running jobs were preempted for it: it stays first until it starts.
     """
 
     key: str
@@ -228,7 +228,7 @@ class Decision:
         free: What is free on each node.
         nearest: The node that comes nearest to holding it, and what it lacks there; empty
             where that does not say anything.
-        estimate_s: Seconds until it starts, as far as can be told; None: cannot be told.
+        estimate_s: Seconds until it starts, as far as is known; None: not known.
         basis: Where the estimate is from: ``history``, ``script`` (as `Waiting.expected_basis`),
             ``limit`` (the jobs' own limits of time), ``elapsed`` (a job is taken to run as long
             again as it has), ``outrun`` (a running job has taken longer than all the runs it was

@@ -22,7 +22,7 @@ class Predicted:
 
     Attributes:
         name: Of the target, or what the estimates rest on.
-        count: Jobs that had an estimate and have had a place since.
+        count: Jobs that had an estimate and have got an allocation since.
         median_error_s: Median distance between the start that was foretold and the one that came.
         median_late_s: The same with its sign: above 0, jobs started later than foretold.
         within_twice: Share of jobs that waited between half and twice as long as foretold.
@@ -40,7 +40,7 @@ class Estimated:
     """For how many jobs there was an estimate: the others are in no figure of `Predicted`.
 
     Attributes:
-        waited: Jobs that had to wait for their first place, for more than `AT_ONCE_S`.
+        waited: Jobs that had to wait for their first allocation, for more than `AT_ONCE_S`.
         waited_without: Those of them that no estimate was made for.
         waiting, waiting_without: The same of jobs that still wait.
     """
@@ -53,7 +53,7 @@ class Estimated:
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """How long some jobs waited for their first place.
+    """How long some jobs waited for their first allocation.
 
     Attributes:
         placed: Jobs that got one; the figures are theirs, None where there is none.
@@ -88,7 +88,7 @@ class InUse:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueReport:
-    """All of it. `first` is the first estimate of each job, `last` the last before its place."""
+    """All of it. `first` is the first estimate of each job, `last` the last before its start."""
 
     since: datetime | None
     until: datetime

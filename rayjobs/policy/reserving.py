@@ -18,7 +18,7 @@ class Kept:
 
     Attributes:
         promise: None when no set of nodes could hold it.
-        likely_s: When it will probably start; None: nobody knows.
+        likely_s: When it will probably start; None: not known.
         basis: Where `likely_s` is from.
         source: Which runs that means, for people.
         spare: For each promised node, its room once the promised job is there: what a job
@@ -33,7 +33,7 @@ class Kept:
 
     @property
     def until_s(self) -> float:
-        """Jobs that have given back their place by then may use the promised room.
+        """Jobs that have released their allocation by then may use what is reserved.
 
         Where a job without any limit holds that room there is no latest start, and the likely
         one decides alone.

@@ -256,7 +256,7 @@ class Publisher:
     def step(self) -> int:
         """Store what has been whole for 2 s; return how many files.
 
-        Problems are not told: the file is tried again, at the latest by `finish`.
+        Problems are not reported: the file is tried again, at the latest by `finish`.
         """
         with self._lock:
             count = self._step()

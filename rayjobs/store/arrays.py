@@ -19,7 +19,7 @@ from rayjobs.store.rows import failure_of, failure_text, job_of, same_submit, to
 
 KIND = "array"
 
-# Like a sweep it waits for no place: its row is Running, and no target ever starts it. It has
+# Like a sweep it waits for no allocation: its row is Running, and no target ever starts it. It has
 # begun (`started_at`) once a member has.
 INSERT = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,

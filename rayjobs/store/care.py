@@ -35,7 +35,7 @@ class Report:
 
     Attributes:
         version: Of the schema; 0 for a file that is no store.
-        file_system: Its kind, e.g. "ext4"; empty where it cannot be told.
+        file_system: Its kind, e.g. "ext4"; empty if it is not known.
         problems: What makes it unusable, with what to do.
         warnings: What may become one.
     """

@@ -76,7 +76,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that sees one state of the store throughout; waits for nobody."""
+        """A transaction that sees one state of the store throughout; waits for no other."""
         if self.path is None:
             with self._held(), self._transaction("BEGIN") as connection:
                 yield connection
@@ -86,7 +86,7 @@ class Database:
 
     @contextmanager
     def write(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """A transaction that nobody else writes in.
+        """A transaction in which no other process writes.
 
         Args:
             durable: Survives a power cut once this returns (fsync). Without it the transaction

@@ -15,7 +15,7 @@ SHARED = frozenset(
 
 
 def file_system_of(path: Path, *, mounts: Path = MOUNTS) -> str:
-    """Return the kind of file system that `path` lies on; empty where it cannot be told."""
+    """Return the kind of file system that `path` lies on; empty if it is not known."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:

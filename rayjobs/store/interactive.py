@@ -24,7 +24,7 @@ from rayjobs.store.rows import failure_of, failure_text, job_of, to_json
 ATTEMPT = 1  # the one that an interactive run has
 DEFAULT_NAME = "run"
 
-# Like a sweep it waits for no place: its row is Running, and no target ever starts it.
+# Like a sweep it waits for no allocation: its row is Running, and no target ever starts it.
 INSERT = """
 INSERT INTO jobs (id, experiment, name, display_name, kind, parent, target, submitted_by, snapshot,
     spec, state, attempt, reason, priority, submitted_at, changed_at, started_at, placed_at,

@@ -65,7 +65,7 @@ WHERE job IN (SELECT value FROM json_each(:jobs)) AND started_at IS NOT NULL
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
 
-# The first word stays; a job that has had a place once is past predicting.
+# The first word stays; the start of a job that had an allocation is not predicted again.
 NOTE = """
 INSERT INTO predictions (job, first_at, first_starts_at, first_basis,
     last_at, last_starts_at, last_basis)
@@ -103,7 +103,7 @@ WHERE (:since IS NULL OR attempts.ended_at IS NULL OR attempts.ended_at >= :sinc
 
 
 class QueuePart(Part):
-    """What the policy reads of the past, and what people are told of it."""
+    """What the policy and the reports read of the past."""
 
     def durations(
         self, entries: Iterable[tuple[str, str]], *, most: int = LEARNED_FROM

@@ -118,7 +118,7 @@ class RunsPart(Part):
 
     def add_metrics(self, job_id: str, points: Sequence[MetricPoint]) -> int:
         """See `Store.add_metrics`. Raises NotFoundError."""
-        # Made before the lock is taken, so that a big batch keeps nobody waiting for it.
+        # Made before the lock is taken, so that a big batch does not hold it for long.
         texts = [
             (p.attempt, p.rank, p.sequence, p.name, to_json(p.value), p.step, to_text(p.at))
             for p in points

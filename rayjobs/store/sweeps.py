@@ -34,7 +34,7 @@ from rayjobs.store.rows import (
 
 KIND = "sweep"
 
-# A sweep waits for no place: its row is Running from the start, and no target ever starts it.
+# A sweep waits for no allocation: its row is Running from the start, and no target ever starts it.
 INSERT_SWEEP_JOB = """
 INSERT INTO jobs (id, idempotency_key, experiment, name, display_name, kind, parent, target,
     submitted_by, snapshot, spec, state, attempt, reason, priority, submitted_at, changed_at,

@@ -1,4 +1,4 @@
-"""A target's settings for its queue: how many jobs and GPUs, aging, passing, making way."""
+"""A target's settings for its queue: how many jobs and GPUs, aging, backfill, preemption."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Unfinished:
     """Jobs of a target that have not ended; an array is one of them.
 
     Attributes:
-        running: Those that have a place, with the workspace of each.
+        running: Those that have an allocation, with the workspace of each.
         waiting: Those that wait for one.
         unreadable: Workspaces whose store cannot be read, with the reason.
     """

@@ -29,7 +29,7 @@ SPARED = 0.1
 
 @dataclass(frozen=True)
 class Pace:
-    """The metric by which a job's progress is told.
+    """The metric that shows a job's progress.
 
     Attributes:
         name: The metric with the most steps.

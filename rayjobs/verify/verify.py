@@ -53,7 +53,7 @@ class Verdict:
     """What came of it.
 
     Attributes:
-        undisturbed: The run that nobody disturbed.
+        undisturbed: The run that was not disturbed.
         resumed: The run that was killed, and went on by its own retries.
         not_compared: Metrics that were logged without a step.
         problems: What differs, one sentence each; empty: the script resumes exactly.
@@ -124,7 +124,7 @@ class _Verification:
         return self._verdict(before, after, kills, pace)
 
     def cancel(self) -> None:
-        """Ask for the end of what still runs: nobody waits for it any more."""
+        """Ask for the end of what still runs: it is not needed any more."""
         for job in self._jobs:
             try:
                 if not self._store.request_cancel(

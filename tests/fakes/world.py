@@ -12,7 +12,7 @@ from typing import Any
 from rayjobs.core.clock import SystemClock
 from rayjobs.engine.board import Board
 from rayjobs.engine.engine import Engine
-from rayjobs.engine.growth import Growth
+from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.spec.model import JobSpec
@@ -32,7 +32,7 @@ class World:
         folder: Path,
         cluster: FakeCluster,
         *,
-        growth: Growth | None = None,
+        growth: PendingNodes | None = None,
         lease_s: float | None = None,
     ) -> None:
         """Make an engine; with `growth` or `lease_s`, its nodes are machines of their own."""
@@ -59,7 +59,7 @@ class World:
             clock=SystemClock(),
             shares_machine=self.growth is None and self.lease_s is None,
             epoch=self.epoch,
-            growth=self.growth,
+            pending_nodes=self.growth,
             lease_s=self.lease_s,
         )
 
@@ -122,7 +122,7 @@ class World:
 
 @contextlib.asynccontextmanager
 async def world(
-    folder: Path, *, growth: Growth | None = None, lease_s: float | None = None, **size: Any
+    folder: Path, *, growth: PendingNodes | None = None, lease_s: float | None = None, **size: Any
 ) -> AsyncIterator[World]:
     made = World(folder, FakeCluster(**size), growth=growth, lease_s=lease_s)
     await made.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt_nodes import NodeOfAttempt
 from rayjobs.policy import Shape
 
@@ -12,7 +12,7 @@ from rayjobs.policy import Shape
 class AttemptAllocation:
     """The allocation that an attempt uses until its end is recorded."""
 
-    def __init__(self, allocations: Allocations, held: Held | None) -> None:
+    def __init__(self, allocations: Allocations, held: KnownAllocation | None) -> None:
         """Use an allocation of `allocations`.
 
         Args:

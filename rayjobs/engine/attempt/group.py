@@ -35,9 +35,9 @@ async def together(work: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
 
 
 def drop(work: asyncio.Future[Any]) -> None:
-    """End work whose outcome nobody asks for any more, even if it has failed already."""
+    """End work whose outcome is not needed any more, even if it has failed already."""
     if not work.cancel() and not work.cancelled():
-        work.exception()  # else asyncio reports an error that nobody has looked at
+        work.exception()  # else asyncio reports an error that was never retrieved
 
 
 class GroupEnd:

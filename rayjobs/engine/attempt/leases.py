@@ -112,7 +112,7 @@ class Leases:
         """Return once nothing of the attempt can run on its lost node any more.
 
         That is when the lease is over, or, if the node's machine says that its raylet has ended,
-        soon after. False, at once, where the host was granted no lease: then nobody knows.
+        soon after. False, at once, if the host was granted no lease: then it cannot be known.
         """
         lease_s = node.on.lease_s
         if not lease_s:

@@ -16,7 +16,7 @@ from rayjobs.core.clock import Clock
 from rayjobs.core.errors import PrepareError, RayjobsError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.core.terminal import first_sentence
-from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt.allocation import AttemptAllocation
 from rayjobs.engine.attempt.end_request import EndRequest
 from rayjobs.engine.attempt.ending import AGENT_PAUSE_S, AttemptEnding
@@ -124,7 +124,7 @@ class AttemptSupervisor:
         parts: SupervisorParts,
         served: Served,
         job: Job,
-        held: Held | None,
+        held: KnownAllocation | None,
         *,
         number: int = 0,
         nodes: Sequence[NodeOfAttempt] = (),

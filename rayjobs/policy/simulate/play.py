@@ -81,7 +81,7 @@ class Figures:
     Attributes:
         top_wait_s: Mean wait of the jobs of the highest priority in the trace.
         utilisation: Share of GPU time in use until the last end (of CPU time without GPUs).
-        lost_s: Work done twice because jobs made way.
+        lost_s: Work done twice because jobs were preempted.
     """
 
     policy: str
@@ -108,7 +108,7 @@ def play(
     """Return what becomes of every job. Pure: the same trace gives the same outcome.
 
     Args:
-        checkpoint_s: A job that makes way goes on from the last whole multiple of this.
+        checkpoint_s: A preempted job goes on from the last whole multiple of this.
         watch: Sees every decision.
 
     Raises:
@@ -167,7 +167,7 @@ def _quantile(values: Sequence[float], share: float) -> float:
 
 
 class _World:
-    """The state of the play: who waits, who runs, what comes next."""
+    """The state of the play: which jobs wait and run, and what comes next."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class _World:
             return
         ran_s = self.now_s - started_s
         if ran_s >= self.left_s[key]:
-            outcome.ended_s = self.now_s  # it was done before it had made way
+            outcome.ended_s = self.now_s  # it was done before it was preempted
             return
         kept_s = math.floor(ran_s / self.checkpoint_s) * self.checkpoint_s
         outcome.preempted += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rayjobs.engine.attempt import supervisor
-from rayjobs.engine.growth import Growth
+from rayjobs.engine.pending_nodes import PendingNodes
 from rayjobs.jobs.records import Job
 from rayjobs.jobs.states import JobState
 from rayjobs.policy import Rule
@@ -19,11 +19,11 @@ from tests.fakes.world import World, play
 TWO = Distribution(nodes=2, backend="gloo")
 
 
-def growth(timeout_s: float = 60.0, *, cpus: int = 2, gpus: int = 1) -> Growth:
+def growth(timeout_s: float = 60.0, *, cpus: int = 2, gpus: int = 1) -> PendingNodes:
     """A cluster of up to `cpus` plain nodes with 2 CPUs and `gpus` with a GPU as well."""
     plain = NodeType("cpu", 2.0, max_nodes=cpus)
     with_gpu = NodeType("gpu", 2.0, 1.0, max_nodes=gpus, is_spot=True)
-    return Growth(NodeTypes((plain, with_gpu), cpus + gpus), timeout_s=timeout_s)
+    return PendingNodes(NodeTypes((plain, with_gpu), cpus + gpus), timeout_s=timeout_s)
 
 
 def told(here: World, job: Job) -> str:
@@ -46,7 +46,7 @@ async def runs_on(here: World, job: Job, *nodes: str) -> None:
 
 
 def test_a_job_makes_its_nodes_start_and_runs_on_them(tmp_path: Path) -> None:
-    """Off switch: `Growth.rooms` is always empty."""
+    """Off switch: `PendingNodes.rooms` is always empty."""
 
     async def scene(here: World) -> None:
         job = here.submit(resources=Resources(cpus=2), distribution=TWO)
@@ -196,4 +196,4 @@ def test_no_more_nodes_are_asked_for_than_may_run_together(tmp_path: Path) -> No
         assert len(here.cluster.pending) == 1
 
     types = replace(growth().types, max_nodes=1)
-    play(scene, tmp_path, nodes=0, growth=Growth(types))
+    play(scene, tmp_path, nodes=0, growth=PendingNodes(types))

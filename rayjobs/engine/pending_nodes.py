@@ -1,4 +1,4 @@
-"""Nodes that may still be started: what the policy counts on, and who waits for them."""
+"""Nodes that may still be started: what the policy counts on, and which jobs wait for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from rayjobs.engine.allocations import Allocations, Held
+from rayjobs.engine.allocations import Allocations, KnownAllocation
 from rayjobs.engine.attempt.supervisor import AttemptSupervisor
 from rayjobs.engine.board import QueueView
 from rayjobs.engine.candidates import Candidates, Usual
@@ -16,8 +16,8 @@ from rayjobs.protocol.agent import NodeInfo
 from rayjobs.target.record import START_TIMEOUT_S
 
 
-class Growth:
-    """Plays the part of the nodes that are not there yet."""
+class PendingNodes:
+    """The nodes that an autoscaler may still start, as free capacity for the policy."""
 
     def __init__(
         self, types: NodeTypes | None = None, *, timeout_s: float = START_TIMEOUT_S
@@ -27,11 +27,11 @@ class Growth:
         self.timeout_s = timeout_s
 
     def rooms_of(self, allocations: Allocations, nodes: list[NodeInfo]) -> list[NodeRoom]:
-        """Return the room of the nodes that live, then of those that may start."""
+        """Return the free capacity of living nodes, then of those that may start."""
         return allocations.rooms(nodes, self.rooms(nodes))
 
     def rooms(self, nodes: Sequence[NodeInfo]) -> list[NodeRoom]:
-        """Return the room of every node that may still start, type by type."""
+        """Return the free capacity of every node that may still start, type by type."""
         living = [node.node_type for node in nodes]
         return [
             NodeRoom(
@@ -83,8 +83,10 @@ class Growth:
         ]
 
     @staticmethod
-    def told(held: Sequence[Held], nodes: Sequence[NodeInfo]) -> dict[str, dict[str, Any]]:
-        """Return, by job, what those wait for that have a place on nodes that must start."""
+    def waits(
+        held: Sequence[KnownAllocation], nodes: Sequence[NodeInfo]
+    ) -> dict[str, dict[str, Any]]:
+        """Return, by job, what the jobs wait for whose allocation needs nodes to start."""
         up = {node.node_id for node in nodes}
         found = {}
         for one in held:
