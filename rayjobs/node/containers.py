@@ -8,6 +8,7 @@ import getpass
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -47,6 +48,7 @@ INSTEAD = (
     "Two ways out: start the node itself from the image and leave the job's `container` out, or "
     "name what the image brings as packages of the job's `environment`"
 )
+_COPIES = re.compile(r"^\s*(COPY|ADD|ONBUILD)\b|--mount=", re.MULTILINE | re.IGNORECASE)
 _NODE_FILES = ("/etc/resolv.conf", "/etc/hosts")
 
 
@@ -346,10 +348,15 @@ def _asked_image(
         image=asked.image,
         dockerfile=asked.dockerfile,
         context=AttemptPaths(Path(request.on.root)).work,
-        context_digest=request.snapshot or "",
+        context_digest=(request.snapshot or "") if _reads_context(asked.dockerfile) else "",
         login=login,
         always_pull=parse_arguments(asked.arguments).always_pull,
     )
+
+
+def _reads_context(dockerfile: str | None) -> bool:
+    """Whether what a Dockerfile builds depends on the files of the job."""
+    return dockerfile is not None and _COPIES.search(dockerfile) is not None
 
 
 def _write_file(paths: AttemptPaths, found: ReadyImage, *, is_private: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 from pathlib import Path
 
 import pytest
@@ -267,3 +268,29 @@ def test_a_host_of_another_user_uses_a_user_namespace(
     record = run_as_nobody(theirs, short_path, "cold", python_in_image=PYTHON)
     assert record["outcome"] == "host_error"
     assert "give it as an archive or an OCI folder" in record["reason"]
+
+
+def test_devices_and_driver_libraries_of_a_node_are_shown(
+    short_path: Path, image: Path, tmp_path: Path
+) -> None:
+    """With a stand-in for a GPU: /dev/null by another name, and a file as the library."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can make the stand-in")
+    device, library = tmp_path / "nvidia0", tmp_path / "libcuda.so.550.1"
+    os.mknod(device, 0o600 | stat.S_IFCHR, os.makedev(1, 3))
+    library.write_text("the driver's")
+    script = """
+import os, stat
+print(stat.S_ISCHR(os.stat("DEVICE").st_mode), open("/usr/local/nvidia/lib64/libcuda.so.1").read())
+open("DEVICE", "w").write("x")
+""".replace("DEVICE", str(device))
+    target = "/usr/local/nvidia/lib64/libcuda.so.550.1"
+    attempt = in_image(
+        Attempt.make(short_path, script),
+        image,
+        devices=[str(device), str(tmp_path / "gone")],
+        more_binds=[{"source": str(library), "target": target, "read_only": True}],
+        links=[{"path": "/usr/local/nvidia/lib64/libcuda.so.1", "target": "libcuda.so.550.1"}],
+    )
+    assert attempt.start_cold().wait()["outcome"] == "completed", attempt.log()
+    assert attempt.log() == b"True the driver's\n"

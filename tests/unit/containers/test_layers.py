@@ -129,8 +129,8 @@ def test_links_are_followed_inside_the_image_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in outside.iterdir()) == ["kept"]
     assert (outside / "kept").read_text() == "kept"
     inside = root.path / str(outside).lstrip("/")
-    assert inside.is_dir(), "an absolute link begins at the image's own root"
-    assert not (inside / "one").exists(), "the opaque whiteout of the second layer took it"
+    # Both links lead to one folder, which the second layer's opaque whiteout empties.
+    assert inside.is_dir() and list(inside.iterdir()) == []
     assert (root.path / "usr/lib/libc").exists()
     assert (root.path / "hard").stat().st_nlink == 2
 
