@@ -10,9 +10,10 @@ import pytest
 from rayjobs.store.base import Store
 from rayjobs.store.sql import SqlStore
 from tests.contract.store_contract import StoreContract, TurnedClock
+from tests.contract.store_records_contract import StoreRecordsContract
 
 
-class TestStoreInAFile(StoreContract):
+class TestStoreInAFile(StoreContract, StoreRecordsContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[Store]:
         store = SqlStore(tmp_path / "store.db", clock=TurnedClock(), busy_timeout_s=60)
@@ -20,7 +21,7 @@ class TestStoreInAFile(StoreContract):
         store.close()
 
 
-class TestStoreInMemory(StoreContract):
+class TestStoreInMemory(StoreContract, StoreRecordsContract):
     @pytest.fixture
     def store(self) -> Iterator[Store]:
         store = SqlStore(":memory:", clock=TurnedClock(), busy_timeout_s=60)
