@@ -22,7 +22,7 @@ from rayjobs.core.terminal import plain_text
 from rayjobs.core.text import counted, duration_text
 
 if TYPE_CHECKING:
-    from rayjobs.jobs.records import Job, Pipeline
+    from rayjobs.jobs.records import Job, Pipeline, PublishedRecord
     from rayjobs.pipelines.planning import PlannedRun
     from rayjobs.pipelines.submitter import SubmittedPipeline
     from rayjobs.pipelines.views import StepView
@@ -52,7 +52,8 @@ def pipeline() -> None:
     "  rayjobs pipeline run -f pipeline.yaml -p epochs=5 -d\n"
     "  rayjobs pipeline run -f pipeline.yaml --dry-run\n"
 )
-@click.option("-f", "--file", metavar="FILE", required=True, help="A pipeline file.")
+@click.option("-f", "--file", metavar="FILE", help="A pipeline file.")
+@click.option("--published", metavar="PIPELINE", help="Or a published pipeline, by id or name.")
 @click.option("-e", "--experiment", metavar="NAME", help="Experiment (default: the name).")
 @click.option("-p", "--parameter", metavar="NAME=VALUE", multiple=True, help="Set a parameter.")
 @click.option("--regenerate", is_flag=True, help="Run every step, whatever was done before.")
@@ -73,7 +74,8 @@ def pipeline() -> None:
 @click.pass_obj
 def run(
     settings: Settings,
-    file: str,
+    file: str | None,
+    published: str | None,
     experiment: str | None,
     parameter: tuple[str, ...],
     regenerate: bool,
@@ -89,9 +91,17 @@ def run(
 
     if attach and (detach or settings.quiet or settings.as_json):
         raise click.UsageError("--attach does not go together with -d, -q and --json.")
-    spec = load_pipeline(file)
+    if (file is None) == (published is None):
+        raise click.UsageError("give a pipeline: -f FILE, or --published PIPELINE.")
+    spec = None if file is None else load_pipeline(file)
     values = values_of(parameter)
-    with settings.open(create=True) as workspace:
+    with settings.open(create=spec is not None) as workspace:
+        source: str | None = None
+        if spec is None:
+            from rayjobs.pipelines.published import definition_of
+
+            record = workspace.store.published_pipeline(str(published))
+            spec, source = definition_of(record), record.id
         if dry_run:
             from rayjobs.pipelines.planning import Packer, plan
 
@@ -111,9 +121,37 @@ def run(
             values=values,
             regenerate=regenerate,
             continues=continue_on_failure or None,
+            published=source,
             idempotency_key=idempotency_key,
         )
         return _submitted(settings, workspace, done, detach=detach, attach=attach)
+
+
+@pipeline.command(
+    epilog="\b\nExamples:\n  rayjobs pipeline publish -f pipeline.yaml\n"
+    "  rayjobs pipeline run --published digits -p epochs=5\n"
+)
+@click.option("-f", "--file", metavar="FILE", required=True, help="A pipeline file.")
+@click.option("--name", metavar="NAME", help="Name (default: the pipeline's).")
+@click.option("--label", metavar="TEXT", help="What you call this version.")
+@json_option
+@common_options
+@click.pass_obj
+def publish(settings: Settings, file: str, name: str | None, label: str | None) -> None:
+    """Keep the pipeline in FILE with its code, to be run by its id or name."""
+    from rayjobs.pipelines.pipeline_file import load_pipeline
+    from rayjobs.pipelines.published import publish as publish_pipeline
+
+    spec = load_pipeline(file)
+    with settings.open(create=True) as workspace:
+        record = publish_pipeline(
+            workspace, spec, name=name or spec.name, version=label, description=spec.description
+        )
+    if settings.as_json:
+        print_json(published_json(record))
+        return
+    click.echo(record.id)
+    settings.note(f"run it: rayjobs pipeline run --published {record.name}")
 
 
 @pipeline.command(epilog="\b\nExample:\n  rayjobs pipeline resume 1f3c\n")
@@ -137,12 +175,16 @@ def resume(settings: Settings, run: str, detach: bool, attach: bool) -> int:
 @pipeline.command(epilog="\b\nExample:\n  rayjobs pipeline ls\n")
 @click.option("-a", "--all", "show_all", is_flag=True, help="All runs, however long ago.")
 @click.option("-e", "--experiment", metavar="NAME", help="Only runs of this experiment.")
+@click.option("--published", is_flag=True, help="List published pipelines instead of runs.")
 @json_option
 @common_options
 @click.pass_obj
-def ls(settings: Settings, show_all: bool, experiment: str | None) -> None:
+def ls(settings: Settings, show_all: bool, experiment: str | None, published: bool) -> None:
     """List runs of pipelines, newest first."""
     with settings.open() as workspace:
+        if published:
+            _list_published(settings, workspace.store.published_pipelines(active=not show_all))
+            return
         limit = None if show_all else FINISHED_SHOWN
         found = workspace.store.pipelines(experiment=experiment, limit=limit)
         counts = workspace.store.member_counts([one.job.id for one in found])
@@ -345,6 +387,41 @@ def end_reason(job: Job) -> str:
     """Return why a run is as it is, on one line."""
     text = job.failure.message if job.failure is not None else job.reason
     return " ".join(plain_text(text).split())
+
+
+def published_json(record: PublishedRecord) -> dict[str, Any]:
+    """Return a published pipeline as JSON data; its keys are part of the contract."""
+    return {
+        "id": record.id,
+        "name": record.name,
+        "version": record.version,
+        "description": record.description,
+        "is_active": record.is_active,
+        "created_by": record.created_by,
+        "created_at": record.created_at,
+        "parameters": {name: one.get("default") for name, one in record.spec["parameters"].items()},
+    }
+
+
+def _list_published(settings: Settings, found: list[PublishedRecord]) -> None:
+    if settings.as_json:
+        print_json([published_json(one) for one in found])
+        return
+    if not found:
+        settings.note("No published pipelines. Publish one: rayjobs pipeline publish -f FILE")
+        return
+    rows = [
+        (
+            one.id[:12],
+            one.name,
+            one.version or "-",
+            "active" if one.is_active else "disabled",
+            ago_text(one.created_at),
+            one.description,
+        )
+        for one in found
+    ]
+    click.echo(table(rows, ("ID", "NAME", "VERSION", "STATUS", "PUBLISHED", "")))
 
 
 def step_json(view: StepView) -> dict[str, Any]:

@@ -231,14 +231,14 @@ def _base(key: str) -> str:
 
 
 def _model_keys(view: PruneView) -> set[str]:
-    """Return what registered models need: their files, and the code of the runs they are from."""
+    """Return what models and published pipelines need: files, and the code that they are from."""
     snapshots = {job.id: job.snapshot for job in view.jobs}
     kept = {key for _, keys in view.models for key in keys}
     for run, _ in view.models:
         digest = snapshots.get(run)
         if digest:
             kept.add(snapshot_key(digest))
-    return kept
+    return kept | {snapshot_key(digest) for digest in view.published}
 
 
 def _units(view: PruneView, blobs: BlobStore) -> list[Unit]:

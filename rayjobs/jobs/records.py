@@ -323,6 +323,54 @@ class StepRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PublishedRecord:
+    """A published pipeline.
+
+    Attributes:
+        id: Names it in every workspace.
+        name: For people; the newest active one of a name is meant by it.
+        version: What its author called it.
+        description: For people.
+        spec: The pipeline's definition, with the digests of its code.
+        is_active: Whether it may be run.
+        created_by: Who published it.
+        created_at: When.
+    """
+
+    id: str
+    name: str
+    version: str | None
+    description: str
+    spec: Mapping[str, Any]
+    is_active: bool
+    created_by: str
+    created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointVersion:
+    """One version of a pipeline endpoint.
+
+    Attributes:
+        id: Of the endpoint.
+        name: Of the endpoint.
+        version: From 0.
+        pipeline: Id of the published pipeline.
+        description: Of this version.
+        is_default: Whether the endpoint runs this version unless another one is named.
+        is_active: Whether the endpoint may be run.
+    """
+
+    id: str
+    name: str
+    version: int
+    pipeline: str
+    description: str
+    is_default: bool
+    is_active: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class ChildNews:
     """How a child of a sweep stands, and what it logged since it was last looked at.
 

@@ -17,6 +17,8 @@ _LAZY = {
     "HyperDriveStep": "rayjobs.pipelines.more_steps",
     "ModuleStep": "rayjobs.pipelines.more_steps",
     "HyperDriveStepRun": "rayjobs.pipelines.runs",
+    "PublishedPipeline": "rayjobs.pipelines.published",
+    "PipelineEndpoint": "rayjobs.pipelines.published",
     "Pipeline": "rayjobs.pipelines.pipeline",
     "PipelineData": "rayjobs.pipelines.data",
     "PipelineDataset": "rayjobs.pipelines.data",
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.more_steps import ModuleStep as ModuleStep
     from rayjobs.pipelines.more_steps import MpiStep as MpiStep
     from rayjobs.pipelines.pipeline import Pipeline as Pipeline
+    from rayjobs.pipelines.published import PipelineEndpoint as PipelineEndpoint
+    from rayjobs.pipelines.published import PublishedPipeline as PublishedPipeline
     from rayjobs.pipelines.runs import HyperDriveStepRun as HyperDriveStepRun
     from rayjobs.pipelines.runs import PipelineRun as PipelineRun
     from rayjobs.pipelines.runs import PortDataReference as PortDataReference

@@ -22,6 +22,7 @@ from rayjobs.pipelines.steps import StepBase, StepSequence, flattened
 
 if TYPE_CHECKING:
     from rayjobs.api.workspace import Workspace
+    from rayjobs.pipelines.published import PublishedPipeline
     from rayjobs.pipelines.runs import PipelineRun
 
 
@@ -126,6 +127,34 @@ class Pipeline:
         except RayjobsError as error:
             return [str(error)]
         return []
+
+    def publish(
+        self,
+        name: str | None = None,
+        description: str | None = None,
+        version: str | None = None,
+        continue_on_step_failure: bool | None = None,
+        **kwargs: Any,
+    ) -> PublishedPipeline:
+        """Keep the pipeline with its code, to be run by its id.
+
+        Raises:
+            PipelineError: something is wrong with it; all problems at once.
+        """
+        from rayjobs.pipelines.published import PublishedPipeline, publish
+
+        title = name or self.name or "pipeline"
+        spec = self.to_spec(name_from(title, default="pipeline"))
+        if continue_on_step_failure is not None:
+            spec = spec.model_copy(update={"continue_on_step_failure": continue_on_step_failure})
+        record = publish(
+            self.workspace.opened,
+            spec,
+            name=title,
+            version=version,
+            description=description or self.description,
+        )
+        return PublishedPipeline(self.workspace, record)
 
     def submit(
         self,

@@ -192,7 +192,7 @@ def plan(
         ids=_fresh_ids(experiment, spec.steps),
     )
     made = maker.make()
-    packed = {
+    steps = {
         one.name: one.definition.model_copy(
             update={"snapshot": one.snapshot, "facts": maker.facts[one.name]}
         )
@@ -200,7 +200,7 @@ def plan(
     }
     return PlannedRun(
         id=run_id,
-        spec=spec.model_copy(update={"steps": packed}),
+        spec=spec.model_copy(update={"steps": steps}),
         graph=graph,
         values=chosen,
         steps=tuple(made),
@@ -209,11 +209,27 @@ def plan(
     )
 
 
+def packed(workspace: OpenWorkspace, spec: PipelineSpec) -> PipelineSpec:
+    """Return a checked pipeline whose code is packed and stored.
+
+    Raises:
+        PipelineError, CannotBePlacedError, SnapshotError: see `plan`.
+    """
+    open_ones = {name for name, one in spec.parameters.items() if one.default is None}
+    if not open_ones:
+        return plan(workspace, spec, experiment="publish", regenerate=True).spec
+    raise PipelineError(
+        problems=[
+            Problem(f"parameters.{name}", "has no default.", "A published pipeline needs one.")
+            for name in sorted(open_ones)
+        ]
+    )
+
+
 def new_step(number: int, one: PlannedStep, run: PlannedRun) -> NewStep:
     """Return the row of a planned step."""
     properties = {RUN_PROPERTY: run.id, **one.definition.facts}
-    packed = run.spec.steps[one.name].facts
-    properties |= packed
+    properties |= run.spec.steps[one.name].facts
     if one.decision.original is not None:
         properties |= {REUSED_PROPERTY: "true", ORIGINAL_PROPERTY: one.decision.original}
     return NewStep(

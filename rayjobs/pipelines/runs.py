@@ -130,6 +130,29 @@ class PipelineRun(JobRun):
             f"find_step_run(NAME)[0].get_output_data(OUTPUT)"
         )
 
+    def publish_pipeline(
+        self,
+        name: str,
+        description: str,
+        version: str,
+        continue_on_step_failure: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Publish the pipeline of this run, with the code that it ran.
+
+        Returns:
+            The PublishedPipeline.
+        """
+        from rayjobs.pipelines.published import PublishedPipeline, publish
+
+        spec = read_pipeline(self._pipeline.spec)
+        if continue_on_step_failure is not None:
+            spec = spec.model_copy(update={"continue_on_step_failure": continue_on_step_failure})
+        record = publish(
+            self._opened, spec, name=name, version=version, description=description or ""
+        )
+        return PublishedPipeline(self.experiment.workspace, record)
+
     # -- state and end -----------------------------------------------------------------------------
     def get_status(self) -> str:
         """Return NotStarted, Queued, Running, Finished, Failed or Canceled."""

@@ -8,7 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from rayjobs.jobs.records import ChildNews, Pipeline, StepRow, Sweep, TrialRow
+from rayjobs.jobs.records import (
+    ChildNews,
+    EndpointVersion,
+    Pipeline,
+    PublishedRecord,
+    StepRow,
+    Sweep,
+    TrialRow,
+)
 from rayjobs.store.requests import NewPipeline, NewSweep
 
 
@@ -114,4 +122,65 @@ class PipelineStore(Protocol):
 
         Args:
             before: Only steps that were submitted before this job; None: any.
+        """
+
+    def publish_pipeline(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        name: str,
+        version: str | None = None,
+        description: str = "",
+        user: str = "",
+    ) -> PublishedRecord:
+        """Keep a pipeline durably, to be run by its id. Its code is never pruned."""
+
+    def published_pipelines(self, *, active: bool = True) -> list[PublishedRecord]:
+        """Return published pipelines, newest first; unless `active`, disabled ones too."""
+
+    def published_pipeline(self, text: str) -> PublishedRecord:
+        """Return the published pipeline with this id, or the newest active one of this name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    def set_published_active(self, pipeline_id: str, *, active: bool) -> None:
+        """Enable or disable a published pipeline durably.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+
+    def add_endpoint_version(
+        self, name: str, pipeline_id: str, *, description: str = "", is_default: bool = False
+    ) -> EndpointVersion:
+        """Add a published pipeline to an endpoint durably, as its next version.
+
+        The first version makes the endpoint, and is its default.
+
+        Raises:
+            NotFoundError: there is no such published pipeline.
+        """
+
+    def endpoint_versions(self, text: str | None = None) -> list[EndpointVersion]:
+        """Return the versions of an endpoint, by its name or id; None: of all endpoints.
+
+        Raises:
+            NotFoundError: there is no such endpoint.
+        """
+
+    def set_endpoint_default(self, name: str, version: int) -> None:
+        """Make a version the default of an endpoint durably.
+
+        Raises:
+            NotFoundError: there is no such endpoint.
+            UsageError: it has no such version.
+        """
+
+    def set_endpoint_active(self, name: str, *, active: bool) -> None:
+        """Enable or disable an endpoint durably.
+
+        Raises:
+            NotFoundError: there is no such endpoint.
         """

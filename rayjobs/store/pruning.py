@@ -77,11 +77,13 @@ class PruneView:
         jobs: All of them, in order of submission.
         needed: Jobs that unfinished ones name (to resume from, to wait for).
         models: Per version: the run that it came from, and the keys of its files.
+        published: Digests of the code of published pipelines.
     """
 
     jobs: tuple[PrunableJob, ...]
     needed: frozenset[str]
     models: tuple[tuple[str, tuple[str, ...]], ...]
+    published: frozenset[str] = frozenset()
 
 
 class PruningPart(Part):
@@ -96,6 +98,7 @@ class PruningPart(Part):
                 files.setdefault(job, {})[blob] = size
             needed = _needed(connection)
             models = connection.execute(MODELS).fetchall()
+            published = connection.execute("SELECT spec FROM published_pipelines").fetchall()
         return PruneView(
             jobs=tuple(
                 PrunableJob(
@@ -116,6 +119,12 @@ class PruningPart(Part):
             models=tuple(
                 (row["run"], tuple(one["blob"] for one in json.loads(row["files"])))
                 for row in models
+            ),
+            published=frozenset(
+                str(step["snapshot"])
+                for row in published
+                for step in json.loads(row["spec"])["steps"].values()
+                if step.get("snapshot")
             ),
         )
 

@@ -211,6 +211,18 @@ CREATE TABLE models (
 
 CREATE INDEX ix_models_run ON models (run);
 
+CREATE TABLE pipeline_endpoints (
+	name TEXT NOT NULL,
+	version INTEGER NOT NULL,
+	id TEXT NOT NULL,
+	pipeline TEXT NOT NULL,
+	description TEXT NOT NULL,
+	is_default INTEGER NOT NULL,
+	is_active INTEGER NOT NULL,
+	created_at TEXT NOT NULL,
+	PRIMARY KEY (name, version)
+);
+
 CREATE TABLE pipelines (
 	job TEXT NOT NULL,
 	spec TEXT NOT NULL,
@@ -229,6 +241,19 @@ CREATE TABLE predictions (
 	last_starts_at TEXT NOT NULL,
 	last_basis TEXT NOT NULL,
 	PRIMARY KEY (job)
+);
+
+CREATE TABLE published_pipelines (
+	serial INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
+	id TEXT NOT NULL,
+	name TEXT NOT NULL,
+	version TEXT,
+	description TEXT NOT NULL,
+	spec TEXT NOT NULL,
+	is_active INTEGER NOT NULL,
+	created_by TEXT NOT NULL,
+	created_at TEXT NOT NULL,
+	CONSTRAINT uq_published_pipelines_id UNIQUE (id)
 );
 
 CREATE TABLE steps (
@@ -296,4 +321,4 @@ CREATE TABLE alembic_version (
 	CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
 );
 
-INSERT INTO alembic_version (version_num) VALUES ('0010');
+INSERT INTO alembic_version (version_num) VALUES ('0011');

@@ -19,6 +19,7 @@ from rayjobs.store.jobs import JobsPart
 from rayjobs.store.models import ModelsPart
 from rayjobs.store.pipelines import PipelinesPart
 from rayjobs.store.pruning import PruningPart
+from rayjobs.store.published import PublishedPart
 from rayjobs.store.queue import QueuePart
 from rayjobs.store.runs import RunsPart
 from rayjobs.store.sweeps import SweepsPart
@@ -38,6 +39,7 @@ class SqlStore(
     RunsPart,
     SweepsPart,
     PipelinesPart,
+    PublishedPart,
     ModelsPart,
     EnvironmentsPart,
     PruningPart,

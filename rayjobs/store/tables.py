@@ -236,6 +236,37 @@ steps = sa.Table(
 sa.Index("ix_steps_reuse_key", steps.c.reuse_key)
 sa.Index("ix_steps_name", steps.c.pipeline_name, steps.c.name)
 
+# Pipelines that can be run by their id. A row never changes but for `is_active`.
+published_pipelines = sa.Table(
+    "published_pipelines",
+    metadata,
+    sa.Column("serial", sa.Integer, primary_key=True),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("name", sa.Text, nullable=False),
+    sa.Column("version", sa.Text),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("spec", sa.Text, nullable=False),
+    sa.Column("is_active", sa.Integer, nullable=False),
+    sa.Column("created_by", sa.Text, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+    sa.UniqueConstraint("id", name="uq_published_pipelines_id"),
+    sqlite_autoincrement=True,
+)
+
+# An endpoint is a name for published pipelines, its versions "0", "1", …
+pipeline_endpoints = sa.Table(
+    "pipeline_endpoints",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.Text, nullable=False),
+    sa.Column("pipeline", sa.Text, nullable=False),
+    sa.Column("description", sa.Text, nullable=False),
+    sa.Column("is_default", sa.Integer, nullable=False),
+    sa.Column("is_active", sa.Integer, nullable=False),
+    sa.Column("created_at", sa.Text, nullable=False),
+)
+
 # Versions of models. Rows of deleted versions stay, so that their numbers are never used again.
 models = sa.Table(
     "models",

@@ -31,12 +31,16 @@ def test_steps_parameters_reuse_mpi_and_a_sweep(local_target: LocalTarget, own_h
         "reused ['prepare', 'search', 'spread', 'train']",
         "other 30",
         "reused []",
+        "published twin 1.0 Active",
+        "endpoint 1 ['0', '1']",
+        "active 0",
     ):
         assert line in lines, done.stdout
     workspace = Workspace()
     store = workspace.opened.store
-    newest, again, first = store.pipelines()
-    assert {one.job.state for one in (newest, again, first)} == {JobState.COMPLETED}
+    rest, newest, again, first = store.pipelines()
+    assert rest.published == store.published_pipelines(active=False)[0].id
+    assert {one.job.state for one in (rest, newest, again, first)} == {JobState.COMPLETED}
     steps = {row.name: row for row in store.steps(first.job.id)}
     spread = store.job(steps["spread"].job)
     assert (spread.spec.distribution.nodes, spread.spec.distribution.backend) == (2, "mpi")

@@ -211,6 +211,41 @@ class PipelineContract:
         with pytest.raises(NotFoundError, match="is a job, not a pipeline"):
             store.pipeline("j-a")
 
+    def test_a_published_pipeline_is_found_by_id_and_name(self, store: Store) -> None:
+        spec = {"steps": {"a": {"snapshot": "sha256:ab"}}}
+        first = store.publish_pipeline(spec, name="digits", version="1", user="ada")
+        second = store.publish_pipeline(spec, name="digits", description="newer")
+        assert store.published_pipeline("digits") == second
+        assert store.published_pipeline(first.id) == first == store.published_pipeline(first.id[:8])
+        assert (first.version, first.created_by, first.spec) == ("1", "ada", spec)
+        store.set_published_active(second.id, active=False)
+        assert store.published_pipeline("digits") == first
+        assert store.published_pipelines() == [first]
+        assert len(store.published_pipelines(active=False)) == 2
+        assert store.prune_view().published == {"sha256:ab"}
+        with pytest.raises(NotFoundError, match="no published pipeline 'digit'"):
+            store.published_pipeline("digit")
+
+    def test_an_endpoint_has_versions_and_a_default(self, store: Store) -> None:
+        one, two = (store.publish_pipeline({"steps": {}}, name=name) for name in "ab")
+        first = store.add_endpoint_version("daily", one.id)
+        assert (first.version, first.is_default) == (0, True)
+        assert not store.add_endpoint_version("daily", two.id).is_default
+        third = store.add_endpoint_version("daily", one.id, is_default=True)
+        assert (third.id, third.version) == (first.id, 2)
+        store.set_endpoint_default("daily", 1)
+        versions = store.endpoint_versions("daily")
+        assert [one.is_default for one in versions] == [False, True, False]
+        assert store.endpoint_versions(first.id) == versions == store.endpoint_versions()
+        store.set_endpoint_active("daily", active=False)
+        assert not any(one.is_active for one in store.endpoint_versions("daily"))
+        with pytest.raises(UsageError, match="no version 7; it has: 0, 1, 2"):
+            store.set_endpoint_default("daily", 7)
+        with pytest.raises(NotFoundError, match="no pipeline endpoint 'weekly'"):
+            store.endpoint_versions("weekly")
+        with pytest.raises(NotFoundError):
+            store.add_endpoint_version("weekly", "gone")
+
 
 def _keyed(name: str) -> NewPipeline:
     return NewPipeline(

@@ -355,9 +355,8 @@ MODULES: Dict[str, Dict[str, str]] = {
             "TrainingOutput",
         ),
         **_refused("modules", "Module", "ModuleVersion", "PipelineDraft"),
-        **_refused(
-            "pipelines", "PipelineEndpoint", "PublishedPipeline", "Schedule", "ScheduleRecurrence"
-        ),
+        **_same(_PIPELINES, "PipelineEndpoint", "PublishedPipeline"),
+        **_refused("pipelines", "Schedule", "ScheduleRecurrence", "TimeZone"),
     },
     "azureml.pipeline.core.builder": _same(
         _PIPELINES, "PipelineData", "PipelineStep", "StepSequence"
@@ -371,6 +370,7 @@ MODULES: Dict[str, Dict[str, str]] = {
         "TrainingOutput",
     ),
     "azureml.pipeline.core.pipeline": _same(_PIPELINES, "Pipeline"),
+    "azureml.pipeline.core.pipeline_endpoint": _same(_PIPELINES, "PipelineEndpoint"),
     "azureml.pipeline.core.run": _same(
         _PIPELINES, "PipelineRun", "PortDataReference", "StepRun", "StepRunOutput"
     ),

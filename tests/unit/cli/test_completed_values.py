@@ -30,7 +30,7 @@ FREE = {
     *("--hold", "--description", "--property", "--path", "--framework", "--rank", "--address"),
     *("--endpoint", "--region", "--profile", "--access-key-env", "--secret-key-env"),
     *("--session-token-env", "--max-size", "--set", "--since", "--grep", "--credentials"),
-    *("--image", "--shm-size", "--docker-arg", "--parameter"),
+    *("--image", "--shm-size", "--docker-arg", "--parameter", "--label", "--published"),
 }
 FREE_ARGUMENTS = {
     *("submit extra", "verify-resume extra", "rerun extra", "datastore add name"),

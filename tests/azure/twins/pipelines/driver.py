@@ -9,7 +9,9 @@ from azureml.data.datapath import DataPath, DataPathComputeBinding
 from azureml.pipeline.core import (
     Pipeline,
     PipelineData,
+    PipelineEndpoint,
     PipelineParameter,
+    PublishedPipeline,
     TrainingOutput,
 )
 from azureml.pipeline.steps import (
@@ -142,3 +144,15 @@ other = experiment.submit(
 other.wait_for_completion(show_output=False)
 print("other", other.find_step_run("train")[0].get_metrics()["total"])
 print("reused", sorted(step.name for step in other.get_steps() if step.is_reused))
+
+published = pipeline.publish(name="twin", description="all steps", version="1.0")
+print("published", published.name, published.version, published.status)
+found = PublishedPipeline.get(ws, published.id)
+rest = found.submit(ws, "pipelines-twin", pipeline_parameters={"scale": 2})
+rest.wait_for_completion(show_output=False)
+print("reused", sorted(step.name for step in rest.get_steps() if step.is_reused))
+endpoint = PipelineEndpoint.publish(ws, name="twin-endpoint", pipeline=published, description="")
+endpoint.add_default(published)
+print("endpoint", endpoint.default_version, endpoint.get_all_versions())
+found.disable()
+print("active", len(PublishedPipeline.list(ws)))

@@ -1,0 +1,172 @@
+"""Published pipelines, which can be run by their id, and endpoints, which name them."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from typing import Any
+
+from rayjobs.core import ids
+from rayjobs.core.errors import NotFoundError, UsageError
+from rayjobs.jobs.records import EndpointVersion, PublishedRecord
+from rayjobs.store.part import Part
+from rayjobs.store.rows import time_of, to_json
+
+INSERT = """
+INSERT INTO published_pipelines (id, name, version, description, spec, is_active, created_by,
+    created_at)
+VALUES (:id, :name, :version, :description, :spec, 1, :user, :now)
+RETURNING *
+"""
+ADD_VERSION = """
+INSERT INTO pipeline_endpoints (name, version, id, pipeline, description, is_default, is_active,
+    created_at)
+VALUES (:name, (SELECT COALESCE(MAX(version) + 1, 0) FROM pipeline_endpoints WHERE name = :name),
+    COALESCE((SELECT id FROM pipeline_endpoints WHERE name = :name LIMIT 1), :id), :pipeline,
+    :description, 0, 1, :now)
+RETURNING *
+"""
+SET_DEFAULT = "UPDATE pipeline_endpoints SET is_default = (version = :version) WHERE name = :name"
+
+
+class PublishedPart(Part):
+    """Rows of published pipelines and endpoints."""
+
+    def publish_pipeline(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        name: str,
+        version: str | None = None,
+        description: str = "",
+        user: str = "",
+    ) -> PublishedRecord:
+        """See `Store.publish_pipeline`."""
+        values = {
+            "id": ids.token(),
+            "name": name,
+            "version": version,
+            "description": description,
+            "spec": to_json(dict(spec)),
+            "user": user,
+            "now": self._now(),
+        }
+        with self._database.write(durable=True) as connection:
+            return _published(connection.execute(INSERT, values).fetchone())
+
+    def published_pipelines(self, *, active: bool = True) -> list[PublishedRecord]:
+        """See `Store.published_pipelines`."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT * FROM published_pipelines WHERE is_active OR NOT :active"
+                " ORDER BY serial DESC",
+                {"active": active},
+            ).fetchall()
+        return [_published(row) for row in rows]
+
+    def published_pipeline(self, text: str) -> PublishedRecord:
+        """See `Store.published_pipeline`."""
+        with self._database.read() as connection:
+            row = connection.execute(
+                "SELECT * FROM published_pipelines WHERE id = :text OR name = :text"
+                " OR (LENGTH(:text) >= 8 AND SUBSTR(id, 1, LENGTH(:text)) = :text)"
+                " ORDER BY id = :text DESC, is_active DESC, serial DESC LIMIT 1",
+                {"text": text},
+            ).fetchone()
+        if row is None:
+            raise NotFoundError(
+                f"there is no published pipeline {text!r}; `rayjobs pipeline ls --published` "
+                f"lists them",
+                pipeline=text,
+            )
+        return _published(row)
+
+    def set_published_active(self, pipeline_id: str, *, active: bool) -> None:
+        """See `Store.set_published_active`."""
+        self.published_pipeline(pipeline_id)
+        values = {"id": pipeline_id, "active": int(active)}
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "UPDATE published_pipelines SET is_active = :active WHERE id = :id", values
+            )
+
+    def add_endpoint_version(
+        self, name: str, pipeline_id: str, *, description: str = "", is_default: bool = False
+    ) -> EndpointVersion:
+        """See `Store.add_endpoint_version`."""
+        self.published_pipeline(pipeline_id)
+        values = {
+            "name": name,
+            "id": ids.token(),
+            "pipeline": pipeline_id,
+            "description": description,
+            "now": self._now(),
+        }
+        with self._database.write(durable=True) as connection:
+            row = connection.execute(ADD_VERSION, values).fetchone()
+            if is_default or row["version"] == 0:
+                connection.execute(SET_DEFAULT, {"name": name, "version": row["version"]})
+            return _endpoint(
+                connection.execute(
+                    "SELECT * FROM pipeline_endpoints WHERE name = :name AND version = :version",
+                    {"name": name, "version": row["version"]},
+                ).fetchone()
+            )
+
+    def endpoint_versions(self, text: str | None = None) -> list[EndpointVersion]:
+        """See `Store.endpoint_versions`."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                "SELECT * FROM pipeline_endpoints WHERE :text IS NULL OR name = :text OR id = :text"
+                " ORDER BY name, version",
+                {"text": text},
+            ).fetchall()
+        if text is not None and not rows:
+            raise NotFoundError(f"there is no pipeline endpoint {text!r}", endpoint=text)
+        return [_endpoint(row) for row in rows]
+
+    def set_endpoint_default(self, name: str, version: int) -> None:
+        """See `Store.set_endpoint_default`."""
+        known = [one.version for one in self.endpoint_versions(name)]
+        if version not in known:
+            raise UsageError(
+                f"the endpoint {name!r} has no version {version}; it has: "
+                f"{', '.join(map(str, known))}"
+            )
+        with self._database.write(durable=True) as connection:
+            connection.execute(SET_DEFAULT, {"name": name, "version": version})
+
+    def set_endpoint_active(self, name: str, *, active: bool) -> None:
+        """See `Store.set_endpoint_active`."""
+        self.endpoint_versions(name)
+        with self._database.write(durable=True) as connection:
+            connection.execute(
+                "UPDATE pipeline_endpoints SET is_active = :active WHERE name = :name",
+                {"name": name, "active": int(active)},
+            )
+
+
+def _published(row: sqlite3.Row) -> PublishedRecord:
+    return PublishedRecord(
+        id=row["id"],
+        name=row["name"],
+        version=row["version"],
+        description=row["description"],
+        spec=json.loads(row["spec"]),
+        is_active=bool(row["is_active"]),
+        created_by=row["created_by"],
+        created_at=time_of(row["created_at"]),
+    )
+
+
+def _endpoint(row: sqlite3.Row) -> EndpointVersion:
+    return EndpointVersion(
+        id=row["id"],
+        name=row["name"],
+        version=row["version"],
+        pipeline=row["pipeline"],
+        description=row["description"],
+        is_default=bool(row["is_default"]),
+        is_active=bool(row["is_active"]),
+    )
