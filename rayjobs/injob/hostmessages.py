@@ -1,9 +1,9 @@
-"""What an attempt host leaves of itself in ``host.json``, and what its control socket is asked."""
+"""What an attempt host leaves of itself in ``host.json``, and requests to it and its parent."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Optional, Tuple
+from dataclasses import dataclass, field
+from typing import Any, Dict, Mapping, Optional, Tuple
 
 from rayjobs.injob import recordfiles
 from rayjobs.injob.identity import Identity
@@ -84,3 +84,35 @@ class HostRequest(Message):
     end_reason: Optional[str] = None
     grace_s: Optional[float] = None
     stamp: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class WarmRequest(Message):
+    """A request to a warm interpreter; each operation reads its own fields.
+
+    Attributes:
+        op: "ping", "fork" or "stop".
+        plan: Path of the launch plan of a fork.
+        secrets: Variables of a fork that stand in no file.
+        is_user: A ping comes from an agent that uses the interpreter.
+        raylet: Ray's process on that agent's node: the interpreter ends soon after the last such
+            process has. None: it stays until it is idle or stopped.
+    """
+
+    op: str
+    plan: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+    is_user: bool = False
+    raylet: Optional[Identity] = None
+
+    @classmethod
+    def upgraded(cls, values: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return `values` of version 0.1.0, which named a raylet in pings of users alone."""
+        return {"is_user": "raylet" in values, **values}
+
+    def to_json(self) -> Dict[str, Any]:
+        """Return its JSON; to an interpreter of version 0.1.0 an agent is a user by its raylet."""
+        values = super().to_json()
+        if not self.is_user:
+            del values["raylet"]
+        return values

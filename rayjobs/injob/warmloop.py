@@ -19,6 +19,7 @@ from rayjobs.injob import coldhost, control, detach, kernel, leaving, startup
 from rayjobs.injob import plan as plans
 from rayjobs.injob.coldcheck import cold_reason
 from rayjobs.injob.files import try_lock
+from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, is_alive, own_identity
 from rayjobs.injob.processes import MARKER_VARIABLE
 from rayjobs.injob.ranks import Program, WarmState
@@ -75,8 +76,8 @@ class Warm:
             last_used = time.monotonic()
             try:
                 stream.settimeout(_REQUEST_S)
-                request = _read_line(stream)
-                if request.get("op") == "stop":
+                request = _read_request(stream)
+                if request.op == "stop":
                     stream.sendall(control.encode({"ok": True}))
                     return None
                 answer = self._answer(request, stream)
@@ -115,18 +116,16 @@ class Warm:
             return False
         return not any(is_alive(raylet) for raylet in self._raylets.values())
 
-    def _note_user(self, raylet: Any) -> None:
+    def _note_user(self, raylet: Identity | None) -> None:
         if raylet is None:
             self._is_for_good = True
         else:
-            identity = Identity.from_json(raylet)
-            self._raylets[identity.pid] = identity
+            self._raylets[raylet.pid] = raylet
 
-    def _answer(self, request: Mapping[str, Any], stream: socket.socket) -> dict[str, Any] | Forked:
-        operation = request.get("op")
-        if operation == "ping":
-            if "raylet" in request:
-                self._note_user(request["raylet"])
+    def _answer(self, request: WarmRequest, stream: socket.socket) -> dict[str, Any] | Forked:
+        if request.op == "ping":
+            if request.is_user:
+                self._note_user(request.raylet)
             return {
                 "ok": True,
                 **own_identity().to_json(),
@@ -135,10 +134,10 @@ class Warm:
                 "import_s": self._import_s,
                 "threads": len(os.listdir("/proc/self/task")),
             }
-        if operation == "fork":
+        if request.op == "fork":
             try:
-                plan = plans.load(str(request["plan"]))
-            except (KeyError, plans.PlanError) as error:
+                plan = plans.load(request.plan)
+            except plans.PlanError as error:
                 return {"ok": False, "error": str(error)}
             names = {name.partition(".")[0] for name in sys.modules}
             reason = cold_reason(
@@ -146,8 +145,8 @@ class Warm:
             )
             if reason is not None:
                 return {"ok": False, "cold": reason}
-            return self._fork(plan, dict(request.get("secrets") or {}), stream)
-        return {"ok": False, "error": f"unknown operation {operation!r}"}
+            return self._fork(plan, request.secrets, stream)
+        return {"ok": False, "error": f"unknown operation {request.op!r}"}
 
     def _fork(
         self, plan: plans.LaunchPlan, secrets: Mapping[str, str], stream: socket.socket
@@ -174,17 +173,14 @@ class Forked:
         self.program = program
 
 
-def _read_line(stream: socket.socket) -> dict[str, Any]:
+def _read_request(stream: socket.socket) -> WarmRequest:
     data = b""
     while not data.endswith(b"\n"):
         chunk = stream.recv(65536)
         if not chunk or len(data) > control.MAX_LINE_BYTES:
             raise ValueError("the request is incomplete or too long")
         data += chunk
-    values = control.parse_request(data)
-    if not isinstance(values.get("secrets") or {}, dict):
-        raise ValueError("secrets are one JSON object")
-    return values
+    return WarmRequest.from_json(control.parse_request(data))
 
 
 def _preload(names: str) -> tuple[float, list[str], dict[str, str]]:

@@ -14,6 +14,7 @@ from typing import Any
 from rayjobs.core.errors import TargetError
 from rayjobs.core.text import duration_text
 from rayjobs.injob import exitrecord, recordfiles
+from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, is_alive
 from rayjobs.injob.processes import MARKER_VARIABLE
 
@@ -25,6 +26,7 @@ LINE_LIMIT = 16 * 1024 * 1024
 RETRY_S = 0.05
 HELD_S = 5.0  # for one that is about to serve, or about to leave
 _INJOB = Path(exitrecord.__file__).parent
+PING = WarmRequest("ping")
 
 
 class WarmError(TargetError):
@@ -86,16 +88,15 @@ async def ask(socket: str, request: Mapping[str, Any], *, timeout_s: float) -> d
 
 
 async def ping_warm(
-    socket: str, *, timeout_s: float = 5.0, user: Mapping[str, Any] | None = None
+    socket: str, request: WarmRequest = PING, *, timeout_s: float = 5.0
 ) -> WarmInterpreter | None:
     """Return the warm interpreter that answers at `socket`, or None.
 
     Args:
-        user: ``{"raylet": identity}`` of an agent that uses it. It ends soon after the last such
-            raylet has; with None for the identity it stays until it is idle or stopped.
+        request: A ping; that of an agent names the raylet with which its use ends.
     """
     try:
-        answer = await ask(socket, {"op": "ping", **(user or {})}, timeout_s=timeout_s)
+        answer = await ask(socket, request.to_json(), timeout_s=timeout_s)
         return WarmInterpreter(
             socket,
             Identity.from_json(answer),
@@ -177,7 +178,7 @@ def _is_importing(socket: str) -> bool:
 async def stop_warm(socket: str, *, timeout_s: float = 10.0) -> None:
     """Ask a warm interpreter to end; attempts it has started go on. Idempotent."""
     try:
-        await ask(socket, {"op": "stop"}, timeout_s=timeout_s)
+        await ask(socket, WarmRequest("stop").to_json(), timeout_s=timeout_s)
     except OSError:
         return  # there is none
 
@@ -194,10 +195,8 @@ async def fork(
         WarmError: the interpreter does not answer, or the host could not start.
     """
     try:
-        answer = await ask(
-            socket, {"op": "fork", "plan": plan, "secrets": dict(secrets or {})},
-            timeout_s=timeout_s,
-        )  # fmt: skip
+        request = WarmRequest("fork", plan=plan, secrets=secrets or {})
+        answer = await ask(socket, request.to_json(), timeout_s=timeout_s)
     except (OSError, TimeoutError, ValueError) as error:
         raise WarmError(f"the warm interpreter at {socket} does not answer: {error!r}") from error
     if answer.get("cold"):

@@ -13,6 +13,7 @@ from rayjobs.core.errors import RayjobsError
 from rayjobs.core.paths import PACKAGE, short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.environments import interpreter
+from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.launch import hostclient
@@ -41,7 +42,7 @@ class NodeWarm:
                 warm ends; None where a keeper looks after that.
         """
         self._root = root
-        self._user = {"raylet": None if raylet is None else raylet.to_json()}
+        self._ping = WarmRequest("ping", is_user=True, raylet=raylet)
         self._log_file = log_file
         self._warm: dict[Path, asyncio.Task[hostclient.WarmInterpreter]] = {}
         self._refused: dict[Path, str] = {}
@@ -96,7 +97,7 @@ class NodeWarm:
             preload=preload.split(",") if preload else hostclient.DEFAULT_PRELOAD,
             idle_s=float(os.environ.get("RAYJOBS_WARM_IDLE_S", WARM_IDLE_S)),
         )
-        await hostclient.ping_warm(str(socket), user=self._user)
+        await hostclient.ping_warm(str(socket), self._ping)
         return warm
 
     def injob_path(self) -> Path:
@@ -130,7 +131,7 @@ class NodeWarm:
             async with asyncio.timeout(PATIENCE_S if socket in self._failed_at_s else None):
                 await asyncio.shield(self.warm_up(python))
                 # It may have ended since (idle, killed): asked again, started again.
-                warm = await hostclient.ping_warm(str(socket), user=self._user)
+                warm = await hostclient.ping_warm(str(socket), self._ping)
                 if warm is None:
                     warm = await asyncio.shield(self.warm_up(python, again=True))
         except TimeoutError:

@@ -18,6 +18,7 @@ from typing import Any
 from rayjobs.core.errors import TargetError
 from rayjobs.core.paths import NodePaths, TargetPaths, runtime_dir
 from rayjobs.core.text import counted
+from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, is_alive, send_signal
 from rayjobs.injob.processes import all_pids, descendants, marked
 from rayjobs.target import local_head, wake_client
@@ -307,7 +308,7 @@ def end_warm(place: Place) -> None:
     folder = runtime_dir(place.home, create=False)
     for path in folder.glob("warm-*.sock"):
         with contextlib.suppress(TimeoutError):
-            wake_client.ask(path, {"op": "stop"}, timeout_s=2.0)
+            wake_client.ask(path, WarmRequest("stop"), timeout_s=2.0)
     wanted = os.fsencode(folder / "warm-")
     owners = [
         identity

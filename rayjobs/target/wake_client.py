@@ -11,7 +11,7 @@ from typing import Any
 from rayjobs.core.paths import short_socket
 from rayjobs.core.text import duration_text
 from rayjobs.injob import recordfiles
-from rayjobs.target.requests import TargetRequest
+from rayjobs.injob.messages import Message
 
 SOCKET_KIND = "target"
 
@@ -22,17 +22,17 @@ def socket_of(name: str, home: Path) -> Path:
 
 
 def ask(
-    path: Path, request: TargetRequest | Mapping[str, Any], *, timeout_s: float = 5.0
+    path: Path, request: Message | Mapping[str, Any], *, timeout_s: float = 5.0
 ) -> dict[str, Any] | None:
     """Send one request; return the answer, or None when no process listens there.
 
     Args:
-        request: To a target, or the JSON object that another such server understands.
+        request: To a target or a warm interpreter, or the JSON that another server understands.
 
     Raises:
         TimeoutError: A process listens and does not answer in time.
     """
-    values = request.to_json() if isinstance(request, TargetRequest) else request
+    values = request.to_json() if isinstance(request, Message) else request
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(timeout_s)
         try:

@@ -105,7 +105,7 @@ def test_the_warm_interpreter_takes_it_for_a_bad_request(bad: str) -> None:
         sender = threading.Thread(target=near.sendall, args=(BAD[bad] + b"\n",))
         sender.start()
         with pytest.raises(ValueError, match=r"nested too deeply|one JSON object|utf-8|decode"):
-            warmloop._read_line(far)
+            warmloop._read_request(far)
         sender.join()
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+import traceback
 from collections import Counter
 from pathlib import Path
 
@@ -50,6 +51,8 @@ def play(folder: Path, rounds: int) -> None:
             try:
                 os.close(listen)
                 client(path, number, tell)
+            except BaseException:
+                traceback.print_exc()  # why a client ended that was not killed yet
             finally:
                 os._exit(1)
         os.close(tell)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rayjobs.injob.hostmessages import WarmRequest
 from rayjobs.injob.identity import Identity, identity_of, own_identity, send_signal
 from rayjobs.launch import hostclient, hoststart
 from rayjobs.node import warm as nodewarm
@@ -111,8 +112,8 @@ def test_one_that_a_dead_cluster_used_ends_soon(short_path: Path, node: Node) ->
         for one in (raylet, other):
             identity = identity_of(one.pid)
             assert identity is not None
-            user = {"raylet": identity.to_json()}
-            assert asyncio.run(hostclient.ping_warm(node.socket, user=user)) is not None
+            ping = WarmRequest("ping", is_user=True, raylet=identity)
+            assert asyncio.run(hostclient.ping_warm(node.socket, ping)) is not None
         raylet.kill()
         raylet.wait()
         assert asyncio.run(hostclient.ping_warm(node.socket)) is not None  # the other one lives

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from rayjobs.injob.exitrecord import ExitRecord, Leftovers, RankExit, RankStack, Remaining
-from rayjobs.injob.hostmessages import HostFile, HostRequest
+from rayjobs.injob.hostmessages import HostFile, HostRequest, WarmRequest
 from rayjobs.injob.identity import Identity, own_identity
 from rayjobs.injob.messages import Message, MessageError
 from rayjobs.injob.outcomes import EndCause, EndReason, Outcome
@@ -223,6 +223,8 @@ def test_a_node_gets_a_new_agent_where_one_of_an_earlier_version_is_left() -> No
         ),
         Launched(Identity(1, 2, "b"), cold="asked for"),
         Hello("n", "10.0.0.1", "/r", {"PATH": "/bin"}, "/bin/python", "/lib", "0.1.0"),
+        WarmRequest("fork", plan="/r/plan.json", secrets={"KEY": "s"}),
+        WarmRequest("ping", is_user=True),
         HostRecord(1, "n1", "/r", "/s", "m", "10.0.0.1", 90.0, HostFacts(python="3.11.7")),
         HostRecord(0, "n0", pid=1, start_time=2, boot_id="b", cold="why", watches_raylet=True),
         Prepared("/r", {"x": "/in"}, facts=HostFacts(python="3.11.7", gpus=(Gpu(0, name="H200"),))),
@@ -255,3 +257,10 @@ def test_a_request_of_an_earlier_version_is_read() -> None:
     assert HostRequest.from_json({"op": "cancel", "reason": "stop"}).grace_s is None
     with pytest.raises(MessageError, match="'grace_s'"):
         HostRequest.from_json({"op": "cancel", "grace_s": "soon"})
+
+
+def test_a_ping_of_an_earlier_agent_says_by_its_raylet_that_it_is_a_user() -> None:
+    assert not WarmRequest.from_json({"op": "ping"}).is_user
+    assert WarmRequest.from_json({"op": "ping", "raylet": None}).is_user
+    assert "raylet" not in WarmRequest("ping").to_json()
+    assert WarmRequest("ping", is_user=True).to_json()["raylet"] is None
