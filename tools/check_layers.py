@@ -22,11 +22,10 @@ PACKAGE = "rayjobs"
 MAY_HAVE_CIRCLES = {
     "api": "a Workspace has Experiments, which have Runs, which know both",
     "injob": "Run.get_context() returns either of Run's own kinds",
+    "pipelines": "a Pipeline has runs and published versions, which know it; data name their step",
 }
 MAY_CLOSE_A_CIRCLE = {
     ("rayjobs.tuning.runs", "rayjobs.tuning.config"): "a sweep's run returns its configuration",
-    ("rayjobs.pipelines.data", "rayjobs.pipelines.steps"): "data of a pipeline name their producer",
-    ("rayjobs.pipelines.step_data", "rayjobs.pipelines.steps"): "data of a step belong to it",
     ("rayjobs.azureml.running", "rayjobs.azureml.notebooks"): "a notebook runs as a script does",
 }
 
