@@ -200,7 +200,8 @@ def submit_to(path: Path, **more: object) -> str:
 
 def test_a_copy_is_told_from_a_moved_workspace(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
-    open_workspace(original).close()
+    with open_workspace(original) as workspace:
+        _ = workspace.catalogue  # its default datastore is a folder inside of it
     shutil.copytree(original, copy)
     assert original_of(copy) == original
     assert original_of(original) is None
