@@ -28,6 +28,7 @@ PARTS = (
     "ddp",
     "horovod",
     "container",
+    "environments",
 )
 NEEDS_HEAD = ("warm", "cli", "memory", "ddp", "horovod")
 
@@ -57,6 +58,10 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         return lambda rounds, quick: bench_log.measure(
             rounds=rounds, calls=1000 if quick else 20_000
         )
+    if name == "environments":
+        from benchmarks import bench_environments
+
+        return lambda rounds, _quick: bench_environments.measure(rounds=rounds)
     if name == "first":
         from benchmarks import bench_first
 

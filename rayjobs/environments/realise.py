@@ -264,29 +264,29 @@ class Environments:
         prefix = await asyncio.to_thread(self._cache.begin_in_place, key)
         try:
             installed = await conda.install(wanted, solved, prefix)
-            python = await _python_of(prefix)
+            version, path = _version_of(prefix), str(prefix / "bin" / "python")
             if request.packages:
+                python = await interpreters.ask(path)
                 base = await asyncio.to_thread(_packages_of, prefix)
                 inside = Request(request.lines, python, request.constraints)
                 if not is_resolved:
                     of_pip = request.head() + await self._resolve(inside, base, work)
                 await self._install_into(prefix, of_pip, base, work)
             # A job sees it read-only: no script of a job writes bytecode there.
-            compiling = [python.path, "-c", _COMPILE]
+            compiling = [path, "-I", "-S", "-c", _COMPILE]
             await self._step(work, compiling, "the packages cannot be compiled")
             of_pip = of_pip if is_resolved else f"{of_pip}{_RESOLVED}\n"
             head, body = request.head(), of_pip.removeprefix(request.head())
             whole = head + condas.joined(installed) + body
             took_s = round(time.monotonic() - began_s, 3)
-            record = _record(key, "conda", python, work, took_s, whole)
+            record = _record(key, "conda", version, work, took_s, whole)
             await asyncio.to_thread(self._cache.finish_in_place, key, whole, record)
         except BaseException:
             shutil.rmtree(prefix, ignore_errors=True)
             raise
         work.log().write(f"built in {duration_text(took_s)}: {prefix}")
         work.tell(
-            f"built an environment of conda for Python {python.version_text} in "
-            f"{duration_text(took_s)}",
+            f"built an environment of conda for Python {version} in {duration_text(took_s)}",
             {"step": "built", "key": key, "took_s": took_s},
         )
         return whole
@@ -394,7 +394,8 @@ class Environments:
             if base is not None:
                 base.open_to(venv)
             took_s = round(time.monotonic() - began_s, 3)
-            record = _record(key, "pip", request.interpreter, work, took_s, lock)
+            version = request.interpreter.version_text
+            record = _record(key, "pip", version, work, took_s, lock)
             await asyncio.to_thread(self._cache.finish, key, venv, lock, record)
         work.log().write(f"built in {duration_text(took_s)}: {self._cache.folder(key)}")
         work.tell(
@@ -450,16 +451,27 @@ async def _given(request: Request, work: Work) -> str | None:
     return None
 
 
-async def _python_of(prefix: Path) -> Interpreter:
-    """Return the interpreter of a prefix of conda."""
-    path = prefix / "bin" / "python"
-    if not path.exists():
+def _version_of(prefix: Path) -> str:
+    """Return the version of Python that a prefix of conda has, by the records of its packages.
+
+    Raises:
+        PrepareError: it has none, or one that is too old for jobs.
+    """
+    found = [json.loads(one.read_text()) for one in prefix.glob("conda-meta/python-[0-9]*.json")]
+    version = next((str(one["version"]) for one in found if one.get("name") == "python"), "")
+    if not version or not (prefix / "bin" / "python").exists():
         raise PrepareError(
             "the conda packages bring no Python, which a job needs: name `python` among them",
             failure_class="environment",
             is_permanent=True,
         )
-    return await interpreters.ask(str(path))
+    if tuple(int(part) for part in version.split(".")[:2]) < requirements.LEAST_PYTHON:
+        raise PrepareError(
+            f"the conda packages bring Python {version}; jobs need 3.8 or newer",
+            failure_class="environment",
+            is_permanent=True,
+        )
+    return version
 
 
 def _key_of_conda(request: Request, wanted: condas.Asked, lock: str) -> str:
@@ -494,13 +506,13 @@ async def _found_by_uv(version: str, work: Work) -> str:
 
 
 def _record(
-    key: str, kind: str, python: Interpreter, work: Work, took_s: float, lock: str
+    key: str, kind: str, python: str, work: Work, took_s: float, lock: str
 ) -> dict[str, Any]:
     return {
         "key": key,
         "kind": kind,
         "name": work.name,
-        "python": python.version_text,
+        "python": python,
         "packages": locks.count(lock),
         "took_s": took_s,
     }

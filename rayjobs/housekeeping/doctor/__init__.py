@@ -16,7 +16,7 @@ from rayjobs.housekeeping.doctor.findings import Place as Place
 # Module → its functions; each takes the `Place` and gives findings.
 CHECKS = {
     "versions": ("programs", "store", "target"),
-    "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "containers"),
+    "capabilities": ("ending", "memory", "namespaces", "inputs", "fuse", "packages", "containers"),
     "network": ("ports", "tokens"),
     "resources": ("disks", "clock"),
     "leftovers": (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import secrets
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -140,6 +142,29 @@ def fuse(_place: Place) -> Iterator[Finding]:
         "Install fuse3 and give the machine or container /dev/fuse; download mode works without.",
         {"works": False, "missing": missing},
     )
+
+
+def packages(_place: Place) -> Iterator[Finding]:
+    """Which kinds of environments this machine can build."""
+    from rayjobs.core.errors import PrepareError
+    from rayjobs.environments import condas, settings
+
+    try:
+        settings.find_uv()
+        why_no_pip = ""
+    except PrepareError as error:
+        why_no_pip = error.message
+    has_library = importlib.util.find_spec("rattler") is not None
+    commands = [one for one in condas.COMMANDS if shutil.which(one)]
+    able = [*([] if why_no_pip else ["pip"]), *(["conda"] if has_library else [])]
+    able += [f"conda by {one} (`conda_command`)" for one in commands]
+    data = {"pip": not why_no_pip, "conda": has_library, "conda_commands": commands}
+    text = f"environments that can be built here: {', '.join(able) or 'none'}"
+    if why_no_pip:
+        yield Finding("environments", Level.WARN, text, f"{why_no_pip}.", data)
+    else:
+        remedy = "" if has_library or commands else "For packages of conda: rayjobs[conda]."
+        yield Finding("environments", Level.OK, text, remedy, data)
 
 
 def containers(place: Place) -> Iterator[Finding]:

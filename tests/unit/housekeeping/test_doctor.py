@@ -323,3 +323,20 @@ def test_empty_cgroups_are_found(
     )
     found = one(leftovers.control_groups(place))
     assert found.level is Level.WARN and str(tmp_path / "rayjobs-rj-x") in found.remedy
+
+
+def test_which_environments_can_be_built_here(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert one(capabilities.packages(place)).data == {
+        "pip": True,
+        "conda": True,
+        "conda_commands": [],
+    }
+    (tmp_path / "mamba").write_text("")
+    (tmp_path / "mamba").chmod(0o755)
+    monkeypatch.setattr(capabilities.importlib.util, "find_spec", lambda _name: None)
+    found = one(capabilities.packages(place))
+    assert found.data["conda"] is False
+    assert "conda by mamba (`conda_command`)" in found.text
