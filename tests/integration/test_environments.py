@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rayjobs.core.paths import BUILD_LOG, ENVIRONMENT_LOCK
+from rayjobs.core.paths import BUILD_LOG, ENVIRONMENT_LOCK, home
+from rayjobs.environments import listing
 from rayjobs.jobs.states import JobState
 from rayjobs.node.environments import EVENT
-from rayjobs.spec.model import JobSpec, Packages
+from rayjobs.spec.model import Dependency, Distribution, JobSpec, Packages
 from rayjobs.submit.submitting import submit
 from tests.conda_channel import Channel
 from tests.jobs import Jobs
@@ -153,3 +154,53 @@ def test_a_project_and_a_wheel_travel_with_the_job(jobs: Jobs, tmp_path: Path) -
     jobs.wait(job, JobState.COMPLETED)
     assert jobs.log(job) == b"own tiny\n"
     assert b"${RAYJOBS_SOURCES}/" in jobs.file(job, ENVIRONMENT_LOCK)
+
+
+def test_horovod_is_there_in_an_environment_of_packages(jobs: Jobs, tmp_path: Path) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-hvd", value="added")
+    asked = Packages(
+        python="3.6.2",
+        pip=("--no-index", f"--find-links {tmp_path}/wheels", "horovod==0.19.5", "tiny-hvd"),
+    )
+    script = """
+        import horovod.torch as hvd, torch, tiny_hvd
+        hvd.init()
+        total = hvd.allreduce(torch.tensor([1.0]), op=hvd.Sum)
+        print(tiny_hvd.VALUE, hvd.size(), total.item())
+        hvd.shutdown()
+    """
+    job = jobs.submit(
+        script,
+        environment=asked,
+        distribution=Distribution(processes_per_node=2, backend="horovod-gloo"),
+    )
+    assert [one.asked for one in job.spec.substitutes] == ["Python 3.6.2", "horovod==0.19.5"]
+    jobs.wait(job, JobState.COMPLETED)
+    for rank in range(2):
+        log = jobs.file(job, f"azureml-logs/70_driver_log_{rank}.txt")
+        assert log.endswith(b"added 2 2.0\n")
+
+
+def test_an_environment_that_was_pruned_is_built_again_for_a_queued_job(
+    jobs: Jobs, tmp_path: Path
+) -> None:
+    make_wheel(tmp_path / "wheels", "tiny-pruned")
+    asked = Packages(pip=("--no-index", f"--find-links {tmp_path}/wheels", "tiny-pruned"))
+    first = jobs.wait(jobs.submit("import tiny_pruned", environment=asked), JobState.COMPLETED)
+    jobs.nothing_left(first)
+    root = home() / "node"
+    go = tmp_path / "go"
+    before = jobs.submit(
+        f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    )
+    after = (Dependency(job=before.id),)
+    waiting = jobs.submit("import tiny_pruned; print(1)", environment=asked, depends_on=after)
+    jobs.wait(before, JobState.RUNNING)
+    (built,) = [one for one in listing.built(root / "environments") if one.packages == 1][:1]
+    gone, _ = listing.prune_to_size(root, 0, dry_run=False)
+    assert built.key in {one.key for one in gone}
+    go.touch()
+    jobs.wait(waiting, JobState.COMPLETED)
+    assert jobs.log(waiting) == b"1\n"
+    steps = [event.data["step"] for event in jobs.store.events(waiting.id) if event.kind == EVENT]
+    assert steps == ["build", "built"]
