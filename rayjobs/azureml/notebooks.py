@@ -142,7 +142,7 @@ def python_of(source: str) -> str:
             out.append(f"{indent}_rayjobs_line({bare!r}, globals())")
         elif (assigned := _assigned(bare)) is not None:
             target, command = assigned
-            out.append(f"{indent}{target} = _rayjobs_line({command!r}, globals())")
+            out.append(f"{indent}{target} = _rayjobs_line({command!r}, globals(), True)")
         elif "?" in (bare[0], bare[-1]) and bare.strip("?").replace(".", "").isidentifier():
             out.append(f"{indent}pass")
         else:
@@ -227,18 +227,21 @@ def _cell_magic(head: str, body: str, names: dict[str, Any], name: str) -> bool:
     )
 
 
-def _run_line(line: str, names: dict[str, Any]) -> Any:
-    """Do what a line with ``!`` or ``%`` says; the lines of a shell command are returned.
+def _run_line(line: str, names: dict[str, Any], assigned: bool = False) -> Any:
+    """Do what a line with ``!`` or ``%`` says.
+
+    Args:
+        assigned: The lines of a shell command are returned, and not printed.
 
     Raises:
         UsageError: a magic that is not known.
     """
     if line.startswith("!"):
-        return _shell_lines(line[1:].lstrip("!"), names)
+        return _shell_lines(line[1:].lstrip("!"), names, assigned=assigned)
     magic, _, rest = line[1:].strip().partition(" ")
     rest = _filled(rest.strip(), names)
     if magic in ("pip", "conda"):
-        return _shell_lines(f"{magic} {rest}", names)
+        return _shell_lines(f"{magic} {rest}", names, assigned=assigned)
     if magic in ("cd",):
         os.chdir(Path(shlex.split(rest)[0]).expanduser() if rest else Path.home())
         return None
@@ -253,7 +256,7 @@ def _run_line(line: str, names: dict[str, Any]) -> Any:
     if magic == "pwd":
         return os.getcwd()  # noqa: PTH109 - the magic gives a text
     if magic in ("bash", "sh", "system", "sx"):
-        return _shell_lines(rest, names)
+        return _shell_lines(rest, names, assigned=assigned)
     if magic.lstrip("%") in _DISPLAY:
         return None
     raise UsageError(
@@ -261,17 +264,21 @@ def _run_line(line: str, names: dict[str, Any]) -> Any:
     )
 
 
-def _shell_lines(command: str, names: Mapping[str, Any]) -> list[str]:
-    """Run a shell command, print what it prints, and return its lines."""
+def _shell_lines(
+    command: str, names: Mapping[str, Any], *, assigned: bool = False
+) -> list[str] | None:
+    """Run a shell command; print what it prints, or return its lines."""
     command = _filled(command.strip(), names)
     if _installs(command):
         _say(f"left out: {command.splitlines()[0]} (a driver does not change its environment)")
-        return []
+        return [] if assigned else None
     done = subprocess.run(  # noqa: S602 - a notebook's own shell line
         command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
+    if assigned:
+        return done.stdout.splitlines()
     sys.stdout.write(done.stdout)
-    return done.stdout.splitlines()
+    return None
 
 
 def _installs(command: str) -> bool:
@@ -294,7 +301,7 @@ def _filled(text: str, names: Mapping[str, Any]) -> str:
 
 def _display(*values: Any, **options: Any) -> None:
     for value in values:
-        print(value if isinstance(value, str) else repr(value))  # noqa: T201 - shown values
+        print(repr(value))  # noqa: T201 - shown values
 
 
 def _shell() -> Any:

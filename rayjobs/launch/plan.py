@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayjobs.core.paths import NodePaths, short_socket
+from rayjobs.injob import urlmap
 from rayjobs.injob.plan import LaunchPlan, RankPlan
 from rayjobs.injob.rank import ON_PATH
 from rayjobs.jobs.records import Job
@@ -47,13 +49,18 @@ class PlannedNode:
 
 @dataclass(frozen=True)
 class AzureIdentity:
-    """How programs of Azure ML v1 name the workspace of a job, and where the job runs."""
+    """How programs of Azure ML v1 name the workspace of a job, and where the job runs.
+
+    Attributes:
+        urls: Which local path answers for an address of the web.
+    """
 
     workspace_name: str
     workspace_id: str = ""
     subscription_id: str = "local"
     resource_group: str = "local"
     target_type: str = "local"
+    urls: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -204,6 +211,8 @@ def azure_variables(context: AttemptContext) -> dict[str, str]:
         "AZUREML_FRAMEWORK": "PyTorch" if backend in ("gloo", "nccl") else "Python",
         "AZ_BATCHAI_TASK_TYPE": "worker",
     }
+    if azure.urls:
+        found[urlmap.VARIABLE] = json.dumps(dict(azure.urls))
     if backend == "mpi":
         found["AZ_BATCHAI_MPI_MASTER_NODE"] = context.nodes[0].address
     return found

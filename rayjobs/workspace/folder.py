@@ -18,7 +18,9 @@ from rayjobs.core.durable import make_folders
 from rayjobs.core.errors import NotFoundError, StoreError, StoreVersionError, UsageError
 from rayjobs.core.files import locked, write_atomic
 from rayjobs.core.ids import token
+from rayjobs.injob import urlmap
 from rayjobs.workspace import registrations
+from rayjobs.workspace.azure import AzureSettings
 
 if TYPE_CHECKING:
     from rayjobs.core.clock import Clock
@@ -94,8 +96,13 @@ class OpenWorkspace:
                 catalogue.add_datastore(DatastoreRecord(name, "local", {"root": str(folder)}))
         return catalogue
 
+    def urls(self) -> dict[str, str]:
+        """Return which local path answers for an address of the web, by the address."""
+        return AzureSettings(self.store).urls()
+
     def close(self) -> None:
         """Close the store."""
+        urlmap.remove_source(self.urls)
         self.store.close()
 
     def __enter__(self) -> OpenWorkspace:
@@ -315,7 +322,7 @@ def open_workspace(
             # One that may only be read, or is busy, is opened all the same: the next call does it.
             with contextlib.suppress(StoreError):
                 _note_place(files, store)
-        return OpenWorkspace(
+        opened = OpenWorkspace(
             path=files.root,
             id=str(record["id"]),
             name=str(record["name"]),
@@ -323,6 +330,8 @@ def open_workspace(
             blobs=FolderBlobs(files.blobs),
             original=original,
         )
+        urlmap.add_source(opened.urls)
+        return opened
     except BaseException:
         store.close()
         raise

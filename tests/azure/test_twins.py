@@ -38,3 +38,38 @@ def test_script_estimator_and_sweep_of_one_driver(
     best = runs[0].get_best_run_by_primary_metric()
     assert best.get_metrics()["accuracy"][-1] > 0.7
     workspace.close()
+
+
+def test_distributed_training_on_a_gpu_cluster_runs_on_cpus_only_when_that_is_allowed(
+    local_target: LocalTarget, own_home: Path
+) -> None:
+    """PyTorchConfiguration asks for nccl; two nodes of two processes meet by gloo on one CPU."""
+    folder = copy_twin("ddp", own_home)
+    (folder / "gpus.py").write_text(NO_GPUS)
+    refused = azureml_run("gpus.py", "job.py", cwd=folder)
+    assert refused.returncode == 1
+    assert "allow CPUs: `rayjobs azureml run --allow-cpu`" in refused.stderr
+    done = azureml_run("--allow-cpu", "gpus.py", "job.py", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "losses 2" in done.stdout.splitlines()
+    assert f"{CONFIG['workspace_name']} {CONFIG['subscription_id']}" in done.stdout
+    assert "with gloo in place of nccl" in done.stderr
+    workspace = Workspace()
+    (run,) = workspace.experiments["ddp-twin"].get_runs()
+    assert "outputs/model.pt" in run.get_file_names()
+    assert "azureml-logs/70_driver_log_3.txt" in run.get_file_names()
+    workspace.close()
+
+
+# The tests' target says that it has GPUs; this program runs another one as on a target without.
+NO_GPUS = """
+import dataclasses, runpy, sys
+from rayjobs.target import targets
+found = targets.capacity_of
+def none(name="local", **more):
+    has = found(name, **more)
+    nodes = tuple(dataclasses.replace(one, gpus=0.0) for one in has.nodes)
+    return dataclasses.replace(has, nodes=nodes)
+targets.capacity_of = none
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""

@@ -34,12 +34,14 @@ from rayjobs.workspace.folder import id_of
 
 def azure_identity(served: Served, target: str) -> AzureIdentity:
     """Return how programs of Azure ML v1 name a workspace. Blocks: it reads the store."""
-    kept = AzureSettings(served.store).identity
+    settings = AzureSettings(served.store)
+    kept = settings.identity
     return AzureIdentity(
         workspace_name=served.name if kept is None else kept.name,
         workspace_id=id_of(served.path) or "",
         subscription_id="local" if kept is None else kept.subscription_id,
         resource_group="local" if kept is None else kept.resource_group,
+        urls=settings.urls(),
         target_type="local" if target == "local" else "amlcompute",
     )
 

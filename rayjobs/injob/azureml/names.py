@@ -287,6 +287,11 @@ MODULES: Dict[str, Dict[str, str]] = {
         ),
         "UserErrorException": _EXCEPTIONS + "UserErrorException",
     },
+    "azureml.opendatasets": {
+        "MNIST": "rayjobs.azureml.opendatasets:MNIST",
+        **_refused("opendatasets", "Diabetes", "NoaaIsdWeather", "NycTlcGreen", "NycTlcYellow"),
+        **_refused("opendatasets", "OjSalesSimulated", "PublicHolidays"),
+    },
     "azureml.tensorboard": _same("rayjobs.azureml.tensorboard:", "Tensorboard"),
     "azureml.tensorboard.export": _same("rayjobs.azureml.tensorboard:", "export_to_tensorboard"),
     "azureml.train": {},

@@ -1,0 +1,190 @@
+"""Computes are made, found and bound to targets; machine sizes say what a process gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rayjobs.api import compute
+from rayjobs.api.compute import AmlCompute, ComputeTarget
+from rayjobs.api.configs import PyTorchConfiguration, RunConfiguration, ScriptRunConfig
+from rayjobs.api.experiment import Experiment
+from rayjobs.api.vm_sizes import vm_size
+from rayjobs.api.workspace import Workspace
+from rayjobs.azureml import mapping
+from rayjobs.azureml.program import become_azure_program
+from rayjobs.core.errors import CannotBePlacedError, NotFoundError, UsageError
+from rayjobs.injob.azureml.exceptions import ComputeTargetException
+from rayjobs.workspace.azure import AzureSettings
+
+
+@pytest.fixture
+def workspace(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Workspace]:
+    monkeypatch.setenv("RAYJOBS_LOCAL_CPUS", "8")
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "0")
+    monkeypatch.setattr(compute, "rules", compute.Rules())
+    made = Workspace.from_config()
+    yield made
+    made.close()
+
+
+def cluster(workspace: Workspace, name: str, size: str, **more: object) -> ComputeTarget:
+    given = AmlCompute.provisioning_configuration(vm_size=size, **more)  # type: ignore[arg-type]
+    return ComputeTarget.create(workspace, name, given)
+
+
+def test_a_compute_is_found_once_it_is_made(workspace: Workspace) -> None:
+    with pytest.raises(ComputeTargetException, match="rayjobs azureml map cpu=local"):
+        ComputeTarget(workspace=workspace, name="cpu")
+    cluster(workspace, "cpu", "STANDARD_D2_V2", max_nodes=3, vm_priority="lowpriority")
+    found = ComputeTarget(workspace, "cpu")
+    assert type(found) is AmlCompute and found.type == "AmlCompute"
+    assert found.provisioning_state == "Succeeded"
+    assert workspace.compute_targets["cpu"].vm_size == "STANDARD_D2_V2"
+    found.update(min_nodes=1, idle_seconds_before_scaledown=60)
+    status = found.get_status().serialize()
+    assert status["scaleSettings"] == {
+        "minNodeCount": 1,
+        "maxNodeCount": 3,
+        "nodeIdleTimeBeforeScaleDown": "PT60S",
+    }
+    assert status["vmPriority"] == "Lowpriority" and status["nodeStateCounts"]["idleNodeCount"] == 0
+    found.delete()
+    assert "cpu" not in workspace.compute_targets
+    with pytest.raises(ComputeTargetException, match="min_nodes is 5"):
+        cluster(workspace, "x", "STANDARD_D2_V2", min_nodes=5)
+
+
+def test_a_mapping_binds_a_name_to_a_target(workspace: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nowhere"):
+        mapping.change(workspace.opened, ["cpu=nowhere"], [])
+    kept = mapping.change(workspace.opened, ["cpu=local", f"https://h/a?b=1={tmp_path}"], [])
+    assert kept.targets == {"cpu": "local"}
+    assert kept.urls == {"https://h/a?b=1": str(tmp_path)}
+    assert ComputeTarget(workspace, "cpu").target == "local"
+    assert mapping.change(workspace.opened, [], ["cpu"]).targets == {}
+    with pytest.raises(UsageError, match="NAME=TARGET"):
+        mapping.change(workspace.opened, ["cpu"], [])
+
+
+@pytest.mark.parametrize(
+    ("size", "cpus", "gpus"),
+    [
+        ("STANDARD_NC6", 6, 1),
+        ("Standard_NC24rs_v3", 24, 4),
+        ("Standard_NC4as_T4_v3", 4, 1),
+        ("Standard_ND96asr_v4", 96, 8),
+        ("Standard_NC24ads_A100_v4", 24, 1),
+        ("STANDARD_D2_V2", 2, 0),
+        ("standard_d12_v2", 4, 0),
+        ("STANDARD_DS12_V2", 4, 0),
+        ("STANDARD_D4_V3", 4, 0),
+        ("STANDARD_F4s_v2", 4, 0),
+        ("Standard_E8-4s_v3", 4, 0),
+    ],
+)
+def test_machine_sizes(size: str, cpus: int, gpus: int) -> None:
+    found = vm_size(size)
+    assert found is not None and (found.cpus, found.gpus) == (cpus, gpus)
+
+
+@pytest.mark.parametrize("size", ["", "huge", "Standard_NC7", "Standard_Q4"])
+def test_sizes_that_are_not_known(size: str) -> None:
+    assert vm_size(size) is None
+
+
+def test_a_process_has_its_share_of_the_machine(workspace: Workspace) -> None:
+    cluster(workspace, "cpu", "STANDARD_D3_V2")
+    alone = ScriptRunConfig("src", "a.py", compute_target="cpu").to_spec(workspace=workspace)
+    assert (alone.target, alone.resources.cpus, alone.resources.gpus) == ("local", 4, 0)
+    two = PyTorchConfiguration("Gloo", process_count=4, node_count=2)
+    config = ScriptRunConfig("src", "a.py", compute_target="cpu", distributed_job_config=two)
+    assert config.to_spec(workspace=workspace).resources.cpus == 2
+    big = cluster(workspace, "big", "STANDARD_D5_V2")
+    spec = ScriptRunConfig("src", "a.py", compute_target=big).to_spec(workspace=workspace)
+    assert spec.resources.cpus == 8  # the target has no more
+
+
+def test_gpus_are_needed_unless_cpus_are_allowed(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(workspace, "gpu", "STANDARD_NC6")
+    pair = PyTorchConfiguration(process_count=2, node_count=2)
+    config = ScriptRunConfig("src", "a.py", compute_target="gpu", distributed_job_config=pair)
+    with pytest.raises(CannotBePlacedError, match=r"nccl, which needs GPUs.*rayjobs azureml map"):
+        config.to_spec(workspace=workspace)
+    AzureSettings(workspace.store).set_allow_cpu(True)
+    spec = config.to_spec(workspace=workspace)
+    assert (spec.distribution.backend, spec.resources.gpus) == ("gloo", 0)
+    assert "with gloo in place of nccl" in capsys.readouterr().err
+
+
+def test_on_a_target_with_gpus_a_script_sees_its_nodes(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYJOBS_LOCAL_GPUS", "2")
+    cluster(workspace, "gpu", "STANDARD_NC12")
+    config = ScriptRunConfig("src", "a.py", compute_target="gpu")
+    assert config.to_spec(workspace=workspace).resources.gpus == 2
+    pair = PyTorchConfiguration(process_count=2)
+    config = ScriptRunConfig("src", "a.py", compute_target="gpu", distributed_job_config=pair)
+    spec = config.to_spec(workspace=workspace)
+    assert (spec.distribution.backend, spec.resources.gpus) == ("nccl", 1)
+    plain = ScriptRunConfig("src", "a.py", compute_target="local").to_spec(workspace=workspace)
+    assert plain.resources.gpus == 0
+    become_azure_program()
+    seen = ScriptRunConfig("src", "a.py", compute_target="local").to_spec(workspace=workspace)
+    assert seen.resources.gpus == 2
+
+
+def test_a_name_that_nothing_answers_for_is_local_in_an_azure_program_alone(
+    workspace: Workspace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ScriptRunConfig("src", "a.py", compute_target="some-cluster")
+    assert config.to_spec(workspace=workspace).target == "some-cluster"
+    with pytest.raises(KeyError):
+        workspace.compute_targets["some-cluster"]
+    become_azure_program()
+    assert config.to_spec(workspace=workspace).target == "local"
+    assert type(workspace.compute_targets["some-cluster"]) is AmlCompute
+    assert "'some-cluster' is not known here" in capsys.readouterr().err
+
+
+def test_a_run_configuration_is_saved_and_loaded(tmp_path: Path) -> None:
+    settings = RunConfiguration("train.py", ["--lr", 0.1], communicator="OpenMpi")
+    settings.target, settings.node_count = "cpu", 2
+    settings.mpi.process_count_per_node = 3
+    settings.environment.python.conda_dependencies.add_pip_package("numpy==1.26")
+    settings.amlcompute.vm_size = "STANDARD_D2_V2"
+    settings.save(tmp_path, "mine", separate_environment_yaml=True)
+    assert (tmp_path / ".azureml" / "mine.runconfig").is_file()
+    found = RunConfiguration.load(tmp_path, "mine")
+    assert (found.script, found.arguments) == ("train.py", ["--lr", "0.1"])
+    assert (found.target, found.node_count, found.communicator) == ("cpu", 2, "OpenMpi")
+    assert found.mpi.process_count_per_node == 3
+    assert "numpy==1.26" in found.environment.python.conda_dependencies.pip_packages
+    assert found.amlcompute.vm_size == "STANDARD_D2_V2"
+    RunConfiguration.delete(tmp_path, "mine")
+    with pytest.raises(NotFoundError, match="mine"):
+        RunConfiguration.load(tmp_path, "mine")
+    with pytest.raises(AttributeError, match="no attribute 'typo'"):
+        settings.typo = 1
+    with pytest.raises(AttributeError, match="does not run Spark"):
+        settings.spark = 1
+
+
+def test_experiments_have_tags_and_an_archive(workspace: Workspace) -> None:
+    one = Experiment(workspace, "one")
+    one.set_tags({"a": 1, "b": None})
+    one.remove_tags(["b"])
+    assert one.tags == {"a": "1"} and list(workspace.experiments) == ["one"]
+    one.archive()
+    assert one.archived_time is not None and workspace.experiments == {}
+    assert [x.name for x in Experiment.list(workspace, view_type="ArchivedOnly")] == ["one"]
+    assert Experiment.list(workspace, view_type="All", tags={"a": "2"}) == []
+    one.reactivate()
+    assert list(workspace.experiments) == ["one"]
+    Experiment.delete(workspace, one.id)
+    assert workspace.experiments == {}
