@@ -15,6 +15,7 @@ from rayjobs.api.notices import notice
 from rayjobs.core.errors import Problem, UsageError
 from rayjobs.core.numbers import is_whole
 from rayjobs.data.arguments import is_data
+from rayjobs.spec.curated import is_base_image
 
 # What Azure ML calls machines that may be taken away, and others.
 PRIORITIES = {"lowpriority": True, "dedicated": False}
@@ -174,6 +175,11 @@ class Image:
     registry: Any
     use_docker: bool
     shm_size: str | None
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's, not one of Azure ML's bases, which have no framework."""
+        return self.name is not None and not is_base_image(self.name)
 
     def problems(self) -> list[Problem]:
         """Return what is wrong with it."""

@@ -174,7 +174,11 @@ class Estimator:
         arguments = checks.arguments(script_params or {}, problems)
         environment = environment_definition
         if environment is None and not problems:
-            environment = self._environment(packages, source, problems, user_managed=user_managed)
+            # Packages cannot be added to an image: one without any named has its own framework.
+            is_complete = image.is_own and not any(packages.values())
+            environment = self._environment(
+                packages, source, problems, user_managed=user_managed or is_complete
+            )
         if problems:
             raise EstimatorError(problems=problems)
         if isinstance(environment, Environment) and environment_definition is None:
