@@ -22,6 +22,7 @@ PARTS = (
     "first",
     "memory",
     "sweep",
+    "pipelines",
     "data",
     "queue",
     "listing",
@@ -30,7 +31,7 @@ PARTS = (
     "container",
     "environments",
 )
-NEEDS_HEAD = ("warm", "cli", "memory", "ddp", "horovod")
+NEEDS_HEAD = ("warm", "cli", "memory", "pipelines", "ddp", "horovod")
 
 
 def measure(parts: Sequence[str], *, rounds: int, quick: bool) -> list[Figure]:
@@ -92,6 +93,10 @@ def _part(name: str, head: Any) -> Callable[[int, bool], list[Figure]]:
         return lambda rounds, _quick: bench_container.measure(rounds=rounds)
     if name == "sweep":
         return _sweep
+    if name == "pipelines":
+        from benchmarks import bench_pipelines
+
+        return lambda rounds, quick: bench_pipelines.measure(head, rounds=rounds, quick=quick)
     if name == "queue":
         from benchmarks import bench_queue
 

@@ -53,6 +53,13 @@ _LAZY = {
     "RandomParameterSampling": "rayjobs.tuning",
     "TruncationSelectionPolicy": "rayjobs.tuning",
     # So do pipelines.
+    "CommandStep": "rayjobs.pipelines",
+    "EstimatorStep": "rayjobs.pipelines",
+    "HyperDriveStep": "rayjobs.pipelines",
+    "HyperDriveStepRun": "rayjobs.pipelines",
+    "MpiStep": "rayjobs.pipelines",
+    "PipelineEndpoint": "rayjobs.pipelines",
+    "PublishedPipeline": "rayjobs.pipelines",
     "InputPortBinding": "rayjobs.pipelines",
     "Pipeline": "rayjobs.pipelines",
     "PipelineData": "rayjobs.pipelines",
@@ -79,7 +86,6 @@ _LAZY = {
 __all__ = [name for name in _LAZY if name != "__version__"]
 
 _TARGETS = "a compute target is a name, such as compute_target='local'; `rayjobs target` makes them"
-_STEPS = "submit a job for each step, and join them by --after or JobSpec(depends_on=...)"
 _SERVING = "rayjobs trains and registers models; download one with Model.download and serve it"
 _LOGIN = "a workspace is a folder, which needs no login; leave `auth` out"
 # Names of azureml.core and azureml.train that have no class here → what to use, in one sentence.
@@ -92,7 +98,6 @@ _INSTEAD = {
     "ComputeTarget": _TARGETS,
     "ContainerRegistry": "jobs run without containers; name packages in an Environment",
     "DockerConfiguration": "jobs run without containers; leave it out",
-    "HyperDriveStep": _STEPS,
     "Image": _SERVING,
     "InferenceConfig": _SERVING,
     "InteractiveLoginAuthentication": _LOGIN,

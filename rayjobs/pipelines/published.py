@@ -262,8 +262,8 @@ class PipelineEndpoint:
 
     @property
     def endpoint(self) -> str:
-        """The command that runs it: rayjobs has no web service."""
-        return f"rayjobs pipeline run --endpoint {self.name}"
+        """The command that runs its default version: rayjobs has no web service."""
+        return self.get_pipeline().endpoint
 
     @property
     def default_version(self) -> str:

@@ -1,0 +1,129 @@
+"""`rayjobs pipeline` as a user types it, on pipelines that are played in the store."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayjobs.cli.main import run
+from rayjobs.pipelines.drawing import draw
+from rayjobs.pipelines.views import critical_path, views_of
+from rayjobs.spec.text import write_yaml
+from tests.unit.pipelines.played import Played, steps
+
+
+class Typed:
+    """Types commands in the workspace of a played pipeline."""
+
+    def __init__(self, played: Played, capsys: pytest.CaptureFixture[str]) -> None:
+        self.played = played
+        self._capsys = capsys
+
+    def __call__(self, *words: str, code: int = 0) -> tuple[str, str]:
+        place = ["--workspace", str(self.played.workspace.path)]
+        assert run(["pipeline", *words, *place]) == code
+        return self._capsys.readouterr()
+
+    def json(self, *words: str) -> Any:
+        return json.loads(self(*words, "--json")[0])
+
+    def file(self, **changes: Any) -> str:
+        """Write a pipeline file next to the scripts; return its path."""
+        data = {"name": "digits", "parameters": {"epochs": 3}, "steps": steps(), **changes}
+        path: Path = self.played.source / "pipeline.yaml"
+        path.write_text(write_yaml(data))
+        return str(path)
+
+
+@pytest.fixture
+def typed(played: Played, capsys: pytest.CaptureFixture[str]) -> Typed:
+    return Typed(played, capsys)
+
+
+def test_a_dry_run_shows_the_graph_and_what_is_reused(typed: Typed) -> None:
+    typed.played.run()
+    (typed.played.source / ".amlignore").write_text("pipeline.yaml\n")
+    typed.played.run()
+    before = len(typed.played.store.jobs())
+    out, err = typed("run", "-f", typed.file(), "-p", "epochs=4", "--dry-run")
+    lines = [line.split() for line in out.splitlines()]
+    assert lines[1][:3] == ["↺", "prep", "reused"]
+    assert lines[2][:3] == ["○", "train", "runs"] and "arguments" in out
+    assert "3 steps: 1 reused, 2 would run. Nothing was submitted" in err
+    assert len(typed.played.store.jobs()) == before
+
+
+def test_show_draws_states_and_the_critical_path(typed: Typed) -> None:
+    first = typed.played.submit()
+    typed.played.complete_all(first.id, fails="train")
+    out, _ = typed("show", first.id)
+    assert "step 'train' failed: rank 0 exited with 1" in out
+    rows = [line.split()[:3] for line in out.splitlines() if line and line[0] in "✔✘–"]
+    assert rows == [
+        ["✔", "prep", "Completed"],
+        ["✘", "train", "Failed"],
+        ["–", "test", "Canceled"],
+    ]
+    shown = typed.json("show", first.id)
+    assert [one["status"] for one in shown["steps"]] == ["Completed", "Failed", "Canceled"]
+    assert typed.json("ls")[0]["steps"] == {"Completed": 1, "Failed": 1, "Canceled": 1}
+    views = views_of(typed.played.workspace, typed.played.store.pipeline(first.id))
+    assert critical_path(views)[:2] == ["prep", "train"]
+
+
+def test_why_rerun_names_what_differs(typed: Typed) -> None:
+    typed.played.run()
+    run_id = typed.played.run(values={"epochs": 4}).id
+    out, _ = typed("why-rerun", run_id, "train")
+    assert "differs from" in out
+    assert 'was ["--epochs", "3"]' in out and 'is  ["--epochs", "4"]' in out
+    (typed.played.source / "train.py").write_text("print('changed')")
+    run_id = typed.played.run(values={"epochs": 4}).id
+    assert "train.py: changed" in typed("why-rerun", run_id, "prep")[0]
+    _, err = typed("why-rerun", run_id, "trian", code=3)
+    assert "has no step 'trian'; it has: prep, train, test" in err
+
+
+def test_a_file_with_problems_is_refused_with_all_of_them(typed: Typed) -> None:
+    bad = typed.file(steps=steps(prep={"after": ["test"]}, test={"inputs": {"x": "step:no/x"}}))
+    _, err = typed("run", "-f", bad, "--dry-run", code=2)
+    assert "pipeline.yaml has" in err and "no step produces it" in err
+    _, err = typed("run", "--dry-run", code=2)
+    assert "give a pipeline: -f FILE, or --published PIPELINE" in err
+
+
+def test_a_published_pipeline_runs_without_its_file(typed: Typed) -> None:
+    file = typed.file()
+    published = typed("publish", "-f", file, "--label", "1.0")[0].strip()
+    (typed.played.source / "train.py").unlink()
+    Path(file).unlink()
+    out, _ = typed("run", "--published", "digits", "--dry-run")
+    assert "train" in out
+    (listed,) = typed.json("ls", "--published")
+    assert (listed["id"], listed["version"]) == (published, "1.0")
+
+
+def test_a_canceled_run_says_so(typed: Typed) -> None:
+    run_id = typed.played.submit().id
+    assert typed("cancel", run_id)[0].strip() == f"{run_id}: Canceled"
+    assert "has already ended" in typed("cancel", run_id)[0]
+    _, err = typed("show", typed.played.store.steps(run_id)[0].job, code=3)
+    assert "is a job, not a pipeline" in err
+
+
+def test_lanes_join_and_part() -> None:
+    before: dict[str, tuple[str, ...]] = {
+        "prep": (),
+        "a": ("prep",),
+        "b": ("prep",),
+        "join": ("a", "b"),
+    }
+    assert draw(before, {"prep": "Completed"}) == [
+        ("✔", "prep"),
+        ("├─●", "a"),
+        ("● │", "b"),
+        ("╰─┴─●", "join"),
+    ]
