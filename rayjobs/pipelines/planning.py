@@ -194,7 +194,11 @@ def plan(
     made = maker.make()
     steps = {
         one.name: one.definition.model_copy(
-            update={"snapshot": one.snapshot, "facts": maker.facts[one.name]}
+            update={
+                "snapshot": one.snapshot,
+                "facts": maker.facts[one.name],
+                "hashed": maker.hashed[one.name],
+            }
         )
         for one in made
     }
@@ -267,6 +271,7 @@ class _Maker:
     warnings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     facts: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    hashed: dict[str, str | None] = field(default_factory=dict)
     _problems: list[Problem] = field(default_factory=list)
     _unplaced: list[Problem] = field(default_factory=list)
     _checked: dict[str, submitting.Checked] = field(default_factory=dict)
@@ -406,9 +411,11 @@ class _Maker:
         spec = spec.model_copy(update={"inputs": inputs})
         snapshot, facts = self._code(step, checked)
         self.facts[name] = facts
-        counted = snapshot
+        hashed = step.hashed
         if step.reuse.hash_paths and checked.source is not None:
-            counted = digest_of_paths(Path(checked.source), step.reuse.hash_paths)
+            hashed = digest_of_paths(Path(checked.source), step.reuse.hash_paths)
+        self.hashed[name] = hashed
+        counted = hashed or snapshot
         parts = parts_of(spec, step, counted, params)
         sweep = None
         if step.sweep is not None:

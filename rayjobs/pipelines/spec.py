@@ -84,6 +84,7 @@ class StepSpec(Model):
         title: The name that people gave it; None: its key in the pipeline.
         snapshot: Digest of its packed code, once it was packed.
         facts: What was recorded of its code when it was packed.
+        hashed: Digest of its `hash_paths` when it was packed.
         pipeline_outputs: Output → its name as an output of the whole pipeline.
     """
 
@@ -95,6 +96,7 @@ class StepSpec(Model):
     title: str | None = None
     snapshot: str | None = None
     facts: Mapping[str, str] = Field(default_factory=dict)
+    hashed: str | None = None
     pipeline_outputs: Mapping[str, str] = Field(default_factory=dict)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.published import publish, run_published
 from rayjobs.pipelines.spec import PipelineError
 from rayjobs.pipelines.submitter import resume_pipeline
 from rayjobs.store.requests import JobFilter
@@ -165,6 +166,18 @@ def test_hash_paths_alone_decide_where_they_are_given(played: Played) -> None:
     assert reused(played.submit(played.spec(steps=changes))) == ["prep"]
     (played.source / "prep.py").write_text("print('changed')")
     assert reused(played.submit(played.spec(steps=changes))) == []
+
+
+def test_a_published_pipeline_reuses_by_the_files_that_decide(played: Played) -> None:
+    spec = played.spec(steps=steps(prep={"reuse": {"hash_paths": ["prep.py"]}}))
+    played.run(spec)
+    record = publish(played.workspace, spec, name="digits")
+    done = run_published(played.workspace, record, wake=False)
+    assert reused(done.run) == ["prep", "train", "test"]
+    assert done.pipeline.published == record.id
+    played.store.set_published_active(record.id, active=False)
+    with pytest.raises(UsageError, match="is disabled; enable it first"):
+        run_published(played.workspace, played.store.published_pipeline(record.id), wake=False)
 
 
 def test_reuse_can_be_switched_off(played: Played) -> None:
