@@ -105,7 +105,7 @@ class PipelineSpec(Model):
 
     Attributes:
         version: Version of this format.
-        name: Its name. Runs of pipelines with the same name share results.
+        name: Its name. Steps of the same name in such a pipeline are compared in explanations.
         description: For people.
         parameters: What each run may set.
         steps: By name, in the order in which people see them.
