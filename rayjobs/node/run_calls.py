@@ -49,7 +49,8 @@ READS: Mapping[str, frozenset[str]] = {
         ("job", "find", "jobs", "job_lines", "jobs_of", "job_states", "job_arguments", "counts")
     )
     | {"revision", "member", "member_counts", "attempts", "events", "metrics", "last_metrics"}
-    | {"metric_names", "files", "sweep", "sweeps", "trials", "model", "models", "meta"},
+    | {"metric_names", "files", "sweep", "sweeps", "trials", "model", "models", "meta"}
+    | {"meta_under", "environment", "environments"},
     "catalogue": frozenset(
         ("datastore", "datastores", "default_datastore", "manifest", "dataset", "dataset_by_id")
     )
@@ -57,7 +58,7 @@ READS: Mapping[str, frozenset[str]] = {
 }
 # Registering: whatever the run.
 REGISTERS: Mapping[str, frozenset[str]] = {
-    "store": frozenset(("put_model", "update_model", "set_model_alias")),
+    "store": frozenset(("put_model", "update_model", "set_model_alias", "put_environment")),
     "catalogue": frozenset(("add_datastore", "put_manifest", "add_dataset", "set_dataset_tags")),
 }
 # Of the runs below the attempt's own; their first argument is the run.

@@ -251,6 +251,11 @@ WITH_RAYJOBS = """
     by_id = Dataset.get_by_id(workspace, made.id)
     handle = workspace.get_run(run.id)
     open("train2.py", "w").write("print(2)")
+    model = Model.register(workspace, "data.csv", "table-model", tags={"area": "tables"})
+    own = run.child_run("makes a model")
+    own.upload_file("m.csv", "data.csv")
+    second = workspace.get_run(own.id).register_model("table-model", "m.csv")
+    fetched = Model(workspace, "table-model", version=1).download("models")
     submitted = run.submit_child(ScriptRunConfig(".", "train2.py"), tags={"why": "child"})
     print(json.dumps({
         "workspace": type(workspace).__module__,
@@ -260,6 +265,8 @@ WITH_RAYJOBS = """
         "environment": run.get_environment().python.user_managed_dependencies,
         "child": [submitted.parent.id == run.id, submitted.status, submitted.get_tags()],
         "models": list(workspace.models),
+        "model": [model.version, second.version, second.run_id == own.id, open(fetched).read()],
+        "experiments": list(workspace.experiments),
     }))
 """
 
@@ -273,7 +280,9 @@ def test_a_script_whose_python_has_rayjobs_gets_the_full_workspace(
     assert found["handle"] == ["Running", None, True]
     assert found["runs"] and found["environment"]
     assert found["child"] == [True, "Queued", {"why": "child"}]
-    [child] = scene.opened.store.jobs(JobFilter(parent=scene.job))
+    assert found["model"] == [1, 2, True, "a,b\n1,2\n"]
+    assert (found["models"], found["experiments"]) == (["table-model"], ["mnist"])
+    [child, _own] = scene.opened.store.jobs(JobFilter(parent=scene.job))
     assert (child.kind, child.state, child.spec.script) == ("job", S.QUEUED, "train2.py")
 
 

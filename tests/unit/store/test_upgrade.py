@@ -146,7 +146,7 @@ def test_an_old_store_opens_with_all_that_is_in_it(tmp_path: Path, old: Path) ->
         fresh, _ = store.submit(NewJob(spec=spec, experiment="mnist", snapshot=None, user="ada"))
         assert fresh.serial > retried.serial
         assert store.find(fresh.id.rpartition("_")[2]).id == fresh.id
-        if old.stem >= "version-8":
+        if int(old.stem.partition("-")[2]) >= 8:
             [(run, writer)] = store.run_writers()
             assert isinstance(writer, ProcessWriter) and writer.host == "elsewhere"
             assert (store.job(run).description, store.job(run).kind) == ("by hand", INTERACTIVE)
