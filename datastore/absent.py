@@ -15,7 +15,7 @@ _Class = TypeVar("_Class")
 
 _FRAME = "use to_pandas_dataframe() and select the rows of the frame"
 _S3 = (
-    "use Datastore.register_s3 for object storage, or Datastore.register_folder for a file system "
+    "use Datastore.register_fsspec with its URL, or Datastore.register_folder for a file system "
     "that every node mounts"
 )
 _FETCHED = "export the rows to CSV or Parquet files, and use those"
@@ -24,13 +24,11 @@ _READ_LATER = "use Dataset.Tabular.{} on the destination once the job has ended"
 # By the name that programs use for the class: its absent methods, and what to do instead.
 _ABSENT = {
     "Datastore": {
-        "register_azure_blob_container": _S3,
-        "register_azure_file_share": _S3,
-        "register_azure_data_lake": _S3,
-        "register_azure_data_lake_gen2": _S3,
         "register_azure_sql_database": _FETCHED,
         "register_azure_postgre_sql": _FETCHED,
         "register_azure_my_sql": _FETCHED,
+        "register_hdfs": _S3,
+        "register_dbfs": _S3,
     },
     "Dataset": {
         "update": "a version never changes: register the dataset again with "

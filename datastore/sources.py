@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 from rayjobs.datastore.backends import Backend, StoredFile, open_backend
 from rayjobs.datastore.catalogue import DatastoreRecord
 from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.fsspec_records import fsspec_record
 from rayjobs.datastore.manifest import FileEntry, Manifest
 from rayjobs.datastore.nosecrets import check_bucket, check_url
 from rayjobs.datastore.refs import (
@@ -47,12 +48,14 @@ def is_url_root(datastore: str) -> bool:
 
 
 def record_of_url_root(root: str) -> DatastoreRecord:
-    """Return the record for the root of a URL (`file:///`, `s3://bucket`, `https://host`)."""
+    """Return the record for the root of a URL (`file:///`, `s3://bucket`, `https://host` …)."""
     if root == "file:///":
         return DatastoreRecord(root, "local", {"root": "/"})
     if root.startswith(WEB):
         return DatastoreRecord(root, "web", {"url": root})
-    return DatastoreRecord(root, "s3", {"bucket": root.removeprefix("s3://")})
+    if root.startswith("s3://"):
+        return DatastoreRecord(root, "s3", {"bucket": root.removeprefix("s3://")})
+    return fsspec_record("url", root, {}, {})
 
 
 def parse_sources(path: Any) -> tuple[Source, ...]:
@@ -110,10 +113,19 @@ def _parse_text(text: str) -> Source:
         found = re.search(r"datastores/([^/]+)/paths/(.*)\Z", rest)
         if found:
             return Source(found[1], clean_path(found[2]))
+    elif scheme in _protocols():
+        top, _, path = rest.partition("/")
+        return Source(f"{scheme}://{top}", clean_path(path))
     raise InvalidReference(
-        f"an address {scheme[:20]}://… cannot be read: local paths, file://, s3://, https:// and "
-        "azureml://datastores/NAME/paths/… are known. Put other data in a datastore first."
+        f"an address {scheme[:20]}://… cannot be read: local paths, file://, s3://, https://, "
+        "azureml://datastores/NAME/paths/… and the protocols of fsspec are known."
     )
+
+
+def _protocols() -> list[str]:
+    from fsspec import available_protocols
+
+    return [str(one) for one in available_protocols()]
 
 
 def record_of_url(name: str, url: str) -> DatastoreRecord:
@@ -126,7 +138,11 @@ def record_of_url(name: str, url: str) -> DatastoreRecord:
     (source,) = parse_sources(url)
     base = record_of_url_root(source.datastore) if "://" in source.datastore else None
     if base is None or base.kind == "web":
-        raise InvalidReference(f"{url!r} is neither a folder nor s3://bucket/prefix.")
+        raise InvalidReference(
+            f"{url!r} is neither a folder, nor s3://BUCKET/PREFIX, nor a URL of fsspec."
+        )
+    if base.kind == "fsspec":
+        return fsspec_record(name, url, {}, {})
     if base.kind == "local":
         return DatastoreRecord(check_datastore_name(name), "local", {"root": f"/{source.path}"})
     settings: dict[str, str] = dict(base.settings)

@@ -5,15 +5,18 @@ Source: Azure ML SDK v1, `azureml.core.Datastore`.
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, NoReturn, Protocol, runtime_checkable
 
+from rayjobs.datastore import credentials
 from rayjobs.datastore.absent import with_absent
 from rayjobs.datastore.backends import Backend, Folder, StoredFile, open_backend
 from rayjobs.datastore.catalogue import DEFAULT_DATASTORE, Catalogue, DatastoreRecord
-from rayjobs.datastore.errors import DataNotFound, InvalidReference
+from rayjobs.datastore.errors import DataNotFound, InvalidReference, NotSupported
+from rayjobs.datastore.fsspec_records import fsspec_record
 from rayjobs.datastore.kept import LeftOut
 from rayjobs.datastore.nosecrets import check_settings
 from rayjobs.datastore.progress import ProgressCallback, callback_for
@@ -64,11 +67,18 @@ class Datastore:
 
     def __init__(self, workspace: Catalogue | HasCatalogue, name: str | None = None) -> None:
         catalogue = catalogue_of(workspace)
-        self._open(catalogue.datastore(name or catalogue.default_datastore()), catalogue)
+        record = catalogue.datastore(name or catalogue.default_datastore())
+        self._open(record, catalogue, workspace)
 
-    def _open(self, record: DatastoreRecord, catalogue: Catalogue | None = None) -> None:
+    def _open(
+        self,
+        record: DatastoreRecord,
+        catalogue: Catalogue | None = None,
+        workspace: Catalogue | HasCatalogue | None = None,
+    ) -> None:
         self.record = record
         self._catalogue = catalogue
+        self._workspace = catalogue if workspace is None else workspace
         self._backend: Backend | None = None
 
     @classmethod
@@ -168,6 +178,186 @@ class Datastore:
         return cls._register(workspace, record, overwrite=overwrite)
 
     @classmethod
+    def register_fsspec(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        url: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        option_env: Mapping[str, str] | None = None,
+        overwrite: bool = False,
+        skip_validation: bool = False,
+    ) -> Datastore:
+        """Register any storage that fsspec has a file system for, by its URL (`abfs://…`, `gs://…`).
+
+        The package of its protocol (adlfs, gcsfs …) is needed wherever the data is used.
+
+        Args:
+            options: Of the file system; none of them may hold a secret.
+            option_env: Options that hold secrets, by the name of the variable that has the value.
+
+        Raises:
+            InvalidReference: the protocol cannot be used here, or a setting could hold a secret.
+            DatastoreError: the storage cannot be reached (unless `skip_validation`), or the name
+                is taken.
+        """
+        record = fsspec_record(datastore_name, url, options or {}, option_env or {})
+        backend = open_backend(record)
+        if not skip_validation:
+            backend.check()
+        return cls._register(workspace, record, overwrite=overwrite)
+
+    @classmethod
+    def register_azure_blob_container(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        container_name: str,
+        account_name: str,
+        sas_token: str | None = None,
+        account_key: str | None = None,
+        protocol: str | None = None,
+        endpoint: str | None = None,
+        overwrite: bool = False,
+        create_if_not_exists: bool = False,
+        skip_validation: bool = False,
+        blob_cache_timeout: int | None = None,
+        grant_workspace_access: bool = False,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+    ) -> Datastore:
+        """Register what answers for an Azure container; see `rayjobs.datastore.azure_names`.
+
+        Args:
+            sas_token: Kept in a variable of this process, as `account_key`; jobs get it at submit.
+            protocol: Accepted, as are the arguments after `skip_validation`.
+
+        Raises:
+            NotSupported: nothing that is there answers for it; the message says how to change that.
+        """
+        from rayjobs.datastore import azure_names as azure
+
+        secrets = {"sas_token": sas_token, "account_key": account_key}
+        record = azure.record_of(
+            catalogue_of(workspace),
+            datastore_name,
+            azure.BLOB,
+            account=account_name,
+            container=container_name,
+            secrets=secrets,
+            endpoint=endpoint,
+        )
+        return cls._register_found(workspace, record, overwrite, skip_validation)
+
+    @classmethod
+    def register_azure_file_share(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        file_share_name: str,
+        account_name: str,
+        sas_token: str | None = None,
+        account_key: str | None = None,
+        protocol: str | None = None,
+        endpoint: str | None = None,
+        overwrite: bool = False,
+        create_if_not_exists: bool = False,
+        skip_validation: bool = False,
+    ) -> Datastore:
+        """Register what answers for an Azure file share; as `register_azure_blob_container`."""
+        from rayjobs.datastore import azure_names as azure
+
+        record = azure.record_of(
+            catalogue_of(workspace),
+            datastore_name,
+            azure.FILES,
+            account=account_name,
+            container=file_share_name,
+            secrets={},
+            endpoint=endpoint,
+        )
+        return cls._register_found(workspace, record, overwrite, skip_validation)
+
+    @classmethod
+    def register_azure_data_lake_gen2(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        filesystem: str,
+        account_name: str,
+        tenant_id: str | None = None,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        resource_url: str | None = None,
+        authority_url: str | None = None,
+        protocol: str | None = None,
+        endpoint: str | None = None,
+        overwrite: bool = False,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        grant_workspace_access: bool = False,
+    ) -> Datastore:
+        """Register what answers for a data lake; as `register_azure_blob_container`."""
+        from rayjobs.datastore import azure_names as azure
+
+        record = azure.record_of(
+            catalogue_of(workspace),
+            datastore_name,
+            azure.LAKE,
+            account=account_name,
+            container=filesystem,
+            secrets={
+                "tenant_id": tenant_id,
+                "client_id": client_id,
+                "client_secret": client_secret,
+            },
+            endpoint=endpoint,
+        )
+        return cls._register_found(workspace, record, overwrite, skip_validation=True)
+
+    @classmethod
+    def register_azure_data_lake(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        datastore_name: str,
+        store_name: str,
+        tenant_id: str | None = None,
+        client_id: str | None = None,
+        client_secret: str | None = None,
+        resource_url: str | None = None,
+        authority_url: str | None = None,
+        subscription_id: str | None = None,
+        resource_group: str | None = None,
+        overwrite: bool = False,
+        grant_workspace_access: bool = False,
+    ) -> Datastore:
+        """Register what answers for a data lake of the first generation, which Azure has ended."""
+        from rayjobs.datastore import azure_names as azure
+
+        record = azure.record_of(
+            catalogue_of(workspace),
+            datastore_name,
+            azure.LAKE_GEN1,
+            account=store_name,
+            container="",
+            secrets={},
+        )
+        return cls._register_found(workspace, record, overwrite, skip_validation=True)
+
+    @classmethod
+    def _register_found(
+        cls,
+        workspace: Catalogue | HasCatalogue,
+        record: DatastoreRecord,
+        overwrite: bool,
+        skip_validation: bool,
+    ) -> Datastore:
+        if not skip_validation:
+            open_backend(record).check()
+        return cls._register(workspace, record, overwrite=overwrite)
+
+    @classmethod
     def _register(
         cls, workspace: Catalogue | HasCatalogue, record: DatastoreRecord, *, overwrite: bool
     ) -> Datastore:
@@ -184,18 +374,74 @@ class Datastore:
 
     @property
     def datastore_type(self) -> str:
-        """`local` or `s3`."""
+        """`local`, `s3` or `fsspec`."""
         return self.record.kind
+
+    @property
+    def workspace(self) -> Catalogue | HasCatalogue:
+        """The workspace it was found in.
+
+        Raises:
+            InvalidReference: as for `catalogue`.
+        """
+        if self._workspace is None:
+            return self.catalogue
+        return self._workspace
+
+    @property
+    def is_sas(self) -> bool:
+        """Whether a token of Azure gives access to it."""
+        return "sas_token" in self.record.settings.get("option_env", "")
+
+    @property
+    def sas_token(self) -> str | None:
+        """That token; None without one, or where its variable is not set."""
+        return self._secret("sas_token")
+
+    @property
+    def account_key(self) -> str | None:
+        """The key of its account; None without one, or where its variable is not set."""
+        return self._secret("account_key")
+
+    def _secret(self, option: str) -> str | None:
+        named = json.loads(self.record.settings.get("option_env") or "{}")
+        return credentials.variable(named[option]) or None if option in named else None
+
+    @property
+    def blob_service(self) -> NoReturn:
+        """Azure's own client, which there is none of.
+
+        Raises:
+            NotSupported: always; `filesystem` reads and writes the files.
+        """
+        raise NotSupported("there is no blob_service; filesystem() reads and writes the files.")
+
+    def filesystem(self) -> Any:
+        """Return a file system of fsspec whose paths begin at the datastore's top.
+
+        Its `fs` is s3fs for `s3`, the local file system for a folder, else that of the protocol.
+
+        Raises:
+            CredentialNotSet: a variable with a credential is not set.
+        """
+        from rayjobs.datastore.filesystems import filesystem_of
+
+        return filesystem_of(self.record)
 
     @property
     def container_name(self) -> str:
         """The bucket or folder."""
-        return self.record.settings.get("bucket") or self.record.settings.get("root", "")
+        settings = self.record.settings
+        known = settings.get("container_name") or settings.get("bucket") or settings.get("root")
+        return known or settings.get("url", "").partition("://")[2].partition("/")[0]
 
     @property
     def account_name(self) -> str:
-        """The server; "" for a folder and for AWS itself."""
-        return self.record.settings.get("endpoint", "")
+        """The account or server; "" for a folder and for AWS itself."""
+        settings = self.record.settings
+        options = json.loads(settings.get("options") or "{}")
+        known = settings.get("account_name") or settings.get("endpoint")
+        return known or str(options.get("account_name", ""))
 
     @property
     def catalogue(self) -> Catalogue:

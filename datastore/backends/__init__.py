@@ -27,7 +27,11 @@ def open_backend(record: DatastoreRecord) -> Backend:
         from rayjobs.datastore.backends.web import WebBackend
 
         return WebBackend.from_record(record)
+    if record.kind == "fsspec":
+        from rayjobs.datastore.backends.fsspec import FsspecBackend
+
+        return FsspecBackend.from_record(record)
     raise InvalidReference(
-        f"datastore {record.name!r} is of kind {record.kind!r}; this release knows local, s3 and "
-        "web."
+        f"datastore {record.name!r} is of kind {record.kind!r}; this release knows local, s3, "
+        "fsspec and web."
     )

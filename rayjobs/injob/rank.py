@@ -158,6 +158,10 @@ def begin(script: str, arguments: Sequence[str]) -> str:
             out.reconfigure(write_through=True)
     if os.environ.get("PYTHONDONTWRITEBYTECODE"):
         sys.dont_write_bytecode = True
+    if os.environ.get("RAYJOBS_URLS"):
+        from rayjobs.injob import urlmap
+
+        urlmap.install()
     try:
         os.close(os.open(full_name, os.O_RDONLY))
     except OSError as error:

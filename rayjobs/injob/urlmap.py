@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Callable, Dict, List, Mapping, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional
 from urllib.parse import unquote
 
 VARIABLE = "RAYJOBS_URLS"
@@ -55,3 +55,30 @@ def _maps() -> List[Dict[str, str]]:
     if text:
         found.append({str(url): str(path) for url, path in json.loads(text).items()})
     return found
+
+
+def install() -> None:
+    """Let `urllib` of this process ask the map first: ``urllib.request.urlopen`` and its users.
+
+    torchvision, for one, downloads its datasets by it. An address that no mapping names goes to
+    the web as before.
+    """
+    import email.message
+    import urllib.request
+    import urllib.response
+
+    class Mapped(urllib.request.BaseHandler):
+        handler_order = 100  # before those that connect
+
+        def default_open(self, request: Any) -> Any:
+            path = map_url(request.full_url) if request.type in ("http", "https") else None
+            if path is None or not os.path.isfile(path):
+                return None
+            headers = email.message.Message()
+            headers["Content-Length"] = str(os.path.getsize(path))
+            body = open(path, "rb")
+            answer: Any = urllib.response.addinfourl(body, headers, request.full_url, 200)
+            answer.msg = "OK"  # as an answer of the web has it
+            return answer
+
+    urllib.request.install_opener(urllib.request.build_opener(Mapped))

@@ -296,7 +296,10 @@ class NodeData:
             read = recordfiles.read_json(str(definition.parent), definition.name)
             for record in read["records"]:
                 settings = record["settings"]
-                named = [value for key, value in settings.items() if key.endswith("_env")]
+                if record["kind"] == "fsspec":
+                    named = list(json.loads(settings.get("option_env") or "{}").values())
+                else:
+                    named = [value for key, value in settings.items() if key.endswith("_env")]
                 if record["kind"] == "s3" and not named and not settings.get("profile"):
                     named = [name for name in environment if name.startswith("AWS_")]
                 found |= {name: environment[name] for name in named if name in environment}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -89,6 +90,11 @@ def _records(workspace: OpenWorkspace, source: str) -> Iterable[DatastoreRecord]
 
 
 def _of_datastore(record: DatastoreRecord, place: str, needs: Needs) -> None:
+    if record.kind == "fsspec":
+        named = json.loads(record.settings.get("option_env") or "{}")
+        for name in named.values():
+            needs.required.setdefault(name, (place, f"datastore {record.name!r}"))
+        return
     if record.kind != "s3":
         return
     from rayjobs.datastore.backends.s3_settings import S3Settings

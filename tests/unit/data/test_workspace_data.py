@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ from rayjobs.datastore import Dataset, Datastore
 from rayjobs.datastore.errors import DatastoreInUse, DatastoreNotFound
 from rayjobs.injob.datafile import AttemptInput
 from rayjobs.injob.inputs import InputDatasets
+from rayjobs.workspace.azure import AzureSettings
 from rayjobs.workspace.folder import WorkspaceFiles
 
 
@@ -62,3 +65,27 @@ def test_inputs_in_a_job_are_paths_or_say_which_there_are() -> None:
     assert (found.get("c"), "a" in found, len(found)) == (None, True, 2)
     with pytest.raises(KeyError, match="it has: a, b"):
         found["c"]
+
+
+def test_a_mapping_of_a_workspace_answers_for_an_address(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    (tmp_path / "small.csv").write_text("x\n1\n")
+    url = "https://example.test/big.csv"
+    AzureSettings(workspace.store).map_url(url, str(tmp_path / "small.csv"))
+    table = Dataset.Tabular.from_delimited_files(url)
+    assert table.to_pandas_dataframe().to_dict("list") == {"x": [1]}
+    code = (
+        "import urllib.request\nfrom rayjobs.injob import urlmap\nurlmap.install()\n"
+        f"print(urllib.request.urlopen({url!r}).read().decode())"
+    )
+    urls = json.dumps({url: str(tmp_path / "small.csv")})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "RAYJOBS_URLS": urls},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert done.stdout == "x\n1\n\n"

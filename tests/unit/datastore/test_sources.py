@@ -108,7 +108,7 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("wrong", [[], 7, ("store",), "ftp://host/file.csv", DataPath()])
+@pytest.mark.parametrize("wrong", [[], 7, ("store",), "nosuch://host/file.csv", DataPath()])
 def test_what_cannot_be_understood_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidReference):
         parse_sources(wrong)

@@ -1,0 +1,310 @@
+"""Any storage that fsspec has a file system for (abfs, gs, hdfs, sftp …), by its URL.
+
+The package of the protocol (adlfs, gcsfs …) must be installed where the data is used. Such a file
+system says little about a file: what it says is the file's mark, and the digest of what we have
+read is computed by us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from rayjobs.datastore import credentials
+from rayjobs.datastore.backends.base import CountBytes, Folder, StoredFile, ignore_bytes
+from rayjobs.datastore.catalogue import DatastoreRecord
+from rayjobs.datastore.digests import CHUNK_BYTES, digest_of_text
+from rayjobs.datastore.errors import (
+    AccessDenied,
+    CredentialNotSet,
+    DataChanged,
+    DataNotFound,
+    DatastoreError,
+    DatastoreUnavailable,
+    InvalidReference,
+    TransferFailed,
+)
+from rayjobs.datastore.nosecrets import check_url
+from rayjobs.datastore.refs import clean_path
+
+OPTIONS = "options"
+ENV_OPTIONS = "option_env"
+# Facts that tell one version of a file from another, in the words of the file systems.
+_MARKS = (
+    "etag",
+    "ETag",
+    "md5Hash",
+    "generation",
+    "content_md5",
+    "last_modified",
+    "mtime",
+    "created",
+)
+_PARTIAL = ".partial-"
+
+
+class FsspecBackend:
+    """Files below one URL of a file system of fsspec."""
+
+    def __init__(self, url: str, options: Mapping[str, Any], named: Mapping[str, str]) -> None:
+        """Contact nothing yet.
+
+        Args:
+            url: `PROTOCOL://PATH`.
+            options: Of the file system.
+            named: Options whose values are in environment variables, by the variable's name.
+        """
+        check_url(url)
+        self.where = url
+        self._options = dict(options)
+        self._named = dict(named)
+        self._lock = threading.Lock()
+        self._opened: tuple[Any, str] | None = None
+
+    @classmethod
+    def from_record(cls, record: DatastoreRecord) -> FsspecBackend:
+        """Return the backend of an `fsspec` record."""
+        settings = record.settings
+        if "://" not in settings.get("url", ""):
+            raise InvalidReference(f"datastore {record.name!r} needs a URL, PROTOCOL://PATH.")
+        return cls(
+            settings["url"],
+            json.loads(settings.get(OPTIONS) or "{}"),
+            json.loads(settings.get(ENV_OPTIONS) or "{}"),
+        )
+
+    @property
+    def file_system(self) -> Any:
+        """The file system of fsspec, with the credentials of now.
+
+        Raises:
+            InvalidReference: fsspec does not know the protocol, or its package is not installed.
+            CredentialNotSet: a variable with a credential is not set.
+        """
+        return self._open()[0]
+
+    @property
+    def root(self) -> str:
+        """The URL's path in the file system."""
+        return self._open()[1]
+
+    def _open(self) -> tuple[Any, str]:
+        with self._lock:
+            if self._opened is None:
+                import fsspec
+
+                environment = credentials.environment()
+                secret = {}
+                for option, variable in self._named.items():
+                    if variable not in environment:
+                        raise CredentialNotSet(
+                            f"the variable {variable} with the {option} of {self.where} is not "
+                            "set; export it, or give it to the target (`rayjobs target secret "
+                            "set`).",
+                            variable,
+                        )
+                    secret[option] = environment[variable]
+                protocol = self.where.partition("://")[0]
+                try:
+                    # Others store files too, and credentials change: nothing is kept of either.
+                    fresh = {"use_listings_cache": False, "skip_instance_cache": True}
+                    made, root = fsspec.core.url_to_fs(
+                        self.where, **{**fresh, **self._options}, **secret
+                    )
+                except (ImportError, ValueError) as error:
+                    raise InvalidReference(
+                        f"{protocol}:// cannot be used here: {error}. Install the package of "
+                        "fsspec for it where the data is used (adlfs for abfs, gcsfs for gs)."
+                    ) from error
+                self._opened = made, str(root).rstrip("/")
+            return self._opened
+
+    def _full(self, path: str) -> str:
+        root = self._open()[1]
+        clean = clean_path(path)
+        return f"{root}/{clean}" if clean else (root or "/")
+
+    def local_path(self, path: str) -> Path | None:
+        """See `Backend`."""
+        return None
+
+    def stat(self, path: str) -> StoredFile | None:
+        """See `Backend`."""
+        if not clean_path(path):
+            return None
+        with _Explained(self.where):
+            try:
+                info = self.file_system.info(self._full(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        return self._stored(info) if info["type"] == "file" else None
+
+    def walk(self, path: str) -> Iterator[StoredFile]:
+        """See `Backend`."""
+        with _Explained(self.where):
+            top = self._full(path)
+            try:
+                found = self.file_system.find(top, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return
+        for name in sorted(found):
+            info = found[name]
+            # `find` of a file is the file, and some systems find names that begin alike.
+            shown = self._shown(info)
+            is_below = not clean_path(path) or shown.startswith(f"{clean_path(path)}/")
+            if info["type"] == "file" and is_below and _PARTIAL not in posixpath.basename(shown):
+                yield self._stored(info)
+
+    def children(self, path: str) -> list[StoredFile | Folder]:
+        """See `Backend`."""
+        with _Explained(self.where):
+            try:
+                found = self.file_system.ls(self._full(path), detail=True)
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+        items: list[StoredFile | Folder] = []
+        for info in found:
+            shown = self._shown(info)
+            if shown in ("", clean_path(path)):  # some systems list the folder itself
+                continue
+            if info["type"] == "directory":
+                items.append(Folder(shown))
+            elif info["type"] == "file" and _PARTIAL not in posixpath.basename(shown):
+                items.append(self._stored(info))
+        return sorted(items, key=lambda item: item.path)
+
+    def fetch(self, file: StoredFile, to: Path, count: CountBytes = ignore_bytes) -> str:
+        """See `Backend`."""
+        running, size = hashlib.sha256(), 0
+        try:
+            with (
+                _Explained(self.where),
+                self.file_system.open(self._full(file.path), "rb") as source,
+                _Local(to),
+                to.open("xb") as out,
+            ):
+                while chunk := source.read(CHUNK_BYTES):
+                    running.update(chunk)
+                    out.write(chunk)
+                    size += len(chunk)
+                    count(len(chunk))
+            now = self.stat(file.path)
+            digest = f"sha256:{running.hexdigest()}"
+            changed = digest != file.digest if file.digest else now is None or now.etag != file.etag
+            if changed or size != file.size:
+                raise DataChanged(
+                    f"{self.where}/{file.path} has changed since it was listed ({file.size} bytes "
+                    f"then, {size} now). Register a new version, or put the old file back."
+                )
+        except BaseException:
+            to.unlink(missing_ok=True)
+            raise
+        return digest
+
+    def put(self, source: Path, path: str, count: CountBytes = ignore_bytes) -> StoredFile:
+        """See `Backend`; the file appears under its name by a move."""
+        import secrets
+
+        running = hashlib.sha256()
+        target = self._full(path)
+        parent, _, name = target.rpartition("/")
+        partial = f"{parent}/.{name[:100]}{_PARTIAL}{secrets.token_hex(6)}"
+        with _Explained(self.where):
+            system = self.file_system
+            try:
+                system.makedirs(parent, exist_ok=True)
+                with source.open("rb") as reader, system.open(partial, "wb") as out:
+                    while chunk := reader.read(CHUNK_BYTES):
+                        running.update(chunk)
+                        out.write(chunk)
+                        count(len(chunk))
+                system.mv(partial, target)
+            except BaseException:
+                if system.exists(partial):
+                    system.rm_file(partial)
+                raise
+            system.invalidate_cache(parent)
+        stored = self.stat(path)
+        if stored is None:
+            raise DatastoreUnavailable(f"{self.where}/{path} was stored, and is not there.")
+        return StoredFile(stored.path, stored.size, stored.etag, f"sha256:{running.hexdigest()}")
+
+    def remove(self, path: str) -> None:
+        """See `Backend`."""
+        with _Explained(self.where):
+            try:
+                self.file_system.rm_file(self._full(path))
+            except FileNotFoundError:
+                return
+            self.file_system.invalidate_cache(self._full(path).rpartition("/")[0])
+
+    def check(self) -> None:
+        """See `Backend`."""
+        with _Explained(self.where):
+            root = self._open()[1]
+            if root and not self.file_system.exists(root):
+                raise DataNotFound(f"{self.where} does not exist.")
+
+    def _shown(self, info: Mapping[str, Any]) -> str:
+        root = self._open()[1].strip("/")
+        name = str(info["name"]).strip("/")
+        return name.removeprefix(root).lstrip("/") if root else name
+
+    def _stored(self, info: Mapping[str, Any]) -> StoredFile:
+        marks = [_text(info[mark]) for mark in _MARKS if info.get(mark)]
+        etag = digest_of_text("\n".join([*marks, str(info["size"])]))[7:39]
+        return StoredFile(self._shown(info), int(info["size"]), etag)
+
+
+def _text(mark: Any) -> str:
+    # Some systems give a time here, and seconds there.
+    if isinstance(mark, datetime):
+        mark = mark.timestamp()
+    return str(round(mark * 1e6)) if isinstance(mark, float) else str(mark)
+
+
+class _Explained:
+    """Turns what file systems raise into errors of this package."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None or isinstance(error, DatastoreError) or not isinstance(error, Exception):
+            return
+        if isinstance(error, FileNotFoundError | NotADirectoryError):
+            raise DataNotFound(f"{self._where}: {error} does not exist.") from error
+        said = f"{type(error).__name__}: {error}"
+        words = f"{type(error).__name__} {error}".lower()
+        if isinstance(error, PermissionError) or any(
+            word in words for word in ("forbidden", "unauthorized", "authentication", "403", "401")
+        ):
+            raise AccessDenied(f"{self._where}: {said}; check the credentials.") from error
+        if isinstance(error, IsADirectoryError | FileExistsError):
+            raise InvalidReference(f"{self._where}: {said}.") from error
+        raise DatastoreUnavailable(f"{self._where}: {said}.") from error
+
+
+class _Local:
+    """Says of an error of the local disk that it is one."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, OSError) and error.filename == os.fspath(self._path):
+            text = error.strerror or error
+            raise TransferFailed(f"cannot write {self._path}: {text}.") from error
