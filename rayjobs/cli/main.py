@@ -45,7 +45,8 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "metrics": ("metrics:metrics", "Show a job's metrics."),
         "files": ("files:files", "List a job's stored files."),
         "download": ("download:download", "Download a job's stored files."),
-        "model": ("model:model", "Register, list, show, alias and download models."),
+        "tensorboard": ("tensorboard:tensorboard", "Serve TensorBoard for a job or a sweep."),
+        "model": ("model:model", "Register, list, show, export and download models."),
     },
     "Sweeps": {
         "sweep": ("sweep:sweep", "Search hyperparameters: create, watch, best, plot, cancel."),

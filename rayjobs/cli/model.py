@@ -26,6 +26,7 @@ Examples:
   rayjobs model lineage mnist:3
   rayjobs model alias mnist:3 live
   rayjobs model download mnist@live -o models
+  rayjobs model export mnist --onnx --input 1,1,28,28 --code train.py:Net
   rayjobs model rm mnist:1
 
 A model is named NAME (its newest version), NAME:VERSION or NAME@ALIAS.
@@ -299,6 +300,92 @@ def download(settings: Settings, model: str, output: str, force: bool) -> None:
         print_json({"model": f"{found.name}:{found.version}", "path": str(path)})
     else:
         click.echo(one_line(str(path)))
+
+
+@model.command(
+    epilog="\b\nExamples:\n"
+    "  rayjobs model export mnist --onnx --input 1,1,28,28 --code train.py:Net\n"
+    "  rayjobs model export mnist@live --onnx --input 1,3,224,224 -o mnist.onnx --register\n"
+)
+@MODEL
+@click.option("--onnx", is_flag=True, required=True, help="Export to ONNX.")
+@click.option("--input", "shapes", multiple=True, metavar="N,N,…", help="Shape of an input.")
+@click.option("--code", metavar="FILE:NAME", help="Of weights alone: what makes the module.")
+@click.option("--file", "inside", metavar="NAME", help="The file, of a model with several.")
+@click.option("-o", "--output", metavar="FILE", help="The file to write [NAME-VERSION.onnx].")
+@click.option("--opset", type=click.IntRange(min=1), help="Version of the ONNX operators.")
+@click.option("--fixed-batch", is_flag=True, help="Keep the batch's size of --input.")
+@click.option("--allow-pickle", is_flag=True, help="Load a module saved whole: runs its code.")
+@click.option("--register", "is_registered", is_flag=True, help="Register it, as NAME-onnx.")
+@json_option
+@common_options
+@click.pass_obj
+def export(
+    settings: Settings,
+    model: str,
+    onnx: bool,
+    shapes: tuple[str, ...],
+    code: str | None,
+    inside: str | None,
+    output: str | None,
+    opset: int | None,
+    fixed_batch: bool,
+    allow_pickle: bool,
+    is_registered: bool,
+) -> None:
+    """Export a PyTorch model to ONNX, and check that ONNX Runtime computes the same.
+
+    The model is an exported program (.pt2), TorchScript, or weights (a state dict, with --code).
+    """
+    import tempfile
+    from pathlib import Path
+
+    from rayjobs.models import onnx_export, registry
+
+    with settings.open() as workspace, tempfile.TemporaryDirectory() as folder:
+        found = registry.find(workspace.store, model)
+        title = f"{found.name}:{found.version}"
+        target = Path(output or f"{found.name}-{found.version}.onnx")
+        fetched = Path(registry.download(workspace.blobs, found, folder))
+        settings.note(f"exporting {title} …")
+        done = onnx_export.export(
+            fetched / inside if inside else fetched,
+            target,
+            shapes=[_shape(text) for text in shapes],
+            code=code,
+            allow_pickle=allow_pickle,
+            opset=opset,
+            fixed_batch=fixed_batch,
+        )
+        registered = None
+        if is_registered:
+            kept = registry.register_path(
+                workspace,
+                name=f"{found.name}-onnx",
+                path=target,
+                framework="Onnx",
+                tags={"exported_from": title},
+            )
+            registered = f"{kept.name}:{kept.version}"
+    if settings.as_json:
+        facts = {"model": title, "path": str(done.path), "opset": done.opset}
+        facts |= {"inputs": list(done.inputs), "outputs": list(done.outputs)}
+        print_json({**facts, "difference": done.difference, "registered": registered})
+        return
+    click.echo(str(done.path))
+    compared = "ONNX Runtime is not installed, so the numbers were not compared"
+    if done.difference is not None:
+        compared = f"ONNX Runtime's numbers differ by at most {done.difference:.2g}"
+    settings.note(f"opset {done.opset}; {compared}")
+    if registered is not None:
+        settings.note(f"registered as {registered}")
+
+
+def _shape(text: str) -> list[int]:
+    parts = text.replace("x", ",").split(",")
+    if not parts or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise click.UsageError(f"--input {text!r} is not a shape; write it as 1,3,224,224.")
+    return [int(part) for part in parts]
 
 
 @model.command(

@@ -15,7 +15,6 @@ from rayjobs.core.errors import NotFoundError, PrepareError, SnapshotError, Stor
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.datastore.digests import digest_of
 from rayjobs.environments import interpreter
-from rayjobs.injob import urlmap
 from rayjobs.injob.plan import LaunchPlan
 from rayjobs.jobs.hosts import HostFacts
 from rayjobs.jobs.queue_records import RESUMED
@@ -30,7 +29,6 @@ from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode, LaunchRequest
 from rayjobs.protocol.nodes import Prepared
 from rayjobs.resume import resuming
-from rayjobs.workspace.azure import AzureSettings
 
 log = logging.getLogger(__name__)
 
@@ -124,12 +122,7 @@ class Preparing:
         on = request.on
         note = partial(self._workspaces.note, on)
         reaches = partial(self._workspaces.reaches, on)
-        workspace = self._workspaces.of(on)
-        variables = self._data.bring(request, workspace, note=note, reaches=reaches)
-        # Where the node has the paths: a job finds the same files by the same addresses.
-        if not self._workspaces.is_far(on) and (urls := AzureSettings(workspace.store).urls()):
-            variables[urlmap.VARIABLE] = json.dumps(urls)
-        return variables
+        return self._data.bring(request, self._workspaces.of(on), note=note, reaches=reaches)
 
     def make_folder(self, request: LaunchRequest) -> None:
         """Make the attempt's folder without its data; see `prepare`. Blocks."""

@@ -1,0 +1,203 @@
+"""TensorBoard over what runs have written: their event files, or their metrics as event files.
+
+Source: ``azureml.tensorboard.Tensorboard`` and ``azureml.tensorboard.export``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import UsageError
+from rayjobs.store.requests import JobFilter
+
+if TYPE_CHECKING:
+    from rayjobs.workspace.folder import OpenWorkspace
+
+MARK = "tfevents"
+REFRESH_S = 5.0
+_URL = re.compile(r"http://\S+")
+
+
+def runs_below(workspace: OpenWorkspace, run: str) -> list[str]:
+    """Return the ids of a run and of those that belong to it, such as a sweep's trials."""
+    found, pending = [], [run]
+    while pending:
+        one = pending.pop(0)
+        found.append(one)
+        pending += [job.id for job in workspace.store.jobs(JobFilter(parent=one))]
+    return found
+
+
+class EventFiles:
+    """A folder with the event files of runs, one folder for each run."""
+
+    def __init__(self, workspace: OpenWorkspace, runs: Iterable[str], folder: Path) -> None:
+        self._workspace = workspace
+        self._runs = list(runs)
+        self.folder = folder
+        self._known: dict[Path, str] = {}
+
+    def refresh(self) -> int:
+        """Bring new and changed files; return how many there are.
+
+        Raises:
+            StoreError: a file cannot be read.
+        """
+        for run in self._runs:
+            for one in self._workspace.store.files(run):
+                if MARK not in PurePosixPath(one.name).name:
+                    continue
+                path = self.folder / run / one.name
+                if self._known.get(path) != one.digest:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    self._workspace.blobs.get_to(one.blob, path, digest=one.digest)
+                    self._known[path] = one.digest
+        return len(self._known)
+
+
+class Server:
+    """TensorBoard on this machine, over a folder.
+
+    Attributes:
+        url: Its address.
+    """
+
+    def __init__(self, folder: Path, port: int = 0) -> None:
+        """Start it, and wait until it says its address.
+
+        Args:
+            port: 0 takes a free one.
+
+        Raises:
+            UsageError: TensorBoard is not installed, or does not start.
+        """
+        if importlib.util.find_spec("tensorboard") is None:
+            raise UsageError(
+                "TensorBoard is not installed here; install rayjobs[tensorboard]. The files are "
+                "fetched by `rayjobs tensorboard JOB --fetch FOLDER`"
+            )
+        options = ["--logdir", str(folder), "--port", str(port), "--host", "127.0.0.1"]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", *options, "--reload_interval", "5"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        said: list[str] = []
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            said.append(line)
+            match = _URL.search(line)
+            if match is not None and "localhost" not in line.partition("http")[0]:
+                self.url = match[0]
+                break
+        else:
+            raise UsageError(f"TensorBoard did not start: {''.join(said[-3:]).strip()}")
+        # What it says later must not fill the pipe.
+        threading.Thread(target=self._drain, daemon=True).start()
+
+    def _drain(self) -> None:
+        assert self._process.stderr is not None
+        for _ in self._process.stderr:
+            pass
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it still serves."""
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End it."""
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class Tensorboard:
+    """TensorBoard over the event files of runs, brought up to date while they go on.
+
+    Args:
+        runs: Runs; of a sweep its trials are shown.
+        local_root: Folder for the files; None makes one.
+        port: 0 takes a free one, as in `rayjobs tensorboard`.
+    """
+
+    def __init__(self, runs: Any, local_root: str | None = None, port: int = 6006) -> None:
+        self._runs = list(runs) if isinstance(runs, Sequence) else [runs]
+        self._root = (
+            Path(local_root) if local_root else Path(tempfile.mkdtemp(prefix="rayjobs-tb-"))
+        )
+        self._port = port
+        self._server: Server | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, start_browser: bool = False) -> str:
+        """Fetch the files and start the server; return its address.
+
+        Raises:
+            UsageError: TensorBoard is not installed, or does not start.
+        """
+        fetched = [self._files_of(run) for run in self._runs]
+        for files in fetched:
+            files.refresh()
+        self._server = Server(self._root, self._port)
+        self._thread = threading.Thread(
+            target=self._follow, args=([files.refresh for files in fetched],), daemon=True
+        )
+        self._thread.start()
+        if start_browser:
+            import webbrowser
+
+            webbrowser.open(self._server.url)
+        return self._server.url
+
+    def _files_of(self, run: Any) -> EventFiles:
+        opened = run.experiment.workspace.opened
+        return EventFiles(opened, runs_below(opened, run.id), self._root)
+
+    def _follow(self, refreshes: Sequence[Callable[[], int]]) -> None:
+        while not self._stop.wait(REFRESH_S):
+            for refresh in refreshes:
+                refresh()
+
+    def stop(self) -> None:
+        """End the server and the updates; the files stay."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        if self._server is not None:
+            self._server.stop()
+
+
+def export_to_tensorboard(run_data: Any, logdir: str | Path) -> None:
+    """Write the metrics of a run, or of several, as event files below `logdir`.
+
+    Raises:
+        UsageError: tensorboardX, which comes with Ray Tune, is not installed.
+    """
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError as error:
+        raise UsageError("writing event files needs tensorboardX; install ray[tune]") from error
+    from rayjobs.results import metrics
+
+    runs = list(run_data) if isinstance(run_data, Sequence) else [run_data]
+    for run in runs:
+        opened = run.experiment.workspace.opened
+        folder = Path(logdir) / run.id if len(runs) > 1 else Path(logdir)
+        with SummaryWriter(str(folder)) as writer:
+            for name, one in metrics.series(opened.store.metrics(run.id)).items():
+                for step, value in zip(one.steps, one.values, strict=True):
+                    writer.add_scalar(name, value, int(step))

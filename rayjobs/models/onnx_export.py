@@ -1,0 +1,254 @@
+"""A model of PyTorch as ONNX: exported, checked, and compared with what PyTorch computes.
+
+Source: PyTorch, `torch.onnx.export`; ONNX, `onnx.checker`; ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayjobs.core.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+SUFFIXES = (".pt2", ".pt", ".pth", ".bin", ".ckpt")
+TOLERANCE = 1e-3
+"""How far ONNX Runtime's numbers may be from PyTorch's, relative to the largest of them."""
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: The ONNX file.
+        opset: Version of the ONNX operators.
+        inputs: Names of the inputs; `outputs` likewise.
+        difference: The largest difference to PyTorch's numbers; None: ONNX Runtime is not
+            installed, so they were not compared.
+    """
+
+    path: Path
+    opset: int
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    difference: float | None
+
+
+def export(
+    source: Path,
+    target: Path,
+    *,
+    shapes: Sequence[Sequence[int]],
+    code: str | None = None,
+    allow_pickle: bool = False,
+    opset: int | None = None,
+    fixed_batch: bool = False,
+) -> Exported:
+    """Write a model's file as ONNX.
+
+    Args:
+        source: A file, or a folder with one such file: an exported program (`.pt2`), TorchScript,
+            or weights (a state dict).
+        target: The ONNX file; what is there is replaced once the new one is whole and checked.
+        shapes: Of each input, for numbers of float32; the first dimension is the batch.
+        code: For weights, what makes the module: `FILE.py:NAME`, a class or a function that takes
+            no arguments.
+        allow_pickle: Load a module that was saved whole, which runs code of the file.
+        opset: Version of the ONNX operators; None takes PyTorch's default.
+        fixed_batch: Keep the batch's size, instead of leaving it open.
+
+    Raises:
+        NotFoundError: there is no such file.
+        UsageError: the file is not a model that can be exported, a package is missing, or the
+            result does not compute what PyTorch does.
+    """
+    torch = _needed("torch")
+    _needed("onnx")
+    _needed("onnxscript")
+    module = _load(_file_of(source), torch, code, allow_pickle=allow_pickle)
+    if not shapes:
+        raise UsageError("give the shape of each input, such as --input 1,1,28,28")
+    inputs = tuple(torch.randn(*shape) for shape in shapes)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.partial.onnx")
+    try:
+        _write(torch, module, inputs, draft, opset, fixed_batch=fixed_batch)
+        done = _checked(torch, module, inputs, draft, fixed_batch=fixed_batch)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return Exported(target, *done)
+
+
+def _needed(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UsageError(
+            f"exporting to ONNX needs {package}, which is not installed; install rayjobs[onnx]"
+        ) from error
+
+
+def _file_of(source: Path) -> Path:
+    if source.is_file():
+        return source
+    if not source.is_dir():
+        raise NotFoundError(f"there is no {source}")
+    found = sorted(path for path in source.rglob("*") if path.suffix in SUFFIXES)
+    if len(found) != 1:
+        named = ", ".join(path.name for path in found[:5]) or "none"
+        raise UsageError(
+            f"the model has {len(found)} files of PyTorch ({named}); name one of them by --file"
+        )
+    return found[0]
+
+
+def _load(path: Path, torch: Any, code: str | None, *, allow_pickle: bool) -> Any:
+    if path.suffix == ".pt2":
+        return torch.export.load(str(path)).module()
+    try:
+        return torch.jit.load(str(path), map_location="cpu").eval()
+    except RuntimeError:
+        pass  # it is no TorchScript
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        if not allow_pickle:
+            raise UsageError(
+                f"{path.name} is not weights alone: to load it runs code of the file. If you trust "
+                f"it, add --allow-pickle; better, save model.state_dict() and give --code"
+            ) from error
+        if code is not None:
+            _module_of(code.rpartition(":")[0])  # its classes must be known
+        loaded = torch.load(path, map_location="cpu", weights_only=False)
+    if isinstance(loaded, torch.nn.Module):
+        return loaded.eval()
+    if not isinstance(loaded, dict):
+        raise UsageError(f"{path.name} holds a {type(loaded).__name__}, which is not a model")
+    if code is None:
+        raise UsageError(
+            f"{path.name} holds weights alone; say what they are of: --code train.py:Net, a class "
+            f"or function that makes the module"
+        )
+    module = _made(code)
+    for key in _STATE_KEYS:
+        if isinstance(loaded.get(key), dict):
+            loaded = loaded[key]
+            break
+    # DistributedDataParallel puts its own name before each.
+    weights = {str(name).removeprefix("module."): value for name, value in loaded.items()}
+    try:
+        module.load_state_dict(weights)
+    except RuntimeError as error:
+        raise UsageError(f"the weights of {path.name} are not those of {code}: {error}") from error
+    return module.eval()
+
+
+def _made(code: str) -> Any:
+    file, colon, name = code.rpartition(":")
+    if not colon:
+        raise UsageError(f"--code is {code!r}; write FILE.py:NAME")
+    found = getattr(_module_of(file), name, None)
+    if found is None:
+        raise UsageError(f"{file} defines no {name}")
+    try:
+        return found()
+    except TypeError as error:
+        raise UsageError(f"{code} cannot be called without arguments: {error}") from error
+
+
+def _module_of(file: str) -> Any:
+    path = Path(file).absolute()
+    if not path.is_file():
+        raise NotFoundError(f"there is no {path}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.parent))  # it may import its neighbors
+    spec.loader.exec_module(module)
+    return module
+
+
+def _write(
+    torch: Any,
+    module: Any,
+    inputs: tuple[torch.Tensor, ...],
+    draft: Path,
+    opset: int | None,
+    *,
+    fixed_batch: bool,
+) -> None:
+    import logging
+    import warnings
+
+    dynamic = None
+    if not fixed_batch:
+        batch = torch.export.Dim("batch")
+        dynamic = tuple({0: batch} for _ in inputs)
+    names = [f"input_{number}" if number else "input" for number in range(len(inputs))]
+    options: dict[str, Any] = {} if opset is None else {"opset_version": opset}
+    if isinstance(module, torch.jit.ScriptModule):
+        axes = None if fixed_batch else {name: {0: "batch"} for name in [*names, "output"]}
+        options |= {"dynamo": False, "dynamic_axes": axes}
+    else:
+        options |= {"dynamo": True, "dynamic_shapes": dynamic, "verbose": False}
+        options |= {"external_data": False}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                module, inputs, str(draft), input_names=names, output_names=["output"], **options
+            )
+    except Exception as error:
+        first = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"PyTorch cannot export this model with inputs of {[list(i.shape) for i in inputs]}: "
+            f"{type(error).__name__}: {first}"
+        ) from error
+
+
+def _checked(
+    torch: Any, module: Any, inputs: tuple[torch.Tensor, ...], draft: Path, *, fixed_batch: bool
+) -> tuple[int, tuple[str, ...], tuple[str, ...], float | None]:
+    import onnx
+
+    written = onnx.load(str(draft))
+    onnx.checker.check_model(written)
+    names = tuple(one.name for one in written.graph.input)
+    outputs = tuple(one.name for one in written.graph.output)
+    opset = max(one.version for one in written.opset_import if one.domain in ("", "ai.onnx"))
+    try:
+        import onnxruntime
+    except ImportError:
+        return opset, names, outputs, None
+    session = onnxruntime.InferenceSession(str(draft), providers=["CPUExecutionProvider"])
+    tried = [inputs]
+    if not fixed_batch:  # another batch than the one that was traced
+        tried.append(tuple(torch.cat([one, one * 0.5]) for one in inputs))
+    worst = 0.0
+    for given in tried:
+        found = session.run(None, {n: one.numpy() for n, one in zip(names, given, strict=True)})
+        with torch.no_grad():
+            expected = module(*given)
+        expected = [expected] if torch.is_tensor(expected) else list(expected)
+        for mine, theirs in zip(found, expected, strict=True):
+            difference = float((torch.from_numpy(mine) - theirs).abs().max())
+            largest = max(1.0, float(theirs.abs().max()))
+            worst = max(worst, difference)
+            if not difference <= TOLERANCE * largest:
+                raise UsageError(
+                    f"ONNX Runtime computes other numbers than PyTorch: they differ by up to "
+                    f"{difference:g}; nothing was written"
+                )
+    return opset, names, outputs, worst

@@ -1,0 +1,82 @@
+"""TensorBoard: event files of runs are found, served and written."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tensorboardX import SummaryWriter
+
+from rayjobs import Workspace
+from rayjobs.api import tensorboard
+from rayjobs.api.tensorboard import Tensorboard, export_to_tensorboard
+from tests.unit.cli.conftest import Terminal, terminal
+from tests.unit.models.conftest import Runs
+
+__all__ = ["terminal"]
+
+
+@pytest.fixture
+def runs(own_home: Path, tmp_path: Path) -> Iterator[Runs]:
+    workspace = Workspace.create("w", path=Path(os.environ["RAYJOBS_WORKSPACE"]))
+    yield Runs(workspace, tmp_path / "node")
+    workspace.close()
+
+
+def write_events(runs: Runs) -> str:
+    """Return the id of a run whose script wrote event files."""
+    job = runs.begin()
+    with SummaryWriter(str(runs.paths(job).work / "outputs" / "tb")) as writer:
+        for step in range(3):
+            writer.add_scalar("loss", 1.0 / (step + 1), step)
+    runs.write(job, other__txt=b"no events")
+    runs.end(job)
+    return job.id
+
+
+def test_event_files_are_fetched_and_what_is_missing_is_said(
+    runs: Runs, terminal: Terminal, tmp_path: Path
+) -> None:
+    run = write_events(runs)
+    done = terminal.type("tensorboard", run, "--fetch", str(tmp_path / "events"))
+    assert done.code == 0, done.err
+    (file,) = (path for path in (tmp_path / "events").rglob("*") if path.is_file())
+    assert "tfevents" in file.name and file.is_relative_to(tmp_path / "events" / run)
+    none = runs.trained()
+    refused = terminal.type("tensorboard", none.id)
+    assert (refused.code, "SummaryWriter(" in refused.err) == (3, True)
+    assert terminal.type("tensorboard", "nothing").code == 3
+
+
+def test_without_tensorboard_the_way_out_is_named(
+    runs: Runs, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = write_events(runs)
+    monkeypatch.setattr(tensorboard.importlib.util, "find_spec", lambda name: None)
+    done = terminal.type("tensorboard", run)
+    assert done.code == 2 and "rayjobs[tensorboard]" in done.err
+
+
+def test_runs_are_served(runs: Runs) -> None:
+    pytest.importorskip("tensorboard")
+    run = runs.workspace.get_run(write_events(runs))
+    board = Tensorboard([run], port=0)
+    try:
+        url = board.start().rstrip("/")
+        address = f"{url}/data/plugin/scalars/tags"
+        with urllib.request.urlopen(address, timeout=100) as answer:
+            assert answer.status == 200 and isinstance(json.load(answer), dict)
+    finally:
+        board.stop()
+
+
+def test_metrics_become_event_files(runs: Runs, tmp_path: Path) -> None:
+    job = runs.begin()
+    runs.log(job, "loss", [0.5, 0.25])
+    export_to_tensorboard(runs.workspace.get_run(job.id), tmp_path / "events")
+    (file,) = (tmp_path / "events").iterdir()
+    assert "tfevents" in file.name and b"loss" in file.read_bytes()
