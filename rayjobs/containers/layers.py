@@ -118,9 +118,28 @@ class Root:
     def finish(self) -> None:
         """Give folders their modes and times, now that nothing is written into them any more."""
         for path, (mode, mtime) in sorted(self._modes.items(), reverse=True):
-            if os.path.isdir(path) and not os.path.islink(path):
-                os.chmod(path, mode)
-                os.utime(path, (mtime, mtime))
+            folder = self._opened(path)
+            if folder is None:
+                continue
+            try:
+                os.fchmod(folder, mode)
+                os.utime(folder, (mtime, mtime))
+            finally:
+                os.close(folder)
+
+    def _opened(self, path: str) -> int | None:
+        """Open a folder of the root, through no link at all; None: it is not a folder any more."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        folder = os.open(self.path, flags)
+        for part in Path(path).relative_to(self.path).parts:
+            try:
+                inner = os.open(part, flags, dir_fd=folder)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            finally:
+                os.close(folder)
+            folder = inner
+        return folder
 
     # -- members ----------------------------------------------------------------------------------
 
@@ -264,6 +283,9 @@ class Root:
             return
         self._folders.clear()
         if stat.S_ISDIR(info.st_mode):
+            # Another folder, or a link, may take its place: neither has these modes.
+            for folder, _, _ in os.walk(at):
+                self._modes.pop(folder, None)
             shutil.rmtree(at)
         else:
             os.unlink(at)

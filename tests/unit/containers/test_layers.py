@@ -185,6 +185,58 @@ def test_modes_and_times_are_kept_also_of_folders_without_write_permission(tmp_p
     os.chmod(root.path / "closed", 0o755)
 
 
+def closed_folder(path: Path) -> os.stat_result:
+    """Make a folder of the node with a mode and a time of its own."""
+    path.mkdir(parents=True)
+    path.chmod(0o750)
+    os.utime(path, (1_000_000, 1_000_000))
+    return path.stat()
+
+
+def test_a_link_in_the_place_of_a_removed_folder_changes_no_folder_of_the_node(
+    tmp_path: Path,
+) -> None:
+    before = closed_folder(tmp_path / "etc/ssh")
+    applied(
+        tmp_path,
+        layer(
+            [
+                other("a", DIR),
+                other("a/ssh", DIR, mode=0o777),
+                other("a", LINK, to=str(tmp_path / "etc")),
+            ]
+        ),
+    )
+    after = (tmp_path / "etc/ssh").stat()
+    assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
+
+
+def test_modes_are_set_without_following_any_link_of_a_path(tmp_path: Path) -> None:
+    before = closed_folder(tmp_path / "etc/ssh")
+    (tmp_path / "rootfs").mkdir()
+    root = Root(tmp_path / "rootfs")
+    root.apply(io.BytesIO(layer([other("a", DIR), other("a/ssh", DIR, mode=0o777)])), "layer 1")
+    (root.path / "a/ssh").rmdir()
+    (root.path / "a").rmdir()
+    (root.path / "a").symlink_to(tmp_path / "etc")
+    root.finish()
+    after = (tmp_path / "etc/ssh").stat()
+    assert (after.st_mode, after.st_mtime) == (before.st_mode, before.st_mtime)
+
+
+def test_a_folder_that_is_made_again_does_not_get_the_mode_of_the_removed_one(
+    tmp_path: Path,
+) -> None:
+    root = applied(
+        tmp_path,
+        layer([other("a", DIR, mode=0o777), other("a/b", DIR, mode=0o777)]),
+        layer([file(".wh.a")]),
+        layer([file("a/b/c")]),
+    )
+    for name in ("a", "a/b"):
+        assert stat.S_IMODE((root.path / name).stat().st_mode) == 0o755
+
+
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_layer_whose_bytes_were_changed_is_refused(tmp_path: Path, compress: bool) -> None:
     good = layer([file("a", b"x" * 5000)])
