@@ -32,6 +32,10 @@ POLL_S = 0.1
 NEVER_S = float("inf")
 # Azure ML says so of pipelines and steps.
 FINISHED = "Finished"
+_ONLY_STEPS = (
+    "the children of a pipeline run are its steps; use a step (find_step_run(NAME)[0]), or submit "
+    "to the experiment: run.experiment.submit(config)"
+)
 
 
 def status_of(state: JobState | str) -> str:
@@ -260,7 +264,23 @@ class PipelineRun(JobRun):
         Raises:
             UsageError: always.
         """
-        raise UsageError("the children of a pipeline run are its steps")
+        raise UsageError(_ONLY_STEPS)
+
+    def create_children(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: the children of a pipeline run are its steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(_ONLY_STEPS)
+
+    def submit_child(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse: the children of a pipeline run are its steps.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(_ONLY_STEPS)
 
 
 class StepRun(JobRun):

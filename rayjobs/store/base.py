@@ -80,7 +80,8 @@ class JobStore(Protocol):
 
         Raises:
             UsageError: the key was used for another spec or snapshot; the id is taken; the spec
-                is an array's; a dataset version that the job reads was deleted.
+                is an array's; a dataset version that the job reads was deleted; its parent is a
+                pipeline run.
             TakenOverError: `new.claim` is not the newest claim of its parent, or the parent has
                 ended. This is checked in the same transaction.
         """

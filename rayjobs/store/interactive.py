@@ -18,6 +18,7 @@ from rayjobs.jobs.writers import AttemptWriter, Writer, writer_of
 from rayjobs.store import transitions
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
+from rayjobs.store.pipelines import refuse_child
 from rayjobs.store.requests import NewRun
 from rayjobs.store.rows import failure_of, failure_text, job_of, to_json
 
@@ -137,6 +138,7 @@ class InteractivePart(RunEnds):
         with self._database.write(durable=True) as connection:
             if new.parent is not None:
                 self._row(connection, new.parent)
+                refuse_child(connection, new.parent)
             if owner is not None:
                 self._require_live(connection, owner)
             known = connection.execute(

@@ -26,7 +26,8 @@ class InteractiveStore(Protocol):
 
         Raises:
             NotFoundError: there is no such parent.
-            UsageError: the id is taken; the attempt that is its writer has ended.
+            UsageError: the id is taken; the attempt that is its writer has ended; the parent is a
+                pipeline run.
         """
 
     def end_run(

@@ -18,6 +18,7 @@ from rayjobs.store.arrays import KIND as ARRAY
 from rayjobs.store.arrays import has_member, member_row
 from rayjobs.store.names import next_name
 from rayjobs.store.part import Part
+from rayjobs.store.pipelines import refuse_child
 from rayjobs.store.references import refuse_removed
 from rayjobs.store.requests import EVERY_JOB, NO_CHANGES, JobChanges, JobFilter, NewJob
 from rayjobs.store.rows import job_of, line_of, same_submit, to_json
@@ -135,6 +136,7 @@ class JobsPart(Part):
                 if known is not None:
                     first = first_spec(connection, known)
                     return same_submit(known, spec, new.snapshot, first), False
+            refuse_child(connection, new.parent)
             refuse_removed(connection, spec)
             if new.numbered and spec.display_name is None:
                 values["display_name"] = next_name(connection, spec.name)

@@ -51,6 +51,7 @@ SELECT jobs.*, pipelines.spec AS pipeline_spec, pipelines.parameters, pipelines.
 FROM pipelines JOIN jobs ON jobs.id = pipelines.job
 """
 STEPS = "SELECT * FROM steps WHERE pipeline = :pipeline ORDER BY number"
+STEP_OF = "SELECT * FROM steps WHERE job = :job"
 # The newest job first: an older one has older outputs.
 REUSABLE = """
 SELECT steps.* FROM steps JOIN jobs ON jobs.id = steps.job
@@ -66,12 +67,14 @@ ORDER BY jobs.serial DESC LIMIT 1
 """
 
 _FINAL = ", ".join(f"'{state}'" for state in sorted(FINAL))
+# Only steps count: a store of an earlier version may hold other children of a pipeline run.
+_STEPS = "FROM steps JOIN jobs ON jobs.id = steps.job WHERE steps.pipeline = :pipeline"
 UNFINISHED = f"""
-SELECT * FROM jobs WHERE parent = :pipeline AND state NOT IN ({_FINAL}) ORDER BY serial
-"""  # noqa: S608 - made of our own names
+SELECT jobs.* {_STEPS} AND jobs.state NOT IN ({_FINAL}) ORDER BY jobs.serial
+"""
 ANY_UNFINISHED = f"""
-SELECT 1 FROM jobs WHERE parent = :pipeline AND state NOT IN ({_FINAL}) LIMIT 1
-"""  # noqa: S608 - made of our own names
+SELECT 1 {_STEPS} AND jobs.state NOT IN ({_FINAL}) LIMIT 1
+"""
 WAITING_SWEEPS = """
 SELECT * FROM jobs WHERE parent = :pipeline AND kind = 'sweep' AND state = 'Queued'
 """
@@ -79,7 +82,7 @@ START_SWEEP = """
 UPDATE jobs SET state = 'Running', started_at = :now, changed_at = :now
 WHERE id = :job AND kind = 'sweep' AND state = 'Queued'
 """
-COUNTS = "SELECT state, COUNT(*) AS n FROM jobs WHERE parent = :pipeline GROUP BY state"
+COUNTS = f"SELECT jobs.state, COUNT(*) AS n {_STEPS} GROUP BY jobs.state"
 FIRST_FAILED = """
 SELECT jobs.id, jobs.failure, jobs.reason, steps.name FROM jobs
 JOIN steps ON steps.job = jobs.id
@@ -95,17 +98,20 @@ class PipelineEnds(Part):
         """Do what follows from the end of a step: start, cancel, end.
 
         Args:
-            step: The step's row; its state may be older than the end.
+            step: The row of a job, which may not be a step; its state may be older than the end.
         """
-        if step["parent"] is None or step["array_index"] is not None:
+        if step["parent"] is None:
             return
-        pipeline = {"pipeline": step["parent"]}
+        known = connection.execute(STEP_OF, {"job": step["id"]}).fetchone()
+        if known is None:
+            return
+        pipeline = {"pipeline": known["pipeline"]}
         row = connection.execute(f"{PIPELINE} WHERE jobs.id = :pipeline", pipeline).fetchone()
         if row is None or JobState(row["state"]).is_final:
             return
         ended = self._row(connection, step["id"])
         if ended["state"] != JobState.COMPLETED:
-            self._cancel_others(connection, row, ended, now)
+            self._cancel_others(connection, row, ended, known["name"], now)
         self._go_on(connection, row["id"], now)
 
     def _go_on(self, connection: sqlite3.Connection, pipeline_id: str, now: str) -> None:
@@ -135,6 +141,7 @@ class PipelineEnds(Part):
         connection: sqlite3.Connection,
         pipeline: sqlite3.Row,
         ended: sqlite3.Row,
+        name: str,
         now: str,
     ) -> None:
         """Cancel the steps that cannot run any more, or shall not, after one did not complete."""
@@ -145,10 +152,7 @@ class PipelineEnds(Part):
         chosen = [*rows]
         if pipeline["continues"]:
             chosen = _dependents(ended["id"], rows)
-        name = connection.execute(
-            "SELECT name FROM steps WHERE job = :job", {"job": ended["id"]}
-        ).fetchone()
-        by = f"its pipeline: step {name['name']!r} is {ended['state']}"
+        by = f"its pipeline: step {name!r} is {ended['state']}"
         for job_id in chosen:
             self._request_cancel_alone(connection, rows[job_id], now, by)
 
@@ -369,9 +373,7 @@ class PipelinesPart(PipelineEnds):
     def step_of(self, job_id: str) -> StepRow | None:
         """See `Store.step_of`."""
         with self._database.read() as connection:
-            row = connection.execute(
-                "SELECT * FROM steps WHERE job = :job", {"job": job_id}
-            ).fetchone()
+            row = connection.execute(STEP_OF, {"job": job_id}).fetchone()
         return None if row is None else _step_of(row)
 
     def reusable_steps(self, key: str, *, most: int = 5) -> list[StepRow]:
@@ -397,6 +399,21 @@ def steps_of(connection: sqlite3.Connection, jobs: Iterable[str]) -> dict[str, s
         {"jobs": json.dumps([*jobs])},
     )
     return {row["job"]: row["pipeline"] for row in rows}
+
+
+def refuse_child(connection: sqlite3.Connection, parent: str | None) -> None:
+    """Return if a new job or interactive run may have this parent.
+
+    Raises:
+        UsageError: the parent is a pipeline run, whose only children are its steps.
+    """
+    found = connection.execute("SELECT kind FROM jobs WHERE id = :job", {"job": parent}).fetchone()
+    if found is not None and found["kind"] == KIND:
+        raise UsageError(
+            f"{parent} is a pipeline run: its only children are its steps. Start or submit the "
+            f"child below one of its steps, or without a parent",
+            job=parent,
+        )
 
 
 def _refuse_gone(connection: sqlite3.Connection, step: NewStep) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,10 @@ from rayjobs.core.errors import NotFoundError, UsageError
 from rayjobs.core.failures import Failure, FailureClass
 from rayjobs.jobs.records import Pipeline
 from rayjobs.jobs.states import JobState
+from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.spec.model import Dependency, JobSpec
 from rayjobs.store.base import Store
-from rayjobs.store.requests import JobFilter, NewPipeline, NewStep
+from rayjobs.store.requests import JobFilter, NewJob, NewPipeline, NewRun, NewStep
 from rayjobs.store.sql import SqlStore
 
 DRIVER = "somewhere:start"
@@ -211,6 +213,24 @@ class PipelineContract:
         with pytest.raises(NotFoundError, match="is a job, not a pipeline"):
             store.pipeline("j-a")
 
+    def test_only_steps_are_children_of_a_run(self, store: Store) -> None:
+        run = put(store, step(0, "a"))
+        job = NewJob(
+            spec=JobSpec(script="a.py"),
+            experiment="mnist",
+            user="ada",
+            snapshot=None,
+            parent=run.job.id,
+        )
+        with pytest.raises(UsageError, match="its only children are its steps"):
+            store.submit(job)
+        with pytest.raises(UsageError, match="its only children are its steps"):
+            store.start_run(interactive(parent=run.job.id))
+        assert {one.id for one in store.jobs()} == {run.job.id, "j-a"}
+        # Below a step they are welcome.
+        assert store.submit(replace(job, parent="j-a"))[1]
+        assert store.start_run(interactive(parent="j-a"))[1]
+
     def test_a_published_pipeline_is_found_by_id_and_name(self, store: Store) -> None:
         spec = {"steps": {"a": {"snapshot": "sha256:ab"}}}
         first = store.publish_pipeline(spec, name="digits", version="1", user="ada")
@@ -247,6 +267,16 @@ class PipelineContract:
             store.add_endpoint_version("weekly", "gone")
 
 
+def interactive(**values: Any) -> NewRun:
+    fields: dict[str, Any] = {
+        "experiment": "mnist",
+        "name": "",
+        "user": "ada",
+        "writer": ProcessWriter.own().to_json(),
+    }
+    return NewRun(**{**fields, **values})
+
+
 def _keyed(name: str) -> NewPipeline:
     return NewPipeline(
         name="digits",
@@ -268,3 +298,33 @@ class TestSqlStorePipelines(PipelineContract):
         store = SqlStore(tmp_path / "store.db")
         yield store
         store.close()
+
+    def adopt(self, store: SqlStore, child: str, parent: str) -> None:
+        """Write what earlier versions let in: a child of a pipeline run that is not a step."""
+        with store._database.write(durable=True) as connection:
+            connection.execute("UPDATE jobs SET parent = ? WHERE id = ?", (parent, child))
+
+    def test_an_open_child_that_is_not_a_step_does_not_keep_a_run_open(
+        self, store: SqlStore
+    ) -> None:
+        run = put(store, step(0, "a"))
+        child, _ = store.start_run(interactive())
+        self.adopt(store, child.id, run.job.id)
+        end(store, "j-a", JobState.COMPLETED)
+        ended = store.job(run.job.id)
+        assert (ended.state, ended.reason) == (JobState.COMPLETED, "1 Completed")
+        assert store.job(child.id).state is JobState.RUNNING
+
+    def test_a_failed_child_that_is_not_a_step_ends_and_cancels_no_step(
+        self, store: SqlStore
+    ) -> None:
+        run = put(store, step(0, "a"))
+        child, _ = store.submit(
+            NewJob(spec=JobSpec(script="a.py"), experiment="mnist", user="ada", snapshot=None)
+        )
+        self.adopt(store, child.id, run.job.id)
+        end(store, child.id, JobState.FAILED)
+        assert store.job(child.id).state is JobState.FAILED
+        assert states(store, run) == {"a": "Queued"}
+        end(store, "j-a", JobState.COMPLETED)
+        assert store.job(run.job.id).state is JobState.COMPLETED

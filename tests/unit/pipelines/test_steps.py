@@ -27,7 +27,9 @@ from rayjobs.pipelines import (
     TrainingOutput,
 )
 from rayjobs.pipelines.graph import graph_of
+from rayjobs.pipelines.runs import PipelineRun
 from rayjobs.pipelines.spec import PipelineSpec, StepSpec
+from rayjobs.pipelines.submitter import submit_pipeline
 
 
 @pytest.fixture
@@ -280,3 +282,17 @@ def test_a_pipeline_says_what_is_wrong_without_submitting(ws: Workspace) -> None
     (problem,) = Pipeline(ws, [step(ws, script_name="gone.py")]).validate()
     assert problem.startswith("steps.a.script")
     assert ws.opened.store.jobs() == []
+
+
+def test_a_run_of_a_pipeline_takes_no_other_children(ws: Workspace) -> None:
+    submitted = submit_pipeline(ws.opened, built(ws, step(ws)), wake=False)
+    run = PipelineRun.get(ws, submitted.pipeline.job.id)
+    config = ScriptRunConfig(source(ws)["source_directory"], script="a.py")
+    for refused in (
+        run.child_run,
+        lambda: run.create_children(count=2),
+        lambda: run.submit_child(config),
+    ):
+        with pytest.raises(UsageError, match="of a pipeline run are its steps"):
+            refused()
+    assert len(ws.opened.store.jobs()) == 2
