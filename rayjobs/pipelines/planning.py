@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 STEP_TAG = "step"
 PIPELINE_TAG = "pipeline"
+# Fields of a job that may name files of this machine, which are packed.
+_PACKED_FIELDS = {"environment", "resume_from"}
 # Azure ML's names of what a run's properties say.
 RUN_PROPERTY = STEP_OF
 REUSED_PROPERTY = "azureml.isreused"
@@ -115,6 +117,20 @@ class Packer:
     on_stage: Callable[[str], None] = lambda _text: None
     warnings: list[str] = field(default_factory=list)
     _packed: dict[str, tuple[str, Mapping[str, str]]] = field(default_factory=dict)
+    _starts: dict[str, JobSpec] = field(default_factory=dict)
+
+    def start(self, spec: JobSpec) -> JobSpec:
+        """Return a step's job as `submitting.submit` would write it, its packages packed.
+
+        Raises:
+            SpecError: the packages or the checkpoint cannot be packed.
+            SnapshotError: a package cannot be packed.
+        """
+        key = spec.model_dump_json(include=_PACKED_FIELDS)
+        if key not in self._starts:
+            self._starts[key] = submitting.pack_start(self.workspace, spec, stores=self.stores)
+        found = {name: getattr(self._starts[key], name) for name in _PACKED_FIELDS}
+        return submitting.with_umask(spec.model_copy(update=found))
 
     def pack(self, checked: submitting.Checked) -> tuple[str | None, Mapping[str, str]]:
         """Return the digest of a step's code, and the facts about it.
@@ -297,6 +313,13 @@ class _Maker:
                 f"the pipeline has steps that can never be placed:\n{lines}",
                 problems=tuple(self._unplaced),
             )
+        for name, one in checked.items():
+            try:
+                checked[name] = replace(one, spec=self.packer.start(one.spec))
+            except SpecError as error:
+                self._problems += [_below(name, problem) for problem in error.problems]
+        if self._problems:
+            raise PipelineError(problems=self._problems)
         done: dict[str, PlannedStep] = {}
         for name in self.graph.order:
             done[name] = self._decide(name, checked[name], params[name], into.get(name, []), done)

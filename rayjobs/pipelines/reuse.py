@@ -25,7 +25,37 @@ if TYPE_CHECKING:
     from rayjobs.pipelines.spec import StepSpec
     from rayjobs.workspace.folder import OpenWorkspace
 
-FORMAT = 1
+FORMAT = 2
+# All other fields of a job decide about its results, also one that is new and forgotten here.
+NOT_COUNTED = frozenset(
+    {
+        # how it is written down and found
+        "version",
+        "name",
+        "display_name",
+        "tags",
+        "strict",
+        "substitutes",  # what is used instead is in the other fields
+        # where and when it runs, how often, how long
+        "target",
+        "resources",
+        "priority",
+        "preemptible",
+        "cold",
+        "retries",
+        "max_duration_s",
+        "grace_s",
+        "stall_timeout_s",
+        "log_cap_mib",
+        "umask",
+        "depends_on",
+        "array",  # no step is one
+        # counted by the digest of its files
+        "source_directory",
+    }
+)
+# These have parts of their own names.
+_BY_NAME = frozenset({"script", "command", "environment_variables", "inputs", "outputs"})
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -60,8 +90,7 @@ def parts_of(
 ) -> dict[str, Any]:
     """Return all that decides about a step's results, by name.
 
-    What only decides where and when it runs is not among them: target, resources, priority,
-    retries, limits.
+    What only decides where and when it runs is not among them, see `NOT_COUNTED`.
 
     Args:
         spec: The step's job with its inputs named as they will be read.
@@ -77,16 +106,13 @@ def parts_of(
     parts: dict[str, Any] = {
         "format": FORMAT,
         "source": snapshot,
-        "entry": spec.entry,
-        "arguments": list(spec.arguments),
-        "environment": _plain(spec.environment),
+        "entry": {"script": spec.script, "command": spec.command},
         "environment_variables": variables,
-        "secrets": {name: _plain(one) for name, one in spec.secrets.items()},
         "params": {name: str(value) for name, value in params.items()},
-        "distribution": _plain(spec.distribution),
-        "resume_from": spec.resume_from,
         "version": step.reuse.version,
     }
+    given = spec.model_dump(mode="json", exclude={*NOT_COUNTED, *_BY_NAME})
+    parts |= given
     if step.sweep is not None:
         parts["sweep"] = json.loads(json.dumps(dict(step.sweep.definition)))
     for name, one in spec.inputs.items():

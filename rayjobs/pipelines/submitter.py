@@ -79,7 +79,10 @@ def submit_pipeline(
         SnapshotError: a source directory cannot be packed.
         StoreError: it could not be written; nothing was submitted.
     """
+    from rayjobs.submit import copies
+
     experiment = experiment or spec.name
+    notes = copies.become_own(workspace)
     run = plan(
         workspace,
         spec,
@@ -89,7 +92,7 @@ def submit_pipeline(
         resumed=resumed,
         packer=Packer(workspace, on_stage=on_stage),
     )
-    warnings = list(run.warnings)
+    warnings = [*notes, *run.warnings]
     asked: set[str] = set()
     for one in run.steps:
         needs = f"{one.spec.target} {sorted(one.spec.secrets)} {one.spec.environment_text}"

@@ -29,7 +29,7 @@ from rayjobs.core.errors import (
 from rayjobs.injob import checkpoint as injob_checkpoint
 from rayjobs.resume import checkpoints
 from rayjobs.store.base import Store
-from rayjobs.workspace.blobs import BlobStore, blob_key
+from rayjobs.workspace.blobs import Blob, BlobStore, blob_key
 
 if TYPE_CHECKING:
     from rayjobs.datastore import Datastore
@@ -82,8 +82,13 @@ def check(workspace: OpenWorkspace, spec: JobSpec) -> tuple[JobSpec, list[Proble
     return spec.model_copy(update={FIELD: named}), []
 
 
-def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
     """Return the spec with local files and datastore paths stored in the workspace.
+
+    Args:
+        workspace: Where they are stored.
+        spec: The job.
+        stores: Whether they are stored; else only what would name them is found.
 
     Raises:
         SpecError: the files cannot be read, or hold no whole checkpoint.
@@ -94,9 +99,9 @@ def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
         return spec
     try:
         if text.startswith("/"):
-            packed = pack_path(workspace.blobs, Path(text))
+            packed = pack_path(workspace.blobs, Path(text), stores=stores)
         else:
-            packed = _pack_datastore(workspace, text)
+            packed = _pack_datastore(workspace, text, stores=stores)
     except _Refused as refused:
         raise SpecError(problems=[refused.problem]) from refused.__cause__
     return spec.model_copy(update={FIELD: packed})
@@ -213,7 +218,7 @@ def _is_ours(folder: Path) -> bool:
     return isinstance(content, dict) and {"version", "step", "files"} <= content.keys()
 
 
-def pack_path(blobs: BlobStore, path: Path) -> str:
+def pack_path(blobs: BlobStore, path: Path, *, stores: bool = True) -> str:
     """Store a file or folder by its content; return the ``packed:…`` that stands for it.
 
     A checkpoint, or a folder of them, is checked first, and only the newest whole one is stored.
@@ -231,16 +236,23 @@ def pack_path(blobs: BlobStore, path: Path) -> str:
         raise SpecError(problems=[refused.problem]) from refused.__cause__
     listed = []
     for name, file in sorted(files):
-        blob = blobs.add_file(file)
+        blob = blobs.add_file(file) if stores else _blob_of(file)
         listed.append({"name": name, "size": blob.size, "digest": blob.digest})
     data = json.dumps(
         {"version": LISTING_VERSION, "files": listed}, separators=(",", ":"), ensure_ascii=False
     ).encode()
     digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
     key = blob_key(digest)
-    if not blobs.exists(key):
+    if stores and not blobs.exists(key):
         blobs.put_bytes(data, key)
     return PACKED + digest
+
+
+def _blob_of(file: Path) -> Blob:
+    """Return the blob that a file would be stored as."""
+    with file.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return Blob(blob_key(f"sha256:{digest}"), stream.tell(), f"sha256:{digest}")
 
 
 def _files_of(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -272,7 +284,7 @@ def _check_datastore(workspace: OpenWorkspace, text: str) -> None:
     _datastore(workspace, text)
 
 
-def _pack_datastore(workspace: OpenWorkspace, text: str) -> str:
+def _pack_datastore(workspace: OpenWorkspace, text: str, *, stores: bool) -> str:
     """Fetch a path of a datastore and store it by its content: it is the same for each attempt."""
     from rayjobs.datastore import DatastoreError
 
@@ -285,7 +297,7 @@ def _pack_datastore(workspace: OpenWorkspace, text: str) -> str:
         found = Path(folder) / path if path else Path(folder)
         if not found.exists():
             raise _Refused(f"{text!r}: there is nothing in the datastore {store.name!r}.")
-        return pack_path(workspace.blobs, found)
+        return pack_path(workspace.blobs, found, stores=stores)
 
 
 # -- on the node --------------------------------------------------------------------------------

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 _PROJECT = ("pyproject.toml", "setup.py", "setup.cfg")
 
 
-def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+def pack(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
     """Return a spec whose local packages are stored in the workspace, by their digests.
 
     A path that is not here is one of the node.
+
+    Args:
+        workspace: Where they are stored.
+        spec: The job.
+        stores: Whether they are stored; else only their digests are found.
 
     Raises:
         SpecError: a folder is no package.
@@ -34,21 +39,29 @@ def pack(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
     here = [one for one in paths if one not in asked.sources and Path(one).exists()]
     if not here:
         return spec
-    found = {one: _pack(workspace, Path(one)) for one in here}
+    found = {one: _pack(workspace, Path(one), stores=stores) for one in here}
     packed = asked.model_copy(update={"sources": {**asked.sources, **found}})
     return spec.model_copy(update={"environment": packed})
 
 
-def _pack(workspace: OpenWorkspace, path: Path) -> str:
+def _pack(workspace: OpenWorkspace, path: Path, *, stores: bool) -> str:
     from rayjobs import snapshots
 
     blobs = workspace.blobs
+
+    def pack(folder: Path) -> str:
+        has = blobs.exists if stores else _every  # what is there already is not stored
+        return snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=has).digest
+
     if path.is_dir():
         if not any((path / name).is_file() for name in _PROJECT):
             what = f"{path} is a folder without {', '.join(_PROJECT[:2])}."
             raise SpecError(problems=[Problem("environment.pip", what, "Name a Python project.")])
-        return snapshots.pack(path, blobs_put=blobs.put_file, blobs_has=blobs.exists).digest
+        return pack(path)
     with tempfile.TemporaryDirectory(prefix="rayjobs-package-") as folder:
         shutil.copyfile(path, Path(folder, path.name))
-        packed = snapshots.pack(folder, blobs_put=blobs.put_file, blobs_has=blobs.exists)
-        return packed.digest
+        return pack(Path(folder))
+
+
+def _every(_key: str) -> bool:
+    return True

@@ -127,7 +127,7 @@ def submit(
         check_snapshot(workspace, snapshot)
     warnings += [*checked.warnings, *(packed.warnings if packed is not None else ())]
     warnings += hand_on_credentials(workspace, checked.spec)
-    ready = _with_umask(pack_start(workspace, checked.spec))
+    ready = with_umask(pack_start(workspace, checked.spec))
     if ready.array is not None:
         if parent is not None:
             raise UsageError("a child of a run is not an array: take `array` out of its job")
@@ -269,7 +269,7 @@ def check_snapshot(workspace: OpenWorkspace, digest: str) -> None:
         )
 
 
-def _with_umask(spec: JobSpec) -> JobSpec:
+def with_umask(spec: JobSpec) -> JobSpec:
     """Return a spec whose ranks make files as its submitter does; a usual umask is not noted."""
     own = _own_umask()
     if spec.umask is not None or own == int(DEFAULT_UMASK, 8):
@@ -288,10 +288,11 @@ def _own_umask() -> int:
         return own
 
 
-def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
+def pack_start(workspace: OpenWorkspace, spec: JobSpec, *, stores: bool = True) -> JobSpec:
     """Return a checked spec that names nothing outside of the workspace, as far as it is here.
 
-    Its checkpoint to start from and the packages of this machine are stored.
+    Its checkpoint to start from and the packages of this machine are stored, unless `stores` is
+    False: then only what would name them is found.
 
     Raises:
         SpecError: the files cannot be read, or hold no whole checkpoint or package.
@@ -300,12 +301,12 @@ def pack_start(workspace: OpenWorkspace, spec: JobSpec) -> JobSpec:
     """
     from rayjobs.submit import local_packages
 
-    spec = local_packages.pack(workspace, spec)
+    spec = local_packages.pack(workspace, spec, stores=stores)
     if spec.resume_from is None:
         return spec
     from rayjobs.resume import resuming
 
-    return resuming.pack(workspace, spec)
+    return resuming.pack(workspace, spec, stores=stores)
 
 
 def pack_source(

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from typing import Any
 
 import pytest
 
+from rayjobs import snapshots
 from rayjobs.core.errors import UsageError
 from rayjobs.jobs.states import JobState
+from rayjobs.pipelines.planning import Packer, PlannedRun, plan
 from rayjobs.pipelines.published import publish, run_published
-from rayjobs.pipelines.spec import PipelineError
-from rayjobs.pipelines.submitter import resume_pipeline
+from rayjobs.pipelines.reuse import NOT_COUNTED
+from rayjobs.pipelines.spec import PipelineError, PipelineSpec
+from rayjobs.pipelines.submitter import resume_pipeline, submit_pipeline
+from rayjobs.spec.model import JobSpec, Packages
 from rayjobs.store.requests import JobFilter
+from rayjobs.workspace.folder import open_workspace, original_of
 from tests.unit.pipelines.played import Played, decisions, reused, steps
+from tests.wheels import make_project
+
+
+def planned(played: Played, spec: PipelineSpec) -> PlannedRun:
+    """Return what a dry run shows."""
+    packer = Packer(played.workspace, stores=False)
+    return plan(played.workspace, spec, experiment="dry", packer=packer)
 
 
 def problems(played: Played, **changes: Any) -> list[str]:
@@ -130,6 +144,7 @@ def test_what_changed_runs_again_with_all_that_reads_it(played: Played) -> None:
         ({"outputs": {"clean": {}, "more": {}}}, "outputs.more"),
         ({"inputs": {"in": "workspaceblobstore/"}}, "inputs.in"),
         ({"environment": {"pip": ["six==1.16.0"]}}, "environment"),
+        ({"container": {"image": "a:1"}}, "container"),
     ],
 )
 def test_each_part_decides(played: Played, change: dict[str, Any], part: str) -> None:
@@ -137,6 +152,91 @@ def test_each_part_decides(played: Played, change: dict[str, Any], part: str) ->
     run = played.submit(played.spec(steps=steps(prep=change)))
     assert reused(run) == []
     assert part in run.steps[0].decision.differs
+
+
+def test_each_field_of_a_job_decides_or_is_named_as_one_that_does_not() -> None:
+    # A new field must be put into one of the two sets.
+    counted = {
+        "script",
+        "command",
+        "arguments",
+        "environment",
+        "container",
+        "environment_variables",
+        "secrets",
+        "distribution",
+        "inputs",
+        "outputs",
+        "resume_from",
+    }
+    assert not counted & NOT_COUNTED
+    assert counted | NOT_COUNTED == set(JobSpec.model_fields)
+
+
+def test_another_image_is_another_step(played: Played) -> None:
+    played.run(played.spec(steps=steps(prep={"container": {"image": "a:1"}})))
+    run = played.submit(played.spec(steps=steps(prep={"container": {"image": "b:2"}})))
+    assert reused(run) == [] and "container" in run.steps[0].decision.differs
+
+
+def test_a_local_package_is_packed_and_decides(played: Played) -> None:
+    project = make_project(played.folder / "project", "own-package")
+    spec = played.spec(steps=steps(prep={"environment": {"pip": [str(project)]}}))
+    first = played.run(spec)
+    stored = played.store.job(first.steps[0].job_id).spec.environment
+    assert isinstance(stored, Packages)
+    (digest,) = stored.sources.values()
+    assert played.workspace.blobs.exists(snapshots.blob_key(digest))
+    assert reused(played.submit(spec)) == ["prep", "train", "test"]
+    (project / "own_package.py").write_text("VALUE = 'changed'\n")
+    before = sorted(played.workspace.blobs.list())
+    dry = planned(played, spec)
+    assert sorted(played.workspace.blobs.list()) == before
+    run = played.submit(spec)
+    assert reused(run) == [] and run.steps[0].decision.differs == ("environment",)
+    assert dry.steps[0].parts == run.steps[0].parts
+
+
+def test_a_local_checkpoint_is_packed_and_decides(played: Played) -> None:
+    weights = played.folder / "weights.pt"
+    weights.write_text("1")
+    spec = played.spec(steps=steps(prep={"resume_from": str(weights)}))
+    first = played.run(spec)
+    assert str(played.store.job(first.steps[0].job_id).spec.resume_from).startswith("packed:")
+    weights.write_text("2")
+    before = sorted(played.workspace.blobs.list())
+    dry = planned(played, spec)
+    assert sorted(played.workspace.blobs.list()) == before
+    run = played.submit(spec)
+    assert reused(run) == [] and run.steps[0].decision.differs == ("resume_from",)
+    assert dry.steps[0].parts == run.steps[0].parts
+
+
+def test_a_folder_that_is_no_package_is_refused_with_its_step(played: Played) -> None:
+    (played.folder / "folder").mkdir()
+    asked = {"environment": {"pip": [str(played.folder / "folder")]}}
+    (text,) = problems(played, steps=steps(prep=asked))
+    assert "steps.prep.environment.pip" in text and "a folder without pyproject" in text
+
+
+def test_steps_make_files_as_their_submitter_does(played: Played) -> None:
+    before = os.umask(0o007)
+    try:
+        run = played.submit()
+    finally:
+        os.umask(before)
+    assert {played.store.job(one.job_id).spec.umask for one in run.steps} == {"007"}
+
+
+def test_a_pipeline_in_a_copied_workspace_makes_it_one_of_its_own(played: Played) -> None:
+    played.workspace.close()
+    copy = played.folder / "copied"
+    shutil.copytree(played.folder / "w", copy)
+    with open_workspace(copy, create=False) as workspace:
+        assert workspace.original is not None
+        done = submit_pipeline(workspace, played.spec(), wake=False)
+    assert "from now on it is a workspace of its own" in done.warnings[0]
+    assert original_of(copy) is None
 
 
 @pytest.mark.parametrize(
