@@ -23,7 +23,15 @@ from rayjobs.cli.jobviews import (
     waited_s,
 )
 from rayjobs.cli.outlook import Outlook, outlooks
-from rayjobs.cli.output import ago_text, cut_inside, print_json_rows, state_colour, table, width
+from rayjobs.cli.output import (
+    ago_text,
+    cut_inside,
+    print_json_rows,
+    state_colour,
+    table,
+    width,
+    with_time,
+)
 from rayjobs.cli.params import Names, pairs
 from rayjobs.cli.settings import Settings, common_options, json_option
 from rayjobs.core.errors import NotFoundError, UsageError
@@ -362,7 +370,7 @@ def _reason(job: JobLine, outlook: Outlook) -> str:
         return ""
     text = " ".join(outlook.reason.split())
     if job.state is JobState.CANCELED and text:
-        text += f" {ago_text(job.ended_at)}"
+        text = with_time(text, ago_text(job.ended_at))
     return f"#{outlook.position} {text}" if outlook.position else text
 
 

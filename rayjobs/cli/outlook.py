@@ -185,17 +185,14 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
         if condition is not None and condition.is_unknown and job.state is not JobState.QUEUED:
             hint = f"`rayjobs cancel --force {job.id.rpartition('_')[2]}` ends the job's record"
             return Outlook(NOT_RESPONDING, f"target {answer.target!r} was removed; {hint}")
+        way_out = _way_out(job, condition)
         if job.cancel_requested_at is not None:
-            return Outlook(NOT_RESPONDING, f"cancel requested; {reason}")
+            return Outlook(NOT_RESPONDING, f"cancel requested; {reason}{way_out}")
         if job.state is JobState.QUEUED or (job.kind == "array" and job.placed_at is None):
             return Outlook(own, reason)
         if condition is not None and condition.is_stopped and not condition.may_run_on:
             return Outlook(str(JobState.QUEUED), f"{reason}: the {job.kind} continues then")
-        hint = ""
-        if condition is not None and condition.is_failing and job.target != LOCAL:
-            short = job.id.rpartition("_")[2]
-            hint = f". If that cluster is gone for good: `rayjobs cancel --force {short}`"
-        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{hint}")
+        return Outlook(NOT_RESPONDING, f"{reason}; the job may still run{way_out}")
     if answer.status is None:
         return Outlook(own, job.reason)
     if refused := (answer.status.get("refused") or {}).get(str(workspace)):
@@ -214,3 +211,13 @@ def _of(job: Job | JobLine, workspace: Path, answer: _Answer | None) -> Outlook:
     return Outlook(
         own, str(entry.get("reason") or job.reason), position if isinstance(position, int) else None
     )
+
+
+def _way_out(job: Job | JobLine, condition: Condition | None) -> str:
+    """Return how a user ends a job whose cluster never comes back; empty where it may run on."""
+    if condition is None or job.target == LOCAL:
+        return ""
+    if not condition.is_failing and not condition.may_run_on:
+        return ""
+    short = job.id.rpartition("_")[2]
+    return f". If that cluster is gone for good: `rayjobs cancel --force {short}`"

@@ -404,6 +404,10 @@ def stop(settings: Settings, name: str, cancels: bool, force: bool) -> None:
         )
         for line in jobs.lines():
             settings.note(line)
+        settings.note(
+            f"If that cluster is gone for good, `rayjobs target rm {name} --cancel` ends their "
+            f"records and removes the target"
+        )
     elif jobs:
         stay, start = verb(len(jobs.all), "stays", "stay"), verb(len(jobs.all), "starts", "start")
         settings.note(f"{jobs.text} {stay} in the queue and {start} with the target's next start:")

@@ -105,9 +105,10 @@ def look_after(
             f"target {name!r} does not run; start it by `rayjobs target start {name}`",
         )
     values = _read(place)
-    if _is_at_work(values):
-        return starts
     failures, left_s = int(values.get("failures", 0)), _pause_left_s(values)
+    fails = Condition(Standing.FAILING, str(values.get("error", starts.reason)))
+    if _is_at_work(values):  # a try after others have failed is no news yet
+        return fails if failures else starts
     if not failures and record.address is not None:
         if reason := reach.why_unreachable(record.address, timeout_s=QUICK_LOOK_S):
             error = reach.unreachable_text(name, record.address, reason)
@@ -115,9 +116,9 @@ def look_after(
                 failed(place, error, before=0)
                 return Condition(Standing.FAILING, error)
     elif failures and left_s > 0:
-        return Condition(Standing.FAILING, str(values.get("error")))
+        return fails
     _begin(place, workspace)
-    return starts if not failures else Condition(Standing.FAILING, str(values.get("error")))
+    return starts if not failures else fails
 
 
 def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool = False) -> None:
@@ -150,8 +151,10 @@ def in_background(name: str, *, home: Path, workspace: Path | str, revives: bool
 
 def started(place: Place) -> int:
     """Record that this process brings the target up; return how often that has failed before."""
-    failures = int(_read(place).get("failures", 0))
-    _write(place, {"failures": failures, **own_identity().to_json()})
+    known = _read(place)
+    failures = int(known.get("failures", 0))
+    why = {"error": known["error"]} if failures and "error" in known else {}
+    _write(place, {"failures": failures, **why, **own_identity().to_json()})
     return failures
 
 

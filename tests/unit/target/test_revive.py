@@ -131,6 +131,10 @@ def test_what_failed_is_tried_again_after_a_pause_that_grows(
         assert _look(place, workspace).standing is Standing.FAILING
         assert len(begun) == failures + 1
     assert revive.pause_s(99) == 600.0
+    # While a further try is under way, the last reason stands: nothing is known to be better.
+    assert revive.started(place) == 3
+    assert _look(place, workspace) == Condition(Standing.FAILING, "no room")
+    assert len(begun) == 3
 
 
 def test_jobs_of_a_cluster_that_is_gone_are_told_its_address_at_once(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import socket
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -302,6 +303,8 @@ def test_a_job_that_ran_there_is_asked_to_end_and_is_not_called_canceled(
     assert "1 job canceled; the target's actor could not be reached" in done.err
     assert "1 running job may still run there: the cancel is recorded" in done.err
     assert running.id in done.err
+    assert "rayjobs target rm lab --cancel" in done.err
+    assert "rayjobs cancel --force" in terminal.type("why", running.id).out  # it was stopped, too
     found = workspace.store.job(running.id)
     assert (found.state, found.cancel_requested_at is not None) == (JobState.RUNNING, True)
     assert workspace.store.job(waiting.id).state is JobState.CANCELED
@@ -349,11 +352,15 @@ def test_a_job_of_a_cluster_that_is_gone_ends_by_a_forced_cancel(
     assert workspace.store.job(running.id).state is JobState.RUNNING
     listed = terminal.type("ls").out
     assert "NotResponding" in listed and "cancel requested" in listed
+    assert "rayjobs cancel --force" in listed
     done = terminal.type("cancel", "--force", running.id)
     assert done.code == 0, done.err
     found = workspace.store.job(running.id)
     assert found.state is JobState.CANCELED
     assert "its processes were not seen to end" in found.reason
+    by = found.reason.partition("; ")[0]
+    assert re.search(rf"{by} (just now|\d+s ago); its cluster", terminal.type("ls").out)
+    assert f"{by} at 2" in terminal.type("show", running.id).out
     # Nothing that the lost attempt still writes counts.
     assert not workspace.store.finish(
         running.id, attempt=running.attempt, state=JobState.FAILED, reason="late"
