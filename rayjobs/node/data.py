@@ -413,18 +413,24 @@ class NodeData:
         self._stopped.discard(on.marker)
 
     def shown_in_containers(self, on: AttemptOnNode) -> tuple[Bind, ...]:
-        """Return the inputs of a prepared attempt that lie outside of its folder.
+        """Return the inputs and outputs of a prepared attempt that lie outside of its folder.
 
         A link leads to its files in a container too, so where it leads is shown at its own path.
+        Folders come before what lies in them, which else would not be seen.
         """
         file = data_record.read_what_is_left(AttemptPaths(Path(on.root)).data)
-        found: dict[str, Bind] = {}
+        found: dict[str, bool] = {}
         for one in file.inputs.values():
             for path in (one.path, os.path.realpath(one.path)):
-                if not Path(path).exists() or Path(path).is_relative_to(on.root):
-                    continue
-                found[path] = Bind(path, path, read_only=one.how not in OWN_FILES)
-        return tuple(found.values())
+                if Path(path).exists():
+                    found[path] = one.how not in OWN_FILES
+        for path in self._outputs.places(file):
+            found[path] = False
+        return tuple(
+            Bind(path, path, read_only=read_only)
+            for path, read_only in sorted(found.items())
+            if not Path(path).is_relative_to(on.root)
+        )
 
     @staticmethod
     def _held(root: Path) -> list[Materialised]:

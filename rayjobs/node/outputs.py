@@ -129,6 +129,18 @@ class Outputs:
         found = data_record.read_what_is_left(AttemptPaths(root).data).outputs.values()
         return [str(_folder(entry)) for entry in found if _is_in_place(entry)]
 
+    @staticmethod
+    def places(file: DataFile) -> list[str]:
+        """Return the paths that a script needs to write to the outputs of an attempt."""
+        found = []
+        for entry in file.outputs.values():
+            folder = _folder(entry)
+            found += [str(folder), os.path.realpath(folder)]
+            # A file in the folder is made, or replaced, by the script itself.
+            if not Path(entry.path).is_relative_to(folder):
+                found.append(entry.path)
+        return found
+
     def has_synced(self, root: Path) -> bool:
         """Whether the attempt has outputs that `sync` stores."""
         return bool(_synced_of(root))

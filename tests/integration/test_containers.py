@@ -34,6 +34,8 @@ except OSError:
     refused = True
 with open(os.environ["RAYJOBS_OUTPUT_RESULT"] + "/out.txt", "w") as stream:
     stream.write("stored")
+with open(os.environ["RAYJOBS_OUTPUT_MOUNTED"] + "/out.txt", "w") as stream:
+    stream.write("in place")
 with open("outputs/model.txt", "w") as stream:
     stream.write("weights")
 print(json.dumps({
@@ -80,7 +82,10 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
         SCRIPT,
         container=asked,
         inputs={"digits": Input(source="workspaceblobstore/digits")},
-        outputs={"result": Output(destination="workspaceblobstore/result")},
+        outputs={
+            "result": Output(destination="workspaceblobstore/result"),
+            "mounted": Output(destination="workspaceblobstore/mounted", mode="mount"),
+        },
     )
     done = jobs.wait(job, JobState.COMPLETED)
     seen = json.loads(jobs.log(done))
@@ -91,6 +96,8 @@ def test_a_job_runs_in_an_image_and_its_record_says_which(
     }  # fmt: skip
     store.download(tmp_path / "back", prefix="result", show_progress=False)
     assert [path.read_text() for path in tmp_path.glob("back/**/out.txt")] == ["stored"]
+    store.download(tmp_path / "there", prefix="mounted", show_progress=False)
+    assert [path.read_text() for path in tmp_path.glob("there/**/out.txt")] == ["in place"]
     assert jobs.file(done, "outputs/model.txt") == b"weights"
     assert [point.value for point in jobs.store.metrics(job.id)] == [0.5]
     attempt = jobs.attempt(done)

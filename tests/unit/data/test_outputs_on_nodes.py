@@ -186,6 +186,53 @@ def test_a_mounted_output_appears_by_a_link_where_the_job_wants_it(
     assert [one.path for one in Datastore(workspace, "st").files("features")] == ["features/a.txt"]
 
 
+def shown(attempt: Attempt) -> dict[str, bool]:
+    """What a container sees of the attempt's data: by path, whether it is read-only there."""
+    request = data_request(attempt.root, marker="shown", job=attempt.job, attempt=attempt.number)
+    binds = attempt.node.shown_in_containers(request.on)
+    assert all(bind.source == bind.target for bind in binds)
+    return {bind.target: bind.read_only for bind in binds}
+
+
+def test_a_container_can_write_to_outputs_outside_of_the_attempts_folder(
+    node: NodeData, workspace: OpenWorkspace, short_path: Path
+) -> None:
+    uploaded = Attempt(node, workspace, short_path, "uploaded")
+    uploaded.bring()
+    assert shown(uploaded) == {}
+    mounted = Attempt(node, workspace, short_path, "mounted")
+    folder = mounted.bring("st/there", mode="mount")
+    assert shown(mounted) == {str(folder): False}
+    file = Attempt(node, workspace, short_path, "file")
+    path = file.bring("st/files/one.txt", mode="mount", is_folder=False)
+    path.write_text("of an earlier job")
+    assert shown(file) == {str(path.parent): False}
+    linked = Attempt(node, workspace, short_path, "linked")
+    place = short_path / "compute" / "out"
+    linked.bring("st/linked", mode="mount", path_on_compute=str(place))
+    assert shown(linked) == {str(place): False, str(place.resolve()): False}
+    upload = Attempt(node, workspace, short_path, "upload-link")
+    place = short_path / "compute" / "other"
+    upload.bring("st/other", path_on_compute=str(place))
+    assert shown(upload) == {str(place): False}
+
+
+def test_a_container_sees_an_output_inside_a_read_only_input_as_writable(
+    node: NodeData, workspace: OpenWorkspace, short_path: Path
+) -> None:
+    """The kernel mounts in the order of the list: the folder above must come first."""
+    attempt = Attempt(node, workspace, short_path, "one")
+    folder = attempt.bring("st/all/new", mode="mount")
+    path = attempt.root / "data.json"
+    record = json.loads(path.read_text())
+    record["inputs"] = {
+        name: {"path": str(place), "mode": "mount", "how": "in place", "definition": None}
+        for name, place in (("same", folder), ("above", folder.parent))
+    }
+    path.write_text(json.dumps(record))
+    assert [*shown(attempt).items()] == [(str(folder.parent), True), (str(folder), False)]
+
+
 def test_an_input_that_closes_the_folder_of_an_output_is_refused(
     workspace: OpenWorkspace, tmp_path: Path
 ) -> None:
