@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.containers.unpacking import RECORD, ROOTFS
-from rayjobs.core.files import write_atomic
+from rayjobs.core.files import locked_if_free, write_atomic
 from rayjobs.core.paths import AttemptPaths
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.environments.cache import sync_file_system
 from rayjobs.injob import recordfiles
 
+LOGIN = "login"  # of a fetch, in its folder
 FORMAT = 1  # raised when the same image must be unpacked in another way
 KEY = re.compile(r"[0-9a-f]{32}")
 _BUILD = re.compile(r"([0-9a-f]{32})-.*")
@@ -114,6 +115,19 @@ class ImageCache:
         made = self.building / f"{key}-{os.getpid()}-{time.time_ns()}"
         made.mkdir(mode=0o700)
         return made
+
+    def remove_logins(self) -> None:
+        """Remove the passwords that fetches have left which died with their agent."""
+        if not self.building.is_dir():
+            return
+        with OwnFolder(self.building) as folder:
+            for name, _ in folder.entries(""):
+                key = key_of_build(name)
+                if key is None or not (self.building / name / LOGIN).is_dir():
+                    continue
+                with locked_if_free(self.lock_of(key)) as alone:
+                    if alone:
+                        folder.remove(f"{name}/{LOGIN}")
 
     def finish(self, key: str, made: Path) -> None:
         """Make a whole image visible under its name. Hold the lock."""

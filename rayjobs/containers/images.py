@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.containers import asking, engines, reference, sources, unpacking
-from rayjobs.containers.cache import ImageCache, Known, key_of
+from rayjobs.containers.cache import LOGIN, ImageCache, Known, key_of
 from rayjobs.containers.engines import Login, Step
 from rayjobs.containers.layers import BadImageError
 from rayjobs.containers.reference import Kind, Reference
@@ -143,18 +143,35 @@ class Images:
             return ReadyImage(source.path, None, None, {}, answer, fetched=False)
         name_key = _name_key(asked, source)
         async with self._alone(name_key, work):
-            known = self._cache.known(name_key)
-            is_sure = known is not None and source is not None and source.is_pinned
-            stamp = known.stamp if is_sure and known else await asyncio.to_thread(_stamp, source)
-            fetched = known is None or known.stamp != stamp or self._is_to_be_asked(asked, source)
-            if fetched:
-                known = await self._fetch(asked, source, name_key, stamp, work)
-                self._cache.keep_known(name_key, known)
-            assert known is not None
-            # Before the lock is given up: from here on it is in use, and not pruned.
-            _note_use(work.paths, known.key)
-        self._cache.touch(known.key)
-        return await self._ready(known.key, work, fetched=fetched)
+            key, fetched = await self._found(asked, source, name_key, work)
+            while not await self._use(key, work):  # it was pruned since it was found
+                key, fetched = await self._found(asked, source, name_key, work)
+        return await self._ready(key, work, fetched=fetched)
+
+    async def _found(
+        self, asked: AskedImage, source: Reference | None, name_key: str, work: ImageWork
+    ) -> tuple[str, bool]:
+        """Return which image a name means, and whether it was fetched for that. Hold its lock."""
+        known = self._cache.known(name_key)
+        is_sure = known is not None and source is not None and source.is_pinned
+        stamp = known.stamp if is_sure and known else await asyncio.to_thread(_stamp, source)
+        if known is not None and known.stamp == stamp and not self._is_to_be_asked(asked, source):
+            return known.key, False
+        known = await self._fetch(asked, source, name_key, stamp, work)
+        self._cache.keep_known(name_key, known)
+        return known.key, True
+
+    async def _use(self, key: str, work: ImageWork) -> bool:
+        """Note that an attempt uses an image, so that it is not pruned; whether it is still here.
+
+        Several names may mean one image, and who prunes it holds the lock of none of them.
+        """
+        async with self._alone(key, work):
+            if not self._cache.is_whole(key):
+                return False
+            _note_use(work.paths, key)
+            self._cache.touch(key)
+        return True
 
     @staticmethod
     def _is_to_be_asked(asked: AskedImage, source: Reference | None) -> bool:
@@ -209,7 +226,7 @@ class Images:
         folder: Path,
         path: Path,
     ) -> Iterator[Step]:
-        login = None if asked.login is None else asked.login.write(folder / "login")
+        login = None if asked.login is None else asked.login.write(folder / LOGIN)
         if source is None:
             assert asked.dockerfile is not None
             file = folder / "Dockerfile"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rayjobs.containers import asking, devices
+from rayjobs.containers.cache import ImageCache
 from rayjobs.containers.engines import Login
 from rayjobs.containers.images import AskedImage, Images, ImageWork, ReadyImage
 from rayjobs.containers.reference import DEFAULT_REGISTRY
@@ -231,6 +232,10 @@ class NodeContainers:
                 failure_class="storage",
             )
         return replace(found, root=target)
+
+    def prune(self) -> None:
+        """Remove what fetches that died with an earlier agent must not leave. Blocks."""
+        ImageCache(self._root).remove_logins()
 
     def stop(self, on: AttemptOnNode) -> None:
         """Let `bring` of this attempt end soon; harmless when it is over."""

@@ -274,9 +274,11 @@ class Node:
         return await self._collecting.collect(on)
 
     def prune(self, keep_s: float = KEEP_S) -> list[Path]:
-        """See `Ends.prune`."""
+        """See `Ends.prune` and `NodeContainers.prune`."""
         remove_dead_sockets(runtime_dir(create=False))
-        return self.ends.prune(keep_s)
+        removed = self.ends.prune(keep_s)
+        self._containers.prune()
+        return removed
 
 
 def _brought(plan: LaunchPlan) -> dict[str, str]:

@@ -13,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from rayjobs.containers import engines, prune, unpacking
-from rayjobs.containers.images import AskedImage, Images
+from rayjobs.containers.images import AskedImage, Images, ReadyImage
 from rayjobs.containers.reference import Kind, parse
 from rayjobs.core.errors import PrepareError
+from rayjobs.core.files import locked_if_free
 from rayjobs.core.safe_delete import OwnFolder
 from rayjobs.launch.leftovers import find_leftovers
+from rayjobs.node.containers import NodeContainers
+from rayjobs.node.workspaces import Workspaces
 from tests.containers import image, needs_containers
 from tests.images import docker_archive, file, layer, oci_folder, tar_of
 from tests.jobs import until
@@ -345,6 +348,49 @@ def test_images_in_use_stay_and_others_go_when_they_are_old(
     assert not (image_node.cache.folder(free.key)).exists()
     assert image_node.left_in_building == []
     assert image_node.cache.record(used.key)["digest"] == used.digest
+
+
+def test_an_image_that_is_pruned_while_it_is_found_is_brought_again(
+    image_node: ImageNode, oci: Path
+) -> None:
+    first = image_node.wish()
+    known = image_node.realise(str(oci), first)
+    first.work.paths.image.unlink()
+    assert known.key
+    wish = image_node.wish()
+
+    async def meets_prune() -> ReadyImage:
+        images = Images(image_node.paths.images)
+        with locked_if_free(image_node.cache.lock_of(str(known.key))) as alone:
+            assert alone
+            work = asyncio.ensure_future(images.realise(AskedImage(image=str(oci)), wish.work))
+            while "wait" not in wish.steps and not work.done():
+                await asyncio.sleep(0.01)
+            with OwnFolder(image_node.cache.root) as folder:
+                folder.remove(str(known.key))
+        return await work
+
+    found = asyncio.run(meets_prune())
+    assert (found.key, found.fetched) == (known.key, True)
+    assert (found.root / "etc/os-release").read_text() == "small\n"
+    assert image_node.cache.used_by()[str(found.key)]
+
+
+def test_passwords_of_fetches_that_died_with_their_agent_are_removed(
+    image_node: ImageNode,
+) -> None:
+    cache = image_node.cache
+    cache.make()
+    dead, alive = (cache.begin(letter * 32) for letter in "ab")
+    for folder in (dead, alive):
+        engines.Login("registry.example", "reader", "hunter2").write(folder / "login")
+    node = NodeContainers(cache.root, Workspaces(lambda _: None, shares_disk=True))  # type: ignore[return-value]
+    with locked_if_free(cache.lock_of("b" * 32)):
+        node.prune()
+        assert not (dead / "login").exists()
+        assert (alive / "login/config.json").exists(), "its fetch still runs"
+    node.prune()
+    assert not (alive / "login").exists()
 
 
 def test_the_program_that_unpacks_says_what_it_left_out(tmp_path: Path, image: Path) -> None:
