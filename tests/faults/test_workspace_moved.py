@@ -11,12 +11,13 @@ import pytest
 from rayjobs.core.paths import TargetPaths
 from rayjobs.engine import board as boards
 from rayjobs.jobs.states import JobState
+from rayjobs.jobs.writers import ProcessWriter
 from rayjobs.node.workspaces import Workspaces
 from rayjobs.protocol.attempts import AttemptOnNode
 from rayjobs.protocol.settled import Found, Settled
 from rayjobs.spec.model import JobSpec
 from rayjobs.store.base import Store
-from rayjobs.store.requests import NewJob
+from rayjobs.store.requests import NewJob, NewRun
 from rayjobs.submit import copies
 from rayjobs.workspace import registrations
 from rayjobs.workspace.folder import id_of, open_workspace, original_of
@@ -198,6 +199,14 @@ def submit_to(path: Path, **more: object) -> str:
         return job.id
 
 
+def start_in(path: Path) -> str:
+    """Start an interactive run that this process logs into; return its id."""
+    with open_workspace(path) as workspace:
+        writer = ProcessWriter.own().to_json()
+        new = NewRun(experiment="t", name="", user="u", writer=writer)
+        return workspace.store.start_run(new)[0].id
+
+
 def test_a_copy_is_told_from_a_moved_workspace(tmp_path: Path) -> None:
     original, copy = tmp_path / OLD, tmp_path / NEW
     with open_workspace(original) as workspace:
@@ -253,6 +262,38 @@ def test_a_copy_becomes_a_workspace_of_its_own_and_ends_no_job_of_the_original(
     assert original_of(copy) is None
     with open_workspace(original) as workspace:
         assert workspace.store.job(job).state is JobState.QUEUED
+
+
+def test_what_was_started_in_a_copy_goes_on_there(tmp_path: Path) -> None:
+    original, copy = tmp_path / OLD, tmp_path / NEW
+    job, run = submit_to(original), start_in(original)
+    shutil.copytree(original, copy)
+    own_job, own_run = submit_to(copy), start_in(copy)
+    with open_workspace(copy) as workspace:
+        (note,) = copies.become_own(workspace)
+        assert "2 jobs" in note
+        states = workspace.store.job_states([job, run, own_job, own_run])
+        assert states == {
+            job: JobState.CANCELED,
+            run: JobState.CANCELED,
+            own_job: JobState.QUEUED,
+            own_run: JobState.RUNNING,
+        }
+        assert [found for found, _writer in workspace.store.run_writers()] == [own_run]
+    with open_workspace(original) as workspace:
+        assert workspace.store.job(run).state is JobState.RUNNING
+
+
+def test_a_job_that_the_original_has_pruned_does_not_run_in_the_copy(tmp_path: Path) -> None:
+    original, copy = tmp_path / OLD, tmp_path / NEW
+    job = submit_to(original)
+    shutil.copytree(original, copy)
+    with open_workspace(original) as workspace:
+        workspace.store.request_cancel(job)
+        assert workspace.store.prune_records([job])
+    with open_workspace(copy) as workspace:
+        copies.become_own(workspace)
+        assert workspace.store.job(job).state is JobState.CANCELED
 
 
 def test_a_target_serves_no_copy_whose_original_it_does_not_know(tmp_path: Path) -> None:
